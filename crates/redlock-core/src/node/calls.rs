@@ -2,8 +2,8 @@
 //! under way. Pure, as the driver is.
 //!
 //! A near node has one call under way at a time. There the node's work takes most of the time, and
-//! a fuller call needs less work. A far node has several, because the wire takes most of the time
-//! and an operation would otherwise wait one round trip before its own. The node runs and answers
+//! a fuller call needs less work. For a far node the wire takes most of the time. So several calls
+//! are under way, or an operation would wait a round trip before its own. The node runs and answers
 //! calls in the order in which they were sent.
 
 use std::collections::VecDeque;

@@ -409,7 +409,8 @@ impl Driver {
             && let Err(other) = self.settings.node_registry.claim(&self.report.name, &facts.run_id)
         {
             let why = format!(
-                "the process that answers here answers as {other} too; a quorum needs independent masters"
+                "the process that answers here answers as {other} too; a quorum needs independent \
+                 masters"
             );
             return Err(Outage::Ineligible(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
@@ -484,8 +485,8 @@ impl Driver {
     }
 
     /// Compares a new process with the one that voted before, at the first probe. A new process
-    /// that started before the earlier one last answered may have read the file too early, and lack
-    /// later grants.
+    /// that started before the earlier one last answered may have read the file too early. It may
+    /// then lack later grants.
     fn compare_with_earlier(&mut self, facts: &Facts, now: Duration) {
         let Some((_, answered)) = self.answered.take_if(|(earlier, _)| *earlier != facts.run_id)
         else {
@@ -652,7 +653,8 @@ impl Driver {
                 let ms = ran.by.as_millis();
                 let seconds = (ran.to - ran.from).as_secs_f64();
                 let why = format!(
-                    "its clock ran {ms} ms ahead of ours in {seconds:.1} s: the other nodes' clocks are being read"
+                    "its clock ran {ms} ms ahead of ours in {seconds:.1} s: the other nodes' \
+                     clocks are being read"
                 );
                 (NodeState::Connecting, Diagnosis::without_remedy(why))
             }

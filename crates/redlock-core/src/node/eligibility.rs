@@ -3,12 +3,12 @@
 //! a node in memory.
 //!
 //! The canonical Redlock text asks operators to delay the return of a crashed master by the longest
-//! TTL, because a master that lost its locks helps to grant them again. This module does that for
+//! TTL. A master that lost its locks would help to grant them again. This module does that for
 //! them. A node is *eligible* when it is a master, is new enough and never evicts keys. Its
 //! *incarnation marker*, a key without expiry, names the configuration, the node and the process
 //! for which it was admitted. The scripts refuse lock operations unless exactly this marker stands.
-//! So FLUSHALL, an empty restart, a data set from elsewhere, and gateways with another node set or
-//! maximum TTL all stop votes. Then:
+//! So votes stop after FLUSHALL, after an empty restart and with a data set from elsewhere. They
+//! also stop for gateways with another node set or maximum TTL. Then:
 //!
 //! 1. The marker is of this process: the node is admitted.
 //! 2. The marker is of an earlier process of this node; both processes synced every write to disk;
@@ -16,9 +16,9 @@
 //!    after this gateway first saw the process. By then no gateway talks to the earlier process any
 //!    more. A gateway that finds both alive *contests* the new process, which is then quarantined:
 //!    its file may lack what the earlier process granted later.
-//! 3. Otherwise the node's memory of locks is suspect. The node is *quarantined* until every lock
-//!    that it may have lost has ended ([`quarantine`]), or until recovery restores those locks from
-//!    the other masters.
+//! 3. Otherwise the node's memory of locks is suspect, and the node is *quarantined*. The
+//!    quarantine lasts until every lock that it may have lost has ended ([`quarantine`]), or until
+//!    recovery restores those locks from the other masters.
 //!
 //! A quarantine is a marker on the node, with a nonce, that admits no one. At its end the admitting
 //! marker replaces exactly this marker, in one step that also checks the run_id. Any event in
@@ -33,13 +33,13 @@
 //!
 //! Not detected:
 //!
-//! - a process that loaded its append-only file while the earlier process still granted locks, if
-//!   the earlier one ended before any gateway saw both;
+//! - a process that loaded its append-only file while the earlier process still granted locks, and
+//!   no gateway saw both;
 //! - a restored backup of an append-only file;
-//! - a replica that was promoted in the place of a durable master and restarted before any probe
-//!   (Redis forgets that it was a replica);
+//! - a replica that replaced a durable master and restarted before any probe (Redis forgets that it
+//!   was a replica);
 //! - a change that is undone between two probes, a second apart, or while no gateway runs: a
-//!   failover and back, evictions, weakened durability and then a crash, a clock that jumps
+//!   failover and back; evictions; weakened durability and then a crash; a clock that jumps
 //!   forward, which ends locks early, and back.
 
 mod facts;
@@ -55,8 +55,8 @@ use self::marker::{ParsedMarker, State, short};
 use crate::model::clock::{Clock, Entropy};
 use crate::node::status::{Diagnosis, Remedy};
 
-/// How often a name is resolved again, over a separate connection, to check that it still leads to
-/// the process that votes.
+/// How often a name is followed (resolved again, over a separate connection), to check that it
+/// leads to the process that votes.
 pub const NAME_IS_FOLLOWED_EVERY: Duration = Duration::from_secs(2);
 /// A check that takes longer may notice a move too late, and is logged.
 pub const NAME_IS_FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
@@ -67,10 +67,11 @@ pub const NAME_MOVES_WITHIN: Duration =
 /// How long a node with a suspect memory must not vote: max(`max_ttl`, `max_clock_skew`) +
 /// `max_clock_skew` + [`NAME_MOVES_WITHIN`].
 ///
-/// The longest lock that it may have lost counts first, then the skew between gateways' clocks,
-/// because it has lost fencing tokens too. A token may also be ahead of its own gateway's clock by
-/// `max_clock_skew`, so a short maximum TTL does not shorten the wait below twice the skew. And
-/// another gateway may still talk to the process that had the name before.
+/// The first term covers the longest lock that the node may have lost. The second covers the skew
+/// between gateways' clocks, because fencing tokens were lost too. A token may also be
+/// `max_clock_skew` ahead of its own gateway's clock. So a short maximum TTL does not shorten the
+/// wait below twice the skew. The last term covers other gateways, which may still talk to the
+/// process that had the name before.
 pub fn quarantine(max_ttl: Duration, max_clock_skew: Duration) -> Duration {
     max_ttl.max(max_clock_skew) + max_clock_skew + NAME_MOVES_WITHIN
 }
@@ -271,7 +272,8 @@ impl Eligibility {
         }
         if !same_node {
             return NextStep::Refuse(Diagnosis::new(
-                "this very process is admitted as another node of the cluster; a quorum needs independent masters",
+                "this very process is admitted as another node of the cluster; a quorum needs \
+                 independent masters",
                 Remedy::NameEachNodeOnce,
             ));
         }

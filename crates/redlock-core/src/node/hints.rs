@@ -82,7 +82,10 @@ impl HintSubscriber {
             if is_forbidden && logged_at.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
                 logged_at = Some(Instant::now());
                 let advice = Remedy::AllowHints;
-                tracing::warn!(node = %self.name, why = %error, %advice, "no hints arrive: waiters poll");
+                tracing::warn!(
+                    node = %self.name, why = %error, %advice,
+                    "no hints arrive: waiters poll"
+                );
             } else {
                 tracing::debug!(node = %self.name, why = %error, "no hints arrive");
             }

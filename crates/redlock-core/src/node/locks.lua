@@ -213,8 +213,8 @@ local function repair(lock, watermark, record, ttl, t_num, began)
       return failed(left) and error_of(left) or extended(left < 0 and ttl or left)
     end
     -- A placeholder that keeps a lock free gives way. A majority of the other masters has this
-    -- grant, so no other grant that the placeholder stands for can have a majority. An earlier
-    -- lease of this same grant may be longer than the repair's TTL, so the longer one counts.
+    -- grant, so no other grant can have one, and the placeholder guards none. An earlier lease of
+    -- this same grant may be longer than the repair's TTL, so the longer one counts.
     if sub(current, 17, 58) ~= PLACEHOLDER then return held(HELD, lock, current) end
     local left = call('PTTL', lock)
     if failed(left) then return error_of(left) end
@@ -235,7 +235,7 @@ local function repair(lock, watermark, record, ttl, t_num, began)
 end
 
 -- Undoes a failed proposal on a node that granted it: restores the earlier watermark. No client has
--- seen its T, and T must not block a repair on a node that lost the competing owner's lock. The
+-- seen its T. T must not block a repair on a node that lost the competing owner's lock. The
 -- proposal's acquire has already run here, so the undo needs no tombstone.
 local function undo(watermark, t)
   local last = call('GET', watermark)
@@ -272,9 +272,9 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
     deleted = true
   end
   if RULE_RELEASE_LEAVES_A_TOMBSTONE then
-    -- Any client can invent a T. Gateways learn to be ahead by half of max_clock_skew at most. A T
-    -- beyond that would push the tokens of all gateways that see this watermark further ahead,
-    -- until nodes with other clocks refuse them.
+    -- Any client can invent a T. Gateways learn to be ahead by half of max_clock_skew at most. A
+    -- larger T would push the tokens of all gateways that see this watermark further ahead. In the
+    -- end nodes with other clocks would refuse them.
     if same or t_num - now <= max_skew / 2 then
       local last = call('GET', watermark)
       if failed(last) then return error_of(last) end

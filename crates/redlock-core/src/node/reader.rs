@@ -1,10 +1,9 @@
 //! Reads a master for listings, on a separate connection. No vote queues behind a listing; listings
 //! of one process wait for each other.
 //!
-//! The master has one thread for everything. So there is one request at a time, each short
-//! ([`WORK`]), and then a pause that leaves most of the master's time to votes. The cost of a
-//! request to the master is measured: by how much its answer takes longer than the connection's
-//! quickest.
+//! The master has one thread for everything. So there is one short request at a time ([`WORK`]). A
+//! pause after it leaves most of the master's time to votes. The cost of a request to the master is
+//! measured: by how much its answer takes longer than the connection's quickest.
 //!
 //! The connection opens when a listing needs it, and closes when it was idle for a while. It reads
 //! a master only while the master is admitted, and only the admitted process.

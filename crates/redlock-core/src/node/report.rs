@@ -107,7 +107,10 @@ impl Reporter {
             status.evicted_keys = facts.evicted_keys;
             marker.clone_into(&mut status.marker);
         });
-        tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
+        tracing::info!(
+            node = %self.name, version = %facts.version, durability = %facts.durability,
+            "node admitted"
+        );
     }
 
     /// The node now has the locks that were granted while it was away.
@@ -124,7 +127,10 @@ impl Reporter {
             }
         });
         self.observe();
-        tracing::info!(node = %self.name, "the node has caught up: the next master may be restarted");
+        tracing::info!(
+            node = %self.name,
+            "the node has caught up: the next master may be restarted"
+        );
     }
 
     pub(super) fn engine(&self, engine: Engine) {
@@ -135,7 +141,10 @@ impl Reporter {
         if self.enter(state, diagnosis) {
             let why = &diagnosis.reason;
             let advice = diagnosis.remedy.map(tracing::field::display);
-            tracing::warn!(node = %self.name, state = state.as_str(), why, advice, "node cannot vote");
+            tracing::warn!(
+                node = %self.name, state = state.as_str(), why, advice,
+                "node cannot vote"
+            );
         }
     }
 
@@ -180,7 +189,10 @@ impl Reporter {
     pub(super) fn clock_ran_ahead(&self, by: Duration) {
         let node = &self.name;
         let ms = by.as_millis() as u64;
-        tracing::warn!(%node, ms, "the node's clock ran ahead and ended locks early: the node is quarantined");
+        tracing::warn!(
+            %node, ms,
+            "the node's clock ran ahead and ended locks early: the node is quarantined"
+        );
     }
 
     /// Logged once for each connection.
@@ -188,14 +200,21 @@ impl Reporter {
         if !std::mem::replace(&mut self.is_slow, true) {
             let node = &self.name;
             let ms = took.as_millis() as u64;
-            tracing::warn!(%node, ms, "a connection to the node takes long: a move of its name may be noticed too late");
+            tracing::warn!(
+                %node, ms,
+                "a connection to the node takes long: a move of its name may be noticed too late"
+            );
         }
     }
 
     pub(super) fn our_clock_ran_slow(&self, by: Duration) {
         let node = &self.name;
         let ms = by.as_millis() as u64;
-        tracing::error!(%node, ms, "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; repair it");
+        tracing::error!(
+            %node, ms,
+            "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; \
+             repair it"
+        );
     }
 
     /// Whether the node refused the latest write.
@@ -241,7 +260,8 @@ impl Reporter {
             self.status.send_modify(|status| {
                 status.clock_is_off = is_off;
                 let why = format!(
-                    "its clock is {offset_ms} ms from this machine's, and fencing tokens are {lead_ms} ms ahead: it \
+                    "its clock is {offset_ms} ms from this machine's, and fencing tokens are \
+                     {lead_ms} ms ahead: it \
                      refuses all of them"
                 );
                 status.detail = if is_off { why } else { String::new() };
@@ -253,7 +273,10 @@ impl Reporter {
             let node = &self.name;
             let max_ms = max.as_millis() as u64;
             if is_far {
-                tracing::warn!(%node, offset_ms, max_ms, "the node's clock and this machine's are far apart: mend one");
+                tracing::warn!(
+                    %node, offset_ms, max_ms,
+                    "the node's clock and this machine's are far apart: mend one"
+                );
             } else {
                 tracing::info!(%node, offset_ms, "the node's clock and this machine's agree again");
             }

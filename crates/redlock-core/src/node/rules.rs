@@ -2,9 +2,9 @@
 //! Masters without the module run the same rules in `node/locks.lua`; a differential test compares
 //! the two.
 //!
-//! The rules need a few commands over a key space ([`KeySpace`]). The key space belongs to an
-//! in-memory node, to a simulated master that can run out of memory between two writes, or to a
-//! real master with the module. The caller provides atomicity: it runs one operation at a time.
+//! The rules need a few commands over a key space ([`KeySpace`]). There are three: an in-memory
+//! node's, a simulated master's (which can run out of memory between two writes), and a real
+//! master's with the module. The caller provides atomicity: it runs one operation at a time.
 
 use std::time::Duration;
 
@@ -225,7 +225,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
                 });
             }
             // A placeholder gives way. A majority of the other masters has this grant, so no other
-            // grant that the placeholder stands for can have a majority.
+            // grant can have one, and the placeholder guards none.
             if !holding.record.is_placeholder() {
                 return Ok(Vote::Held(holding));
             }

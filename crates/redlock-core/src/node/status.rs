@@ -255,19 +255,24 @@ impl fmt::Display for Remedy {
                  starts"
             }
             Self::WaitThenMakeDurable => {
-                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart takes 3 s"
+                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no \
+                 the next restart takes 3 s"
             }
             Self::WaitWithoutEvictions => "wait; keep maxmemory-policy at noeviction",
             Self::WaitWithSteadyClock => {
-                "wait; keep its clock from jumping and running fast (chrony: maxslewrate at most 5000, makestep at start only)"
+                "wait; keep its clock from jumping and running fast (chrony: maxslewrate at most \
+                 5000, makestep at start only)"
             }
             Self::WaitWithOneProcess => {
                 "wait; stop a node's earlier process before another one loads its append-only file"
             }
-            Self::ReachAllNodes => "all nodes are admitted at once when every one of them answers and is new",
+            Self::ReachAllNodes => {
+                "all nodes are admitted at once when every one of them answers and is new"
+            }
             Self::AllowInfo => "allow INFO for the user of this connection",
             Self::AllowCommands => {
-                "allow the user of this connection EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, PTTL, PEXPIRE, TIME, SCAN, INFO \
+                "allow the user of this connection EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, \
+                 PTTL, PEXPIRE, TIME, SCAN, INFO \
                  and, on another database than 0, SELECT"
             }
             Self::GiveCredentials => "give user and password in the node's URL",
@@ -277,25 +282,38 @@ impl fmt::Display for Remedy {
             Self::RaiseMaxMemory => "raise maxmemory",
             Self::MendDisk => "look into the server's log: it cannot write to its disk",
             Self::WantNoReplicas => "CONFIG SET min-replicas-to-write 0",
-            Self::ChangeKeyPrefix => "another program uses the key of the marker: choose another key prefix",
+            Self::ChangeKeyPrefix => {
+                "another program uses the key of the marker: choose another key prefix"
+            }
             Self::NameEachNodeOnce => {
-                "give every master once; with a cluster name, list the nodes in the same order everywhere; after an intended \
+                "give every master once; with a cluster name, list the nodes in the same order \
+                 everywhere; after an intended \
                  change reconfigure the nodes"
             }
             Self::UseOneDatabase => {
-                "give every gateway the same database; to move the cluster to another one, stop all gateways, wait for the \
+                "give every gateway the same database; to move the cluster to another one, stop \
+                 all gateways, wait for the \
                  longest TTL and delete that key from database 0 of every node"
             }
             Self::Reconfigure => "after an intended change reconfigure the nodes",
             Self::ReadOtherLogs => "look at the other gateways' logs",
             Self::MendClock => "repair the clock that is wrong",
-            Self::AllowHints => "allow the user of this connection SUBSCRIBE and PUBLISH on the channel of hints",
-            Self::MatchTls => "use rediss:// where the node speaks TLS, and redis:// where it does not",
-            Self::TrustNodeCertificate => {
-                "the node's certificate must come from a trusted authority, be valid now and name the node's host"
+            Self::AllowHints => {
+                "allow the user of this connection SUBSCRIBE and PUBLISH on the channel of hints"
             }
-            Self::GiveClientCertificate => "the node requires a client certificate: configure one, with its key",
-            Self::TrustClientAuthority => "the node does not trust the authority of our certificate",
+            Self::MatchTls => {
+                "use rediss:// where the node speaks TLS, and redis:// where it does not"
+            }
+            Self::TrustNodeCertificate => {
+                "the node's certificate must come from a trusted authority, be valid now and name \
+                 the node's host"
+            }
+            Self::GiveClientCertificate => {
+                "the node requires a client certificate: configure one, with its key"
+            }
+            Self::TrustClientAuthority => {
+                "the node does not trust the authority of our certificate"
+            }
             Self::ReplaceClientCertificate => "the node does not accept our certificate",
             Self::RenewClientCertificate => "renew our client certificate",
         })

@@ -12,10 +12,11 @@
 -- ARGV[4]  the number of this database
 -- ARGV[5]  this master's time at the probe, in microseconds; 0 skips the check of its age
 --
--- Returns 1 when the new marker stands,
---   2 when another marker (or none) stands, or the probe was more than 10 s ago,
---   3 when the process is another one,
---   the number as text when the cluster uses another database.
+-- Returns
+--   1     the new marker stands
+--   2     another marker (or none) stands, or the probe was more than 10 s ago
+--   3     the process is another one
+--   text  the number of the database that the cluster uses, if it is another one
 
 if string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') ~= ARGV[1] then return 3 end
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[2] then return 2 end

@@ -1,5 +1,5 @@
-//! Runs a driver on a link. A task owns the one connection to a master, takes operations from a
-//! bounded queue in order, and sends the operations of concurrent requests as one call. Operations
+//! Runs a driver on a link. A task owns the one connection to a master and takes operations from a
+//! bounded queue in order. It sends the operations of concurrent requests as one call. Operations
 //! that arrive while calls are under way go into the next call. No timer gathers a call: the worker
 //! lets tasks that are ready run, and sends.
 

@@ -439,8 +439,8 @@ fn backoff_between_connections_doubles_up_to_a_second() {
     }
 }
 
-/// A master whose clock is a little behind refuses the tokens of a gateway with a lead, although
-/// its own offset is within the limit.
+/// A master whose clock is a little behind, but within the limit, refuses the tokens of a gateway
+/// with a lead.
 #[test]
 fn a_node_that_refuses_tokens_for_their_lead_cannot_vote() {
     let mut bench = Bench::admitted(false);

@@ -115,7 +115,8 @@ impl ClusterConfig {
             .unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
         let ours = describe(&self.config).unwrap_or_default();
         let why = format!(
-            "its marker is of another configuration: the marker has {stands}, this gateway has {ours}"
+            "its marker is of another configuration: the marker has {stands}, this gateway has \
+             {ours}"
         );
         Diagnosis::new(why, Remedy::Reconfigure)
     }
@@ -317,7 +318,8 @@ impl Suspicion {
             }
             Self::Restarted => match durability {
                 Durability::Durable | Durability::Settling => (
-                    "it was restarted and may have lost locks: not every write was synced to disk before",
+                    "it was restarted and may have lost locks: not every write was synced to disk \
+                     before",
                     Remedy::WaitThenMakeDurable,
                 ),
                 Durability::Volatile(_) | Durability::Unknown(_) => {
@@ -332,12 +334,14 @@ impl Suspicion {
                 Remedy::WaitWithSteadyClock,
             ),
             Self::Contested => (
-                "its earlier process still answered while this one ran, so it may lack locks granted there",
+                "its earlier process still answered while this one ran, so it may lack locks \
+                 granted there",
                 Remedy::WaitWithOneProcess,
             ),
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),
             Self::Returned => (
-                "it was restarted with its data; it votes when no gateway can still talk to its earlier process",
+                "it was restarted with its data; it votes when no gateway can still talk to its \
+                 earlier process",
                 Remedy::Wait,
             ),
         };

@@ -143,8 +143,8 @@ impl Voter for Ballot {
     }
 }
 
-/// Otherwise such a request would wait for its whole time limit, and report a time-out instead of a
-/// node that is down.
+/// Otherwise the request would wait for its whole time limit, and report a time-out although the
+/// node is down.
 #[tokio::test(start_paused = true)]
 async fn a_call_fails_at_once_when_the_connection_ends() {
     let link = ScriptedLink::default();
