@@ -1,6 +1,6 @@
 //! Decides what the worker of a node does next. Events go in, actions come out, and there is one
-//! deadline. The driver spawns and awaits nothing and knows no client. So the same driver runs on a
-//! real master and in a simulation.
+//! deadline. The driver spawns nothing, awaits nothing and knows no Redis client. So the same
+//! driver runs on a real master and in a simulation.
 //!
 //! ```text
 //!         connect         probe, swap marker, probe, …         loaded
@@ -50,8 +50,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How soon an ineligible node is probed again.
 const INELIGIBLE_PAUSE: Duration = Duration::from_secs(1);
-/// How long a node whose clock ran ahead stops voting first. All other clocks are read in that
-/// time.
+/// How long a node whose clock ran ahead does not vote. All other clocks are read in that time.
 const COMPARE: Duration = Duration::from_millis(2_500);
 /// A session that lasted this long was good: the next backoff starts small.
 const GOOD_SESSION: Duration = Duration::from_secs(5);

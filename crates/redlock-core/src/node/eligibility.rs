@@ -141,7 +141,7 @@ pub struct Eligibility {
     /// How long a process that restarted with its data waits, from this gateway's first sight.
     returns_after: Duration,
     /// The wait under way.
-    seen: Option<RunningWait>,
+    wait: Option<RunningWait>,
     /// The marker that admitted the node at the latest probe.
     admitted_by: Option<String>,
     /// The node's clock ran ahead while this marker (or none) stood.
@@ -169,7 +169,7 @@ impl Eligibility {
             max_clock_skew,
             expects_bootstrap: false,
             returns_after: NAME_MOVES_WITHIN,
-            seen: None,
+            wait: None,
             admitted_by: None,
             distrusted: None,
             is_contested: false,
@@ -220,11 +220,11 @@ impl Eligibility {
         }
         // Any other marker or process is newer. A quarantine marker that returns with a copy of the
         // data begins a new wait.
-        let is_other = |seen: &RunningWait| {
-            Some(seen.marker.as_str()) != marker || seen.run_id != facts.run_id
+        let is_other = |wait: &RunningWait| {
+            Some(wait.marker.as_str()) != marker || wait.run_id != facts.run_id
         };
-        if self.seen.as_ref().is_some_and(is_other) {
-            self.seen = None;
+        if self.wait.as_ref().is_some_and(is_other) {
+            self.wait = None;
         }
         let put = |to: String| NextStep::Put { from: marker.map(str::to_owned), to };
         let admit = || put(self.identity.admitting(facts, nonce(entropy)));
@@ -256,7 +256,7 @@ impl Eligibility {
                         run_id: facts.run_id.clone(),
                         until,
                     };
-                    let until = self.seen.get_or_insert_with(begun).until;
+                    let until = self.wait.get_or_insert_with(begun).until;
                     if now.monotonic >= until {
                         return admit();
                     }
@@ -338,7 +338,7 @@ impl Eligibility {
                     run_id: facts.run_id.clone(),
                     until: now.monotonic + self.quarantine - passed(),
                 };
-                let until = self.seen.get_or_insert_with(begun).until;
+                let until = self.wait.get_or_insert_with(begun).until;
                 let ends_early = match early {
                     Some(EarlyEnd::Recovered) => true,
                     Some(EarlyEnd::BrandNew) => suspicion == Suspicion::New,

@@ -87,7 +87,7 @@ impl HintSubscriber {
                     "no hints arrive: waiters poll"
                 );
             } else {
-                tracing::debug!(node = %self.name, why = %error, "no hints arrive");
+                tracing::debug!(node = %self.name, why = %error, "the subscription for hints ended");
             }
             sleep(pause.mul_f64(0.5 + 0.5 * self.entropy.unit())).await;
             pause = (pause * 2).min(BACKOFF.1);

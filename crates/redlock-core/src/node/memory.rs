@@ -170,8 +170,8 @@ impl MemoryNode {
                     .is_ok();
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
-            let fenced = Expiry::In(millis(*expires_in + grace));
-            set.and_then(|()| store.set(&keys.fence, fence, fenced)).is_ok()
+            let watermark_life = Expiry::In(millis(*expires_in + grace));
+            set.and_then(|()| store.set(&keys.fence, fence, watermark_life)).is_ok()
         });
         all.then_some(RecoveryAnswer::Done)
     }

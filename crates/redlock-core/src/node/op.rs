@@ -234,7 +234,7 @@ pub enum Reason {
     Down,
     /// Connected, but not admitted to vote yet.
     Quarantined,
-    /// Connected, and ineligible to vote until somebody repairs the cause.
+    /// Connected, and ineligible to vote until an operator repairs the cause.
     Refused,
     /// The T is too far from the node's own time.
     Clock,

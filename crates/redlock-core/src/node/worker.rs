@@ -27,15 +27,16 @@ use super::reader::Reader;
 use super::status::NodeStatus;
 use super::{Listener, LockReader, Node, Reply, Task};
 
-/// How often the worker yields to all ready tasks before it sends. An idle process returns at once;
-/// a busy one fills the call, and the number of calls is the main cost.
+/// How often the worker yields to all ready tasks before it sends. In an idle process a yield
+/// returns at once. In a busy one it fills the call, and the number of calls is the main cost.
 const GATHER_YIELDS: u32 = 2;
 /// After this many calls in a row without a further operation, only one call in this many still
 /// yields. With one request at a time, or one lock that goes from holder to holder, yielding only
 /// costs time.
 const LONE_CALLS: u32 = 32;
 
-/// A master behind a link. After a drop, the worker answers every submitted operation and ends.
+/// A master behind a link. When dropped, the worker answers every submitted operation and then
+/// ends.
 pub struct RemoteNode {
     name: Arc<str>,
     max_ttl: Duration,
@@ -235,9 +236,9 @@ impl Worker {
             }
             let Connection { connecting, closed, question, following, calls, .. } = &mut connection;
             let event = tokio::select! {
-                // This order matters. A confirmation must not count for the state that the next
-                // answer shows; a busy node must still be probed; and one seed of a simulation must
-                // give one history.
+                // The order of these branches matters. A confirmation must not count for the state
+                // that the next answer shows. A busy node must still be probed. Equal seeds of a
+                // simulation must give equal histories.
                 biased;
                 () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
                 Ok(()) = self.recovered.changed(), if !self.driver.is_serving() => {
