@@ -428,8 +428,8 @@ impl Session for LateSession {
             page.await
         })
     }
-    fn look(&self) -> Answering<ProbeReply> {
-        self.session.look()
+    fn probe(&self) -> Answering<ProbeReply> {
+        self.session.probe()
     }
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {
         self.session.swap_marker(swap)

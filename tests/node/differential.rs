@@ -42,7 +42,7 @@ const SHORT_MS: u64 = 15;
 const TEXTS: &[&[u8]] = &[b"", b"uuid-of-another-client", b"1", &[b'0'; 57], &[b'7'; 90]];
 
 fn settings() -> NodeSettings {
-    NodeSettings::default().with_max_clock_offset(Duration::from_secs(10))
+    NodeSettings::default().with_max_clock_skew(Duration::from_secs(10))
 }
 
 /// One thing that happens to one lock. T is an offset in microseconds from the beginning of the case.
@@ -156,7 +156,7 @@ struct Pair {
 struct Told(Mutex<Vec<String>>);
 
 impl Listener for Told {
-    fn hear(&self, hint: &Hint) {
+    fn on_hint(&self, hint: &Hint) {
         self.0.lock().unwrap().push(text(hint));
     }
 }
@@ -167,7 +167,7 @@ fn text(hint: &Hint) -> String {
 
 /// What belongs to the answer.
 fn due(op: &Op, vote: &Vote) -> Vec<String> {
-    op.told(vote).map(text).into_iter().collect()
+    op.hint_for(vote).map(text).into_iter().collect()
 }
 
 fn differ(what: &str, memory: impl std::fmt::Debug, redis: impl std::fmt::Debug) -> TestCaseError {

@@ -280,7 +280,7 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
 async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is_a_master_again() {
     let server = RedisServer::start();
     // Two seconds in quarantine.
-    let node = NodeSettings::default().with_max_clock_offset(Duration::from_millis(500));
+    let node = NodeSettings::default().with_max_clock_skew(Duration::from_millis(500));
     let settings = Settings { max_ttl: ttl(1_500), node, ..Settings::default() };
     let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;

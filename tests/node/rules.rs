@@ -19,7 +19,7 @@ const HOUR: u64 = 3_600_000_000;
 const D: Duration = Duration::from_secs(60);
 
 async fn subject(rules: SafetyRules, kind: Kind) -> Subject {
-    kind.subject_with(NodeSettings::default().with_max_clock_offset(D).with_rules(rules)).await
+    kind.subject_with(NodeSettings::default().with_max_clock_skew(D).with_rules(rules)).await
 }
 
 fn demand(vote: Vote, wanted: Vote, what: &str) -> Result<(), String> {

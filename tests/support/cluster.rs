@@ -67,7 +67,7 @@ impl ClusterSettings {
             key_prefix: PREFIX.into(),
             max_ttl: Ttl::from_duration(self.max_ttl).expect("whole milliseconds"),
             node_timeout,
-            node: NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules),
+            node: NodeSettings::default().with_max_clock_skew(self.skew).with_rules(self.rules),
             ..Settings::default()
         }
     }

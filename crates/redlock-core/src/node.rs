@@ -1,35 +1,36 @@
 //! The seam between the algorithm and one master: an [`Op`] goes in, a [`Vote`] comes out.
 //!
-//! A node knows nothing of the other nodes, of quorum, of TTL policy or of retries. It promises three things:
+//! The room leaves other nodes, quorum, TTL policy and retries to its callers. A node promises:
 //!
-//! 1. *Order*: operations submitted one after the other take effect in that order, or not at all. So a release never
-//!    overtakes its own acquire.
-//! 2. *One vote each*: every submitted operation is answered exactly once, if only with [`Vote::Failed`]; `submit` itself
-//!    never waits.
-//! 3. *Honesty about effects*: [`Effect::None`] is said only when the node cannot have run the operation, now or later.
+//! 1. *Order*: operations submitted one after the other take effect in that order, or not at all.
+//!    So a release never overtakes its own acquire.
+//! 2. *One vote each*: every submitted operation gets exactly one vote, if only [`Vote::Failed`].
+//!    `submit` never waits.
+//! 3. *Honesty about effects*: [`Effect::None`] means that the node cannot have run the operation
+//!    and never will.
 //!
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
-//! | `op`, `record` | what is asked and answered; what is stored | how it travels |
+//! | `op`, `record` | operations and votes; stored values | how they travel |
 //! | [`codec`] | a call and its answer as bytes | who carries them |
-//! | `hint` | what gateways tell each other | who hears it |
-//! | `observer` | what is measured, and what is taken from outside | what comes of it |
-//! | `task` | an operation on its way, and the way back of its vote | who votes |
-//! | `status` | what a node is doing, why, and what can be done about it | flags |
+//! | `hint` | messages between gateways | who receives them |
+//! | `observer` | measurements, and the environment (clock, randomness) | what follows from them |
+//! | `task` | an operation under way, and where its vote goes | who votes |
+//! | `status` | what a node is doing, why, and what an operator can do | flags |
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
 //! | [`memory`] | that key space in this process | |
 //! | [`eligibility`] | whether a master may vote: facts and marker in, one step out | connections, time |
 //! | `clock_drift` | whether a master's clock runs ahead of ours | whose fault it is |
-//! | `node_registry` | what the workers of one gateway know of each other: processes, clocks | what follows from it |
-//! | `calls` | what waits to be sent, and what is under way | what is said beside it |
-//! | `driver` | what the worker of a master does next: events in, actions out, one deadline | tasks, sockets, Redis |
-//! | `report` | what operators are told of a master | what it is told |
-//! | [`link`] | the seam to one connection | what is said on it, and when |
+//! | `node_registry` | shared by one gateway's workers: each master's process and clock | what follows from it |
+//! | `calls` | operations waiting to be sent, and calls under way | probes and markers |
+//! | `driver` | a worker's next step: events in, actions out, one deadline | tasks, sockets, Redis |
+//! | `report` | status, log and measurements of a master | why they change |
+//! | [`link`] | the seam to one connection | what is sent, and when |
 //! | [`worker`] | runs a driver on a link | what to do |
-//! | `reader` | the connection of listings | what is listed |
-//! | `hints` | the second connection, which hears other processes | what they say |
+//! | `reader` | the connection for listings | what is listed |
+//! | `hints` | the second connection, which receives hints | what they mean |
 //! | [`redis`] | the link to a real master | when it is used |
-//! | [`probe`] | one master as an operator's command talks to it | workers, other masters |
+//! | [`probe`] | one master, for an operator's command | workers, other masters |
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -73,69 +74,72 @@ pub use self::task::{Reply, Task, Voter};
 
 /// One master, as a round sees it.
 pub trait Node: Send + Sync + 'static {
-    /// `host:port` or another name that is fit for logs and metrics; never a password.
+    /// `host:port` or another name fit for logs and metrics; never a password.
     fn name(&self) -> &str;
 
-    /// Whether it may vote, and why not.
+    /// Whether the node may vote, and why not.
     fn status(&self) -> watch::Receiver<NodeStatus>;
 
-    /// The longest TTL that its quarantine covers, if it has one: that of the locks has to be the same.
+    /// The longest TTL that the node's quarantine covers; `None` without a quarantine. Locks must
+    /// use the same maximum.
     fn max_ttl(&self) -> Option<Duration> {
         None
     }
 
-    /// Takes an operation; the vote goes to `reply`, at once or later. Operations that the node has not begun by
-    /// `not_after` may be answered `Failed` without being run.
+    /// Takes an operation; the vote goes to `reply`, at once or later. The node may answer `Failed`
+    /// to operations that it has not begun by `not_after`.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
 
-    /// Takes two operations that are to run one right after the other, in one call where there are calls.
+    /// Takes two operations that run one right after the other, in one call if the node uses calls.
     fn submit_both(&self, first: Task, second: Task) {
         self.submit(first.op, first.not_after, first.reply);
         self.submit(second.op, second.not_after, second.reply);
     }
 
-    /// From now on `listener` hears what others have this node say, beside those that listen already. By default nobody
-    /// else can say anything.
+    /// Adds a listener for the hints that other processes publish through this node. The default
+    /// ignores it: no other process can publish here.
     fn listen(&self, listener: Weak<dyn Listener>) {
         let _ = listener;
     }
 
-    /// Whether listeners would hear it now.
+    /// Whether hints reach the listeners now.
     fn is_subscribed(&self) -> bool {
         true
     }
 
-    /// All nodes were looked at, and the cluster is brand-new: a node that is quarantined as new is admitted at once.
-    /// Does nothing to any other node.
+    /// Reports that all nodes were probed and the cluster is brand-new. A node quarantined as new
+    /// is admitted at once; any other node ignores the call.
     fn confirm_bootstrap(&self) {}
 
-    /// What is stored on it.
+    /// Reads the stored locks.
     fn reader(&self) -> &dyn LockReader;
 
-    /// The way to it, for what is no lock operation; `None` for a node of this process.
+    /// The link, for requests that are no lock operations; `None` for a node in this process.
     fn link(&self) -> Option<Arc<dyn Link>> {
         None
     }
 
-    /// It was given back all that counts of what it had lost, while this marker of its quarantine stood: it need not
-    /// wait any longer.
+    /// Reports that recovery restored all relevant lost locks while this quarantine marker stood.
+    /// The node may end that quarantine now.
     fn recovered(&self, marker: &str) {
         let _ = marker;
     }
 }
 
-/// Reads what a node stores, for listings. Not a lock operation: it goes beside them, and no vote waits for it in a queue.
-/// Only a node that is admitted is read.
+/// Reads what a node stores, for listings. Reads run beside lock operations, so no vote queues
+/// behind them. Only an admitted node is read.
 pub trait LockReader: Send + Sync {
-    /// A page of the keys of locks; of fewer keys than asked for where those would take the node too long.
+    /// A page of lock keys. The page holds fewer keys than requested where more would occupy the
+    /// node too long.
     fn scan(&self, scan: Scan) -> BoxFuture<'_, Result<Scanned, Failure>>;
 
-    /// What is stored of these locks, as votes on an [`Op::Inspect`] of each.
+    /// The stored values of these locks, as votes on an [`Op::Inspect`] of each.
     fn read(&self, locks: Vec<Keys>) -> BoxFuture<'_, Result<Vec<Vote>, Failure>>;
 }
 
-/// Hears what other processes say through a node. A hint may be lost, repeated or late: nothing may rest on it.
+/// Receives hints from other processes through a node. A hint may be lost, repeated or late:
+/// correctness must not depend on hints.
 pub trait Listener: Send + Sync {
-    /// Called for every hint, one's own included. Must not block.
-    fn hear(&self, hint: &Hint);
+    /// Called for every hint, including those of this process. Must not block.
+    fn on_hint(&self, hint: &Hint);
 }

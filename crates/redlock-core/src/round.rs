@@ -313,7 +313,7 @@ impl Voter for Round {
 fn is_repairable(vote: &Vote) -> bool {
     match vote {
         Vote::Missing => true,
-        Vote::Held(holding) => holding.record.is_nobodys(),
+        Vote::Held(holding) => holding.record.is_placeholder(),
         _ => false,
     }
 }

@@ -131,7 +131,7 @@ impl<P: Clone, A> WaitRegistry<P, A> {
 }
 
 impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
-    fn hear(&self, hint: &Hint) {
+    fn on_hint(&self, hint: &Hint) {
         let Some((word, lock)) = self.fairness.heard(hint) else { return };
         let name = lock.strip_prefix(&self.key_prefix[..]).unwrap_or_default();
         if !(1..=LockName::MAX_LEN).contains(&name.len()) {

@@ -492,7 +492,7 @@ fn settings(config: &Config) -> Settings {
         max_ttl: settings.limits.max_ttl,
         node_timeout: settings.node_timeout,
         drift_factor: settings.drift_factor,
-        node: NodeSettings::default().with_max_clock_offset(settings.clock_skew),
+        node: NodeSettings::default().with_max_clock_skew(settings.clock_skew),
         max_waiters: config.capacity.waiters,
         max_waiters_per_lock: settings.max_waiters_per_lock,
     }

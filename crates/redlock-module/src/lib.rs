@@ -103,7 +103,7 @@ fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
     for op in &asked.ops {
         let vote = rules::run(&mut space, &asked.settings, admitted, op);
         space.end_operation();
-        if let Some(hint) = op.told(&vote) {
+        if let Some(hint) = op.hint_for(&vote) {
             space.publish(&asked.channel, hint.as_bytes());
         }
         answer.vote(&vote);

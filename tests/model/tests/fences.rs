@@ -35,7 +35,7 @@ impl Master {
     fn new() -> Self {
         let clock = Arc::new(Hand(AtomicU64::new(0)));
         let node =
-            MemoryNode::new("n", clock.clone(), NodeSettings::default().with_max_clock_offset(D));
+            MemoryNode::new("n", clock.clone(), NodeSettings::default().with_max_clock_skew(D));
         Self { clock, node, keys: Keys::new("lock:", &"a".parse::<LockName>().expect("a name")) }
     }
 

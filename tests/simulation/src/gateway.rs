@@ -295,7 +295,7 @@ impl Plan {
     /// What masters are told.
     pub fn node_settings(&self) -> NodeSettings {
         let settings =
-            NodeSettings::default().with_max_clock_offset(self.skew).with_rules(self.rules);
+            NodeSettings::default().with_max_clock_skew(self.skew).with_rules(self.rules);
         self.fence_grace.map_or(settings, |grace| settings.with_fence_grace(grace))
     }
 

@@ -155,7 +155,7 @@ fn confused() -> LinkError {
 }
 
 impl Session for SimSession {
-    fn look(&self) -> Answering<ProbeReply> {
+    fn probe(&self) -> Answering<ProbeReply> {
         if Arc::strong_count(&self.calls) > 1 {
             self.link.recorder.situation("looks beside calls");
         }
@@ -248,7 +248,7 @@ impl Session for SimSession {
 
     /// A real session loads its script here; looking stands for that round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<Engine> {
-        let look = self.look();
+        let look = self.probe();
         let link = self.link.clone();
         let loaded = self.marker.clone();
         let connection = self.connection.clone();

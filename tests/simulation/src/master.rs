@@ -320,9 +320,9 @@ impl Master {
             Question::ProbeReply => {
                 Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up())
             }
-            Question::Swap(MarkerSwap { run_id, from, to, looked_micros }) => {
+            Question::Swap(MarkerSwap { run_id, from, to, probed_micros }) => {
                 let late =
-                    *looked_micros != 0 && self.clock.wall_micros() > looked_micros + 10_000_000;
+                    *probed_micros != 0 && self.clock.wall_micros() > probed_micros + 10_000_000;
                 Reply::Swapped(if *run_id != run_id_of(self.index, run) {
                     Swapped::OtherProcess
                 } else if !late && memory.swap_marker(from.as_deref(), to) {
@@ -384,7 +384,7 @@ impl Master {
         if matches!(&vote, Vote::Failed(failure) if failure.detail.starts_with("OOM")) {
             self.recorder.situation("out of memory");
         }
-        if let Some(hint) = op.told(&vote) {
+        if let Some(hint) = op.hint_for(&vote) {
             self.publish(hint);
         }
         let (kind, keys, record) = match op {

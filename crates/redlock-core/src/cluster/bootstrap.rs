@@ -31,7 +31,7 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
         let mut looks = Vec::with_capacity(nodes.len());
         for (node, status) in nodes.iter().zip(&mut statuses) {
             let status = status.borrow_and_update();
-            looks.push(status.looks);
+            looks.push(status.probes);
             match status.state {
                 NodeState::Quarantined if status.is_bootstrapping => {}
                 NodeState::Quarantined | NodeState::Admitted | NodeState::CatchingUp => {
@@ -44,7 +44,7 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
             _ if !all_new => before = None,
             None => {
                 tokio::time::sleep(WITNESSES).await;
-                before = Some(statuses.iter().map(|status| status.borrow().looks).collect());
+                before = Some(statuses.iter().map(|status| status.borrow().probes).collect());
                 continue;
             }
             // Two: the first may have been asked before, and answered late.
@@ -120,7 +120,7 @@ mod tests {
     async fn what_was_seen_before_the_pause_for_witnesses_is_not_believed_after_it() {
         let new = NodeStatus {
             is_bootstrapping: true,
-            looks: 1,
+            probes: 1,
             ..NodeStatus::new(NodeState::Quarantined, 0)
         };
         let node = || {
@@ -128,7 +128,7 @@ mod tests {
         };
         let seen: Vec<_> = (0..3).map(|_| node()).collect();
         let nodes: Vec<_> = seen.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
-        let look = |node: &Seen| node.status.send_modify(|status| status.looks += 2);
+        let look = |node: &Seen| node.status.send_modify(|status| status.probes += 2);
         let mut word = std::pin::pin!(bootstrap(&nodes));
         assert!(tokio::time::timeout(WITNESSES * 2, &mut word).await.is_err());
         seen[..2].iter().for_each(|node| look(node));

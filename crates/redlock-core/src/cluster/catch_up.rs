@@ -342,7 +342,7 @@ impl Worker {
 fn grant(vote: &Vote) -> Option<&Holding> {
     match vote {
         Vote::Found(holding) => Some(holding)
-            .filter(|found| found.record.parse().is_some() && !found.record.is_nobodys()),
+            .filter(|found| found.record.parse().is_some() && !found.record.is_placeholder()),
         _ => None,
     }
 }

@@ -244,7 +244,7 @@ impl Survey {
         master: Master,
         must_be_fit: bool,
     ) -> Result<Result<Seen, (Master, LinkError)>, ReconfigureError> {
-        let ProbeReply { facts, marker, .. } = match master.look(&SystemClock).await {
+        let ProbeReply { facts, marker, .. } = match master.probe_with_offset(&SystemClock).await {
             Ok((look, _)) => look,
             Err(error) => return Ok(Err((master, error))),
         };
@@ -336,7 +336,7 @@ impl Survey {
 impl Change {
     /// For how long no master will vote: as long as a quarantine of the longest TTL and clock skew.
     pub fn wait(&self) -> Duration {
-        let settings = self.masters[0].master.settings.with_max_clock_offset(self.longest_skew);
+        let settings = self.masters[0].master.settings.with_max_clock_skew(self.longest_skew);
         settings.quarantine(self.longest_ttl)
     }
 
@@ -365,14 +365,14 @@ impl Change {
                 run_id: run_id.clone(),
                 from: marker.clone(),
                 to: under_way.clone(),
-                looked_micros: 0,
+                probed_micros: 0,
             };
             put(master, swap).await?;
         }
         told(Progress::VotesStopped(self.wait()));
         tokio::time::sleep(self.wait()).await;
         for Seen { master, .. } in &self.masters {
-            let looked = master.look(&SystemClock).await;
+            let looked = master.probe_with_offset(&SystemClock).await;
             let interrupted = |error| ReconfigureError::Interrupted(master.name.clone(), error);
             let (ProbeReply { facts, .. }, _) = looked.map_err(interrupted)?;
             let to = master.identity.admitting(&facts, nonce(entropy));
@@ -383,7 +383,7 @@ impl Change {
                     run_id: facts.run_id,
                     from: Some(under_way.clone()),
                     to,
-                    looked_micros: 0,
+                    probed_micros: 0,
                 },
             )
             .await?;

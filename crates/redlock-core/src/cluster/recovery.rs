@@ -260,7 +260,7 @@ impl Recoverer {
         // Names that only a minority has may have been released between two readings.
         let suspect: Vec<_> = plan
             .iter()
-            .filter(|(_, put)| put.record.is_nobodys())
+            .filter(|(_, put)| put.record.is_placeholder())
             .map(|(name, _)| name.clone())
             .collect();
         for name in &suspect {
@@ -313,11 +313,11 @@ impl Recoverer {
             .admitted_by(at)
             .ok_or_else(|| LinkError::broken(format!("{name} is not admitted")))?;
         let session = self.connect(at).await?;
-        let ProbeReply { facts, marker, .. } = in_time(session.look()).await?;
+        let ProbeReply { facts, marker, .. } = in_time(session.probe()).await?;
         let since = self.env.clock.monotonic().saturating_sub(seen);
         let (session, stored) = all_of(session).await?;
-        let after = in_time(session.look()).await?;
-        let same = facts.same_history(&after.facts) && marker == after.marker;
+        let after = in_time(session.probe()).await?;
+        let same = facts.has_same_history(&after.facts) && marker == after.marker;
         if !same || marker.as_ref() != Some(&before) || self.admitted_by(at) != marker {
             return Err(LinkError::broken(format!("{name} has changed while it was read")));
         }

@@ -1,9 +1,10 @@
-//! The operations of one session, from their submission to their votes: what waits to be sent, and the calls that are under
-//! way. Pure, as the driver is.
+//! The operations of one session, from submission to vote: operations waiting to be sent, and calls
+//! under way. Pure, as the driver is.
 //!
-//! To a near node there is one call under way at a time: what takes long there is the work, and the work of a fuller call
-//! is less. To a far one the time is spent on the wire, and what comes in would wait for a round trip before it begins its
-//! own. The node runs calls in the order in which they were sent, and answers in it, whatever their number.
+//! A near node has one call under way at a time. There the node's work takes most of the time, and
+//! a fuller call needs less work. For a far node the wire takes most of the time. So several calls
+//! are under way, or an operation would wait a round trip before its own. The node runs and answers
+//! calls in the order in which they were sent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,9 +15,9 @@ use super::Task;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::record::Record;
 
-/// Operations in one call. A call keeps the node from serving others for as long as it runs, a few µs per operation.
+/// Operations in one call. A call blocks the node for its whole run, a few µs per operation.
 pub(super) const MAX_BATCH: usize = 128;
-/// Bytes in one call, roughly.
+/// Approximate limit of bytes in one call.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
 /// Calls under way to a far node.
 const DEPTH: usize = 4;
@@ -30,11 +31,11 @@ pub(super) struct Call {
 pub(super) struct Calls {
     waiting: Vec<Task>,
     under_way: VecDeque<Call>,
-    /// In all calls under way together.
+    /// Operations in all calls under way.
     operations: usize,
-    /// The quickest answer of this session.
+    /// The quickest answer of this session; `Duration::MAX` before the first.
     round_trip: Duration,
-    /// A node whose quickest answer took longer is a far one.
+    /// A node whose quickest answer takes at least this long counts as far.
     overlap_above: Duration,
 }
 
@@ -55,7 +56,7 @@ impl Calls {
     }
 
     /// Whether there is room for operations that come in.
-    pub(super) fn accept(&self) -> bool {
+    pub(super) fn accepts(&self) -> bool {
         self.has_room() && self.waiting.len() < MAX_BATCH
     }
 
@@ -63,28 +64,29 @@ impl Calls {
         self.waiting.extend(tasks);
     }
 
-    /// Whether none is under way.
-    pub(super) fn none_under_way(&self) -> bool {
+    /// Whether no call is under way.
+    pub(super) fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }
 
-    /// Whether a call should go out now. It carries a share of what is under way at least, or the places would be taken
-    /// by small calls, and many operations wait for the first of them to come back.
-    pub(super) fn want_call(&self) -> bool {
+    /// Whether a call should go out now. A call must carry at least its share of the operations
+    /// under way. Otherwise small calls would take all slots, and later operations would wait for
+    /// one of them to return.
+    pub(super) fn wants_call(&self) -> bool {
         let waiting = self.waiting.len();
         waiting > 0 && self.has_room() && waiting * (DEPTH - 1) >= self.operations
     }
 
-    /// Whether another call could go out before one of those under way has come back.
+    /// Whether another call could go out before one under way returns.
     fn has_room(&self) -> bool {
         let is_far = self.round_trip >= self.overlap_above && self.round_trip < Duration::MAX;
-        // A call without operations takes no place.
+        // A call without operations takes no slot.
         self.operations == 0 || is_far && self.under_way.len() < DEPTH
     }
 
-    /// As much of what waits as goes into one call. An acquire whose round has given up is answered here: running it would
-    /// only make work for the clean-up.
-    pub(super) fn next(&mut self, now: Instant) -> Vec<Task> {
+    /// Takes the waiting operations that fit into one call. Operations past their deadline, except
+    /// releases, get their failure here: running an abandoned acquire would only cause a clean-up.
+    pub(super) fn take_next(&mut self, now: Instant) -> Vec<Task> {
         let count = next_call(&self.waiting);
         let mut tasks: Vec<Task> = self.waiting.drain(..count).collect();
         let is_late =
@@ -98,31 +100,31 @@ impl Calls {
         self.under_way.push_back(Call { tasks, at });
     }
 
-    /// What was sent last.
+    /// The tasks of the call that was sent last.
     pub(super) fn newest(&self) -> &[Task] {
         self.under_way.back().map_or(&[], |call| &call.tasks)
     }
 
-    /// When the oldest one was sent.
-    pub(super) fn oldest(&self) -> Option<Instant> {
+    /// When the oldest call under way was sent.
+    pub(super) fn oldest_sent(&self) -> Option<Instant> {
         self.under_way.front().map(|call| call.at)
     }
 
-    /// The oldest one, which is answered now.
-    pub(super) fn answered(&mut self) -> Option<Call> {
+    /// Takes the oldest call, whose answer has come.
+    pub(super) fn take_answered(&mut self) -> Option<Call> {
         let call = self.under_way.pop_front()?;
         self.operations -= call.tasks.len();
         Some(call)
     }
 
-    /// One has come back after so long.
-    pub(super) fn measured(&mut self, elapsed: Duration) {
+    /// Notes how long an answer took.
+    pub(super) fn note_round_trip(&mut self, elapsed: Duration) {
         self.round_trip = self.round_trip.min(elapsed);
     }
 
-    /// The connection is gone.
-    pub(super) fn give_up(&mut self) {
-        // It may be on its way to the node, or have run there.
+    /// Fails every operation, because the connection is lost.
+    pub(super) fn fail_all_lost(&mut self) {
+        // A sent operation may be on its way to the node, or may have run.
         let lost = "the connection was lost before this was answered";
         for call in self.under_way.drain(..) {
             fail_all(call.tasks, Reason::Down, Effect::Possible, lost);
@@ -144,7 +146,7 @@ pub(super) fn fail_all(
     }
 }
 
-/// How many operations go into the next call: until it is full.
+/// How many waiting operations fit into the next call.
 fn next_call(waiting: &[Task]) -> usize {
     let mut bytes = 0;
     waiting
@@ -157,12 +159,12 @@ fn next_call(waiting: &[Task]) -> usize {
         .min(MAX_BATCH)
 }
 
-/// Bytes an operation adds to a call, roughly; for splitting oversized batches.
+/// Approximate bytes that an operation adds to a call; for splitting large batches.
 pub(super) fn weight(op: &Op) -> usize {
     const OVERHEAD: usize = 64;
     OVERHEAD
         + match op {
-            // The last of three for a hint, which holds the key once more.
+            // One of the three key lengths is for the hint, which repeats the key.
             Op::Acquire { keys, record, .. } | Op::Repair { keys, record, .. } => {
                 3 * keys.fence.len() + record.as_bytes().len()
             }

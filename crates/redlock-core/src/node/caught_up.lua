@@ -1,5 +1,6 @@
--- Notes that this master has caught up under its marker. The key ends with the data, like the marker.
+-- Notes that this master has caught up under its marker. The note is lost with the data, as the
+-- marker is.
 --
--- KEYS[1]  the marker    KEYS[2]  the note    ARGV[1]  the marker that must stand
+-- KEYS[1]  the marker's key    KEYS[2]  the note's key    ARGV[1]  the marker that must stand
 
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[2], ARGV[1]) end

@@ -1,24 +1,26 @@
-//! Whether a master's clock runs faster than was promised. Locks end by it, so one that runs ahead ends them early; with a bare
-//! majority one such master is enough for a second holder.
+//! Detects a master's clock that runs faster than the drift factor allows. Locks end by that clock,
+//! so it ends them early. With a bare majority, one such master is enough for a second holder.
 //!
-//! Each look tells the master's time, read somewhere between our question and its answer. So between two looks no more time
-//! has passed than from the first question to the second answer; when the master's clock has moved forward by more than the
-//! drift factor makes of that, it ran ahead, for certain. Older looks are kept thinner and thinner, so that there is
-//! a window of every length from a second to the longest TTL, at most twice as long as wanted.
+//! Each probe reads the master's time somewhere between our request and its answer. So between two
+//! probes at most the time from the first request to the second answer has passed. If the master's
+//! clock moved by more than that and the drift factor, it certainly ran ahead. Older readings are
+//! thinned out: for every length from a second to the longest TTL there is a window, at most twice
+//! as long.
 
 use std::time::Duration;
 
-/// Shorter windows tell of jitter.
+/// Shorter windows measure jitter.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// What Redis' expiry precision and rounding hide, as in [`validity::drift`](crate::model::validity::drift).
+/// The time hidden by Redis' expiry precision and rounding, as in
+/// [`validity::drift`](crate::model::validity::drift).
 const ROUNDING: Duration = Duration::from_millis(2);
-/// No clock is better than this: what is set lower is a wish.
+/// The least drift factor: no clock is more accurate.
 const LEAST_DRIFT: f64 = 0.001;
 
-/// A look at a master's clock.
+/// One reading of a master's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reading {
-    /// When we asked, on our monotonic clock.
+    /// When the request was sent, on our monotonic clock.
     pub(super) asked: Duration,
     /// When the answer came.
     pub(super) answered: Duration,
@@ -29,22 +31,22 @@ pub(super) struct Reading {
 /// A clock that ran ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RanAhead {
-    /// In which time, on our monotonic clock.
+    /// The window in which the clock ran ahead, on our monotonic clock.
     pub(super) from: Duration,
     pub(super) to: Duration,
-    /// By how much, beyond what has passed.
+    /// How far it ran ahead, beyond the time that passed.
     pub(super) by: Duration,
 }
 
-/// The clock of one master, against ours.
-pub(super) struct Rate {
+/// The clock of one master, compared with ours.
+pub(super) struct ClockDrift {
     drift_factor: f64,
     longest: Duration,
-    /// By age, the oldest first.
+    /// The oldest first.
     readings: Vec<Reading>,
 }
 
-impl Rate {
+impl ClockDrift {
     pub(super) fn new(drift_factor: f64, max_ttl: Duration) -> Self {
         Self {
             drift_factor: drift_factor.max(LEAST_DRIFT),
@@ -53,12 +55,12 @@ impl Rate {
         }
     }
 
-    /// What was read before is compared with nothing that comes.
-    pub(super) fn forget(&mut self) {
+    /// Drops all readings, so later ones are compared only with each other.
+    pub(super) fn reset(&mut self) {
         self.readings.clear();
     }
 
-    /// The window in which it ran ahead the most, if it did.
+    /// Adds a reading. Returns the window in which the clock ran ahead the most, if any.
     pub(super) fn read(&mut self, newest: Reading) -> Option<RanAhead> {
         let ran_ahead = |from: &Reading| {
             let passed = newest.answered.saturating_sub(from.asked);
@@ -76,7 +78,7 @@ impl Rate {
         worst
     }
 
-    /// Drops what is not needed for a window of every length.
+    /// Adds a reading and drops those not needed for a window of every length.
     fn keep(&mut self, newest: Reading) {
         self.readings.push(newest);
         let age = |reading: &Reading| newest.answered.saturating_sub(reading.asked);
@@ -90,7 +92,7 @@ impl Rate {
                 at += 1;
             }
         }
-        // One that is older than the longest window stands for it until another is.
+        // The oldest reading serves the longest window until the next one is old enough.
         while self.readings.len() > 1 && age(&self.readings[1]) >= self.longest {
             self.readings.remove(0);
         }
@@ -109,41 +111,44 @@ mod tests {
         Reading { asked, answered, node_micros: 1_700_000_000_000_000 + (node * 1e6) as u64 }
     }
 
-    /// The second at which a clock is found out that shows this at that time.
-    fn found(drift_factor: f64, shows: impl Fn(f64) -> f64) -> Option<u32> {
-        let mut rate = Rate::new(drift_factor, MAX_TTL);
-        let found = (0..2_000)
-            .find(|at| rate.read(reading(f64::from(*at), shows(f64::from(*at)))).is_some());
-        assert!(rate.readings.len() < 30, "{}", rate.readings.len());
-        found
+    /// The second at which a clock that shows `shows(time)` is detected.
+    fn detected_at(drift_factor: f64, shows: impl Fn(f64) -> f64) -> Option<u32> {
+        let mut drift = ClockDrift::new(drift_factor, MAX_TTL);
+        let second = (0..2_000)
+            .find(|at| drift.read(reading(f64::from(*at), shows(f64::from(*at)))).is_some());
+        assert!(drift.readings.len() < 30, "{}", drift.readings.len());
+        second
     }
 
     #[test]
-    fn a_clock_within_its_promise_is_left_alone_for_ever() {
-        assert_eq!(found(0.01, |at| at * 1.009), None);
-        assert_eq!(found(0.01, |at| at * 0.5), None, "one that is slow ends no lock early");
+    fn a_clock_within_the_drift_factor_is_accepted() {
+        assert_eq!(detected_at(0.01, |at| at * 1.009), None);
+        assert_eq!(detected_at(0.01, |at| at * 0.5), None, "a slow clock ends no lock early");
         assert_eq!(
-            found(0.01, |at| at - if at > 50.0 { 100.0 } else { 0.0 }),
+            detected_at(0.01, |at| at - if at > 50.0 { 100.0 } else { 0.0 }),
             None,
-            "nor one that is put back"
+            "nor does one that is set back"
         );
-        assert_eq!(found(0.0, |at| at * 1.0005), None, "no clock is without drift");
+        assert_eq!(detected_at(0.0, |at| at * 1.0005), None, "no clock is without drift");
     }
 
     #[test]
-    fn a_clock_that_jumps_or_runs_ahead_is_found_out_within_seconds() {
-        assert_eq!(found(0.01, |at| if at >= 50.0 { at + 0.05 } else { at }), Some(50));
-        assert_eq!(found(0.01, |at| at * 1.083), Some(1), "as fast as chrony may");
-        assert!(found(0.01, |at| at * 1.012).is_some_and(|at| at < 10));
-        assert!(found(0.001, |at| at * 1.0012).is_some_and(|at| at < 300), "in the longest window");
+    fn a_clock_that_runs_ahead_is_detected_within_seconds() {
+        assert_eq!(detected_at(0.01, |at| if at >= 50.0 { at + 0.05 } else { at }), Some(50));
+        assert_eq!(detected_at(0.01, |at| at * 1.083), Some(1), "the fastest slew of chrony");
+        assert!(detected_at(0.01, |at| at * 1.012).is_some_and(|at| at < 10));
+        assert!(
+            detected_at(0.001, |at| at * 1.0012).is_some_and(|at| at < 300),
+            "in the longest window"
+        );
     }
 
     #[test]
-    fn an_answer_that_took_long_hides_what_may_be_its_own_time() {
-        let mut rate = Rate::new(0.01, MAX_TTL);
-        rate.read(reading(0.0, 0.0));
+    fn a_slow_answer_hides_drift_within_its_delay() {
+        let mut drift = ClockDrift::new(0.01, MAX_TTL);
+        drift.read(reading(0.0, 0.0));
         let slow = Reading { answered: Duration::from_secs(105), ..reading(1.0, 4.9) };
-        assert_eq!(rate.read(slow), None, "the machine may have stood still");
-        assert!(rate.read(reading(6.0, 11.0)).is_some());
+        assert_eq!(drift.read(slow), None, "the machine may have stood still");
+        assert!(drift.read(reading(6.0, 11.0)).is_some());
     }
 }

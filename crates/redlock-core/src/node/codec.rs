@@ -1,24 +1,32 @@
-//! A call and its answer as bytes: one binary argument, one binary reply. Both implementations of the rules on a master take
-//! the same, `node/locks.lua` and the native module.
+//! A call and its answer as bytes: one binary argument, one binary reply. Both implementations on a
+//! master read this format: `node/locks.lua` and the native module.
 //!
-//! Integers are little-endian; `text` is a u16 length and so many bytes, `value` the same with a u32.
+//! Integers are little-endian. `text` is a u16 length and that many bytes; `value` is the same with
+//! a u32 length.
 //!
 //! ```text
-//! call    version u8 = 1 | marker key text | marker text | channel of hints text | D in µs u64 | fence grace in ms u64 | count u16 | operations
-//! operation   code u8 | lock key text | record text | ttl in ms u32 | hint text (W N V) or began u64 (H)
-//!   A acquire    W acquire, and publish the hint when it is held      E extend     H repair an extension that began then, in µs since 1970
-//!   R release    N release, and publish the hint when it was released
-//!   U undo of a try    V the same, and publish the hint when it was released      X release of exactly this grant      I inspect
-//!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I; the ttl is 0 where none is asked for.
+//! call        version u8 = 1 | marker key text | marker text | hint channel text
+//!             | max_clock_skew in µs u64 | watermark grace in ms u64 | count u16 | operations
+//! operation   code u8 | lock key text | record text | ttl in ms u32
+//!             | W N V: hint text; H: began in µs since 1970 u64
+//!   A acquire    W acquire, and publish the hint when the lock is held
+//!   E extend     H repair, justified by the extension that began then
+//!   R release    N release, and publish the hint when the lock was released
+//!   U undo of a proposal    V undo, and publish the hint when the lock was released
+//!   X release of exactly this grant    I inspect
+//!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I.
+//!   The ttl is 0 for operations without one.
 //!
-//! answer  version u8 = 1 | node's time in µs u64 | whether the marker stands u8 | a vote for each operation; without operations: text of the error of a write, or empty
-//!   vote code u8, then
+//! answer      version u8 = 1 | node's time in µs u64 | whether the marker stands u8
+//!             | a vote for each operation; without operations: text of the write error, or empty
+//! vote        code u8, then
 //!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
-//!   2 held   11 held by another grant of the same owner   7 found    ms left i64, negative without expiry | record value
-//!   3 stale    fence text     4 extended   ms left i64     10 error   text
+//!   2 held   11 held by another grant of the same owner   7 found
+//!                                 ms left i64, negative without expiry | record value
+//!   3 stale    watermark text     4 extended   ms left i64     10 error   text
 //! ```
 //!
-//! What is no whole call is refused as a whole, before anything of it runs.
+//! A call that is not whole is refused as a whole, before any part of it runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,19 +40,20 @@ use super::record::Record;
 use super::rules::NodeSettings;
 use crate::model::types::{FencingToken, Ttl};
 
-/// Of the format. A master that speaks another one refuses the call.
+/// The version of the format. A master with another version refuses the call.
 pub const VERSION: u8 = 1;
 
-/// Of what stands under the key of a lock, in bytes: a label and metadata of 8 KiB, as earlier versions took them. Of another
-/// client's value, which may be anything, a vote has no more than this.
+/// The longest stored value of a lock, in bytes: a label and 8 KiB of metadata, as earlier versions
+/// accepted. Another client's value can be longer; a vote carries no more than this of it.
 pub(crate) const LONGEST_VALUE: usize = 8 * 1024 + 256;
 
-/// What is equal in every call of a session, codec.
+/// The encoded part that is equal in every call of a session.
 #[derive(Debug, Clone)]
 pub struct Header(Vec<u8>);
 
 impl Header {
-    /// For nodes that show this marker under this key. What is longer than 65,535 bytes is cut; nothing of ours is.
+    /// A header for a node with this marker under this key. Each text is cut at 65,535 bytes; ours
+    /// are shorter.
     pub fn new(marker_key: &str, marker: &str, channel: &str, settings: &NodeSettings) -> Self {
         let mut bytes = vec![VERSION];
         for part in [marker_key, marker, channel] {
@@ -56,7 +65,7 @@ impl Header {
     }
 }
 
-/// One call for many operations; not more than 65,535.
+/// Encodes one call with at most 65,535 operations.
 pub fn pack_call<'a>(
     header: &Header,
     ops: impl ExactSizeIterator<Item = &'a Arc<Op>> + Clone,
@@ -86,7 +95,7 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
             let code = match (scope, tell.is_some()) {
                 (ReleaseScope::Proposal, true) => b'V',
                 (ReleaseScope::Proposal, false) => b'U',
-                // Nobody waits for what had no majority.
+                // No waiter waits for a grant without a majority.
                 (ReleaseScope::Grant, _) => b'X',
                 (ReleaseScope::Holder, true) => b'N',
                 (ReleaseScope::Holder, false) => b'R',
@@ -119,33 +128,33 @@ fn put_text(bytes: &mut Vec<u8>, text: &[u8]) {
     bytes.extend_from_slice(text);
 }
 
-/// A call as a master reads it.
+/// A decoded call.
 #[derive(Debug)]
 pub struct Call {
-    /// Where the marker is, and what must stand there.
+    /// The key of the marker.
     pub marker_key: Bytes,
-    /// See `marker_key`.
+    /// The marker that must stand there.
     pub marker: Bytes,
-    /// Where hints are published.
+    /// The channel for hints.
     pub channel: Bytes,
-    /// D and the grace of fences.
+    /// `max_clock_skew` and the grace of watermarks.
     pub settings: NodeSettings,
-    /// In the order in which they run.
+    /// The operations, in the order in which they run.
     pub ops: Vec<Op>,
 }
 
-/// Bytes that are no call, or one of another version.
+/// Why bytes are no call of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Another version of the format.
     #[error("the call has version {0} and not {VERSION}")]
     Version(u8),
-    /// Cut off, or not of this form.
+    /// The bytes are cut off or have another form.
     #[error("the call is malformed")]
     Call,
 }
 
-/// Reads a call; what it gives refers to the same buffer.
+/// Decodes a call. The result shares the buffer of `bytes`.
 ///
 /// # Errors
 /// The bytes are not exactly one call.
@@ -165,9 +174,9 @@ fn whole_call(bytes: &mut Bytes) -> Option<Call> {
     let max_clock_skew = Duration::from_micros(bytes.try_get_u64_le().ok()?);
     let fence_grace = Duration::from_millis(bytes.try_get_u64_le().ok()?);
     let settings =
-        NodeSettings::default().with_max_clock_offset(max_clock_skew).with_fence_grace(fence_grace);
+        NodeSettings::default().with_max_clock_skew(max_clock_skew).with_fence_grace(fence_grace);
     let count = bytes.try_get_u16_le().ok()?;
-    // The count is not believed: no operation takes less than this.
+    // The count is not trusted: an operation takes at least 9 bytes.
     let mut ops = Vec::with_capacity(usize::from(count).min(bytes.len() / 9));
     for _ in 0..count {
         ops.push(unpack_op(bytes)?);
@@ -225,11 +234,11 @@ fn take_text(bytes: &mut Bytes) -> Option<Bytes> {
     (length <= bytes.len()).then(|| bytes.split_to(length))
 }
 
-/// The answer to a call in the making.
+/// Builds the answer to a call.
 pub struct AnswerPacker(Vec<u8>);
 
 impl AnswerPacker {
-    /// Before the first vote. Without operations the error of a write follows instead, see [`AnswerPacker::write_error`].
+    /// Starts an answer. Votes follow, or without operations [`AnswerPacker::write_error`].
     pub fn new(time_micros: u64, is_admitted: bool) -> Self {
         let mut bytes = Vec::with_capacity(64);
         bytes.push(VERSION);
@@ -238,12 +247,12 @@ impl AnswerPacker {
         Self(bytes)
     }
 
-    /// The error that a write ends with; empty when it works.
+    /// Adds the error that writes end with; empty when writes succeed.
     pub fn write_error(&mut self, error: &str) {
         put_text(&mut self.0, error.as_bytes());
     }
 
-    /// The next vote.
+    /// Adds the next vote.
     pub fn vote(&mut self, vote: &Vote) {
         let answer = &mut self.0;
         let mut holding = |code, holding: &Holding| {
@@ -278,7 +287,7 @@ impl AnswerPacker {
         }
     }
 
-    /// The answer.
+    /// The finished bytes.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
@@ -288,7 +297,8 @@ fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What a master answered to a call of so many operations. `None` when that is no answer: then nothing is known of what ran.
+/// Decodes the answer to a call with this many operations. `None` means malformed: then it is
+/// unknown which operations ran.
 pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
     if bytes.try_get_u8().ok()? != VERSION {
         return None;
@@ -311,10 +321,10 @@ fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {
         2 => Vote::Held(take_holding(bytes)?),
         11 => Vote::Yours(take_holding(bytes)?),
         7 => Vote::Found(take_holding(bytes)?),
-        // Perhaps with the mark of an extension after it.
+        // A mark (`+` or `!`) may follow the token.
         3 => match take_text(bytes)?.get(..FencingToken::TEXT_LEN).and_then(FencingToken::parse) {
             Some(fence) => Vote::Stale { fence },
-            None => failed(Reason::Error, Effect::None, "the fence holds no fencing token"),
+            None => failed(Reason::Error, Effect::None, "the watermark holds no fencing token"),
         },
         4 => Vote::Extended {
             expires_in: Duration::from_millis(u64::try_from(bytes.try_get_i64_le().ok()?).ok()?),
@@ -327,15 +337,15 @@ fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {
             Effect::None,
             "the fencing token is too far from the node's own time",
         ),
-        // An operation stops at its first error and undoes what it set before, with one exception that only a broken disk
-        // can cause; so the careful word.
+        // An operation stops at its first error and undoes its earlier writes. Only a broken disk
+        // can prevent the undo, so the effect is `Possible`.
         10 => failed(Reason::Error, Effect::Possible, &String::from_utf8_lossy(&take_text(bytes)?)),
         _ => return None,
     })
 }
 
 fn take_holding(bytes: &mut Bytes) -> Option<Holding> {
-    // Negative is a key without expiry; a key that is gone between two reads of one step cannot be.
+    // Negative means a key without expiry. A key cannot vanish between two reads of one step.
     let left = bytes.try_get_i64_le().ok()?;
     let length = usize::try_from(bytes.try_get_u32_le().ok()?).ok()?;
     let record = (length <= bytes.len()).then(|| bytes.split_to(length))?;

@@ -1,21 +1,23 @@
-//! What the worker of a node does next. Events go in, actions come out, and there is one deadline: no task is spawned here,
-//! nothing is awaited, and no client is known. So the same driver runs on a real master and in a simulation.
+//! Decides what the worker of a node does next. Events go in, actions come out, and there is one
+//! deadline. The driver spawns nothing, awaits nothing and knows no Redis client. So the same
+//! driver runs on a real master and in a simulation.
 //!
 //! ```text
-//!            connect          look, swap marker, look, …     load
-//!  Paused ───────────► Asking ─────────────────────► Asking ──────► Serving
-//!    ▲                   │ ▲                            │              │
-//!    │                   ▼ │ every second, or when told │              │
-//!    │                Quarantined                       │              │
-//!    └────────────────── any error, any ineligible node ◄────┴──────────────┘
+//!         connect         probe, swap marker, probe, …         loaded
+//! Paused ───────► Asking ─────────────────────────────► Loading ──────► Serving
+//!    ▲              │ ▲                                    │               │
+//!    │              ▼ │ every second, or on a report       │               │
+//!    │           Quarantined                               │               │
+//!    └──────────────┴───── any error, or ineligible ───────┴───────────────┘
 //! ```
 //!
-//! A session that votes begins on a connection that was just opened, and ends when the node's name is seen to lead to
-//! another process: two processes under one name must not vote side by side.
+//! A session that votes begins on a connection that was just opened. It ends when the node's name
+//! leads to another process: two processes under one name must not vote side by side.
 //!
-//! While a node does not serve, what is submitted is refused at once, as not sent. At the first error the connection is
-//! dropped, what was under way on it is answered with "unknown", and everything begins again. What is known of the node
-//! (which quarantine stands, and since when this process has seen it) outlives connections.
+//! While a node does not serve, operations fail at once, as not sent. At the first error the driver
+//! drops the connection, answers the calls under way with "unknown" and starts again. The driver's
+//! knowledge of the node (which quarantine stands, and since when this gateway has seen it)
+//! outlives connections.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +28,7 @@ use tokio::time::Instant;
 
 use super::Task;
 use super::calls::{Call, Calls, fail_all};
-use super::clock_drift::{RanAhead, Rate, Reading};
+use super::clock_drift::{ClockDrift, RanAhead, Reading};
 use super::eligibility::{
     EarlyEnd, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN,
     NextStep, Suspicion,
@@ -41,71 +43,75 @@ use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 use crate::model::clock::lead_left;
 use crate::model::types::FencingToken;
 
-/// How often a node is asked about itself again, and an idle connection is tried. A client's own watch does not fire while
-/// the socket's send buffer is full.
+/// How often a serving node is probed, and an idle connection tested with a call. A client's own
+/// watch does not fire while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Backoff between two attempts to connect, doubled from the first to the last.
+/// Backoff between two attempts to connect, doubled from the first value to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
-/// How soon a node that is ineligible is looked at again.
-const UNFIT_PAUSE: Duration = Duration::from_secs(1);
-/// How long a node whose clock ran ahead gives no votes at once: the clocks of all others are read in that time.
+/// How soon an ineligible node is probed again.
+const INELIGIBLE_PAUSE: Duration = Duration::from_secs(1);
+/// How long a node whose clock ran ahead does not vote. All other clocks are read in that time.
 const COMPARE: Duration = Duration::from_millis(2_500);
-/// A session that lasted this long was a good one: the next back-off begins small.
+/// A session that lasted this long was good: the next backoff starts small.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
-/// How often a node in quarantine is looked at. Another process may have admitted it, or it may have lost its data again.
+/// How often a node in quarantine is probed. Another gateway may have admitted the node, or the
+/// node may have lost its data again.
 const POLL: Duration = Duration::from_secs(1);
-/// The same for a node that is said to be new: whether another process has put that right is asked before it is believed.
+/// The same for a node that is declared new. Another gateway can correct that, and must have time
+/// to do so before the node is admitted.
 const POLL_NEW: Duration = Duration::from_millis(250);
-/// Markers put in a row. More mean that somebody else keeps changing them.
+/// Markers put in a row. More mean that other gateways or programs keep changing the marker.
 const MAX_PUTS: u32 = 8;
 
 const _: () = assert!(
     BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis()
 );
 
-/// What a driver needs to know beside the eligibility.
+/// The settings of a driver beside the eligibility.
 #[derive(Debug, Clone)]
 pub struct DriverSettings {
-    /// A call that takes longer ends the session. Rounds must have given up by then.
+    /// A call that takes longer ends the session. Rounds must have ended by then.
     pub call_deadline: Duration,
-    /// The same for connecting, and for a question that is no call: a link may need several round trips for one.
+    /// The same for connecting, and for requests other than calls; one of those may need several
+    /// round trips.
     pub question_deadline: Duration,
-    /// D: a clock further than this from ours makes the node refuse our fencing tokens.
+    /// A clock further than this from ours makes the node refuse our fencing tokens.
     pub max_clock_skew: Duration,
-    /// A node whose quickest answer took longer is a far one, with several calls under way.
+    /// A node whose quickest answer takes at least this long counts as far, and has several calls
+    /// under way.
     pub overlap_above: Duration,
-    /// By how much of the time that passes a clock may run ahead.
+    /// The fraction of elapsed time by which a clock may run ahead.
     pub drift_factor: f64,
-    /// Shared with the drivers of the other masters.
+    /// Shared by the drivers of all masters.
     pub node_registry: Arc<NodeRegistry>,
-    /// All of them, but in a test that shows what one is good for.
+    /// All rules, except in tests that switch one off.
     pub rules: SafetyRules,
 }
 
-/// What happened to the connection.
+/// An event on the connection, or a report from outside.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The answer to [`Action::Connect`].
+    /// The result of [`Action::Connect`].
     Connected(Result<(), LinkError>),
-    /// To [`Action::Look`].
-    Looked(Result<ProbeReply, LinkError>),
-    /// To [`Action::SwapMarker`].
+    /// The result of [`Action::Probe`].
+    Probed(Result<ProbeReply, LinkError>),
+    /// The result of [`Action::SwapMarker`].
     Swapped(Result<Swapped, LinkError>),
-    /// To [`Action::Load`].
+    /// The result of [`Action::Load`].
     Loaded(Result<Engine, LinkError>),
-    /// To the oldest [`Action::Call`] that is under way.
+    /// The result of the oldest [`Action::Call`] under way.
     Answered(Result<Answer, LinkError>),
-    /// To [`Action::Follow`].
+    /// The result of [`Action::Follow`].
     Followed(Result<ProbeReply, LinkError>),
-    /// The connection has ended by itself.
+    /// The connection has ended by itself, for this reason.
     Closed(String),
-    /// An operator's word that the cluster is brand-new was confirmed by looking at all nodes.
+    /// Probes of all nodes confirmed that the cluster is brand-new, as an operator declared.
     BootstrapConfirmed,
-    /// While this marker stood, the node was given back what it had lost.
-    RecoveryAnswer(String),
+    /// Recovery restored the node's lost locks while this marker stood.
+    Recovered(String),
 }
 
-/// What is to be done with the connection.
+/// An action of the worker on the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Connect,
@@ -115,31 +121,32 @@ pub(super) enum Action {
         run_id: String,
         marker: String,
     },
-    /// What to say is [`Driver::newest_call`].
+    /// Send the operations of [`Driver::newest_call`].
     Call,
-    /// Look over a connection of its own, which ends then. One that is still under way is late, and is given up.
+    /// Resolve the name again: probe over a separate connection, which then ends. An earlier one
+    /// that is still under way is late, and is dropped.
     Follow,
-    /// The connection goes, with all that is under way on it.
+    /// Drop the connection, with everything under way on it.
     Disconnect,
 }
 
 enum Phase {
-    /// There is no connection.
+    /// No connection; the next attempt is due then.
     Paused {
         until: Instant,
     },
-    /// One question is under way, and its answer decides what follows.
+    /// One request is under way, and its result decides the next step.
     Asking {
         until: Instant,
     },
-    /// The same; the node votes when its script is loaded.
+    /// The script is being loaded; then the node votes.
     Loading {
         until: Instant,
         facts: Box<Facts>,
         marker: String,
         is_caught_up: bool,
     },
-    /// Connected. The node is looked at again then.
+    /// Connected; the node is probed again then.
     Quarantined {
         until: Instant,
     },
@@ -150,28 +157,28 @@ struct Serving {
     since: Instant,
     run_id: String,
     marker: String,
-    /// When the name is followed again, and since when it is.
+    /// When the name is resolved again. `following` is when the check under way began.
     follow: Instant,
     following: Option<Instant>,
     heartbeat: Instant,
-    /// When a look that is under way beside the calls has taken too long.
-    look_until: Option<Instant>,
+    /// When a probe under way beside the calls is overdue.
+    probe_until: Option<Instant>,
     /// When the last call was answered.
     answered: Instant,
 }
 
-/// Why there is no session.
+/// Why a session ended or could not begin.
 enum Outage {
     Unreachable(String),
-    /// Its clock ran ahead of ours.
+    /// The node's clock ran ahead of ours.
     RanAhead(RanAhead),
-    Unfit(Diagnosis),
+    Ineligible(Diagnosis),
 }
 
 impl From<LinkError> for Outage {
     fn from(error: LinkError) -> Self {
         match error.remedy {
-            Some(_) => Self::Unfit(error.into()),
+            Some(_) => Self::Ineligible(error.into()),
             None => Self::Unreachable(error.detail),
         }
     }
@@ -183,28 +190,33 @@ pub(super) struct Driver {
     eligibility: Eligibility,
     phase: Phase,
     actions: VecDeque<Action>,
-    /// When the connection was opened, and whether that was for the eligibility which is under way.
+    /// When the connection was opened. `is_fresh` is whether it was opened for the admission under
+    /// way.
     connected: Instant,
     is_fresh: bool,
-    /// The next back-off.
-    pause: Duration,
+    /// The next backoff.
+    backoff: Duration,
     /// The quarantine marker that was last reported.
     reported: Option<String>,
-    /// The quarantine marker under which the node was given back what it had lost.
+    /// The quarantine marker under which the node was recovered.
     recovered: Option<String>,
-    /// The quarantine marker of which it was confirmed that the node is new. A connection that breaks must not lose the word.
+    /// The quarantine marker of a node that was confirmed as new. The confirmation survives a lost
+    /// connection.
     bootstrap_confirmed: Option<String>,
     /// Markers put since the last quarantine or connection.
     puts: u32,
     calls: Calls,
-    rate: Rate,
-    /// When the look that is under way was asked for, on the monotonic clock.
-    look_asked: Duration,
-    /// When a process that voted last answered, on the monotonic clock; with its run_id.
+    clock_drift: ClockDrift,
+    /// When the probe under way was sent, on the monotonic clock.
+    probe_sent: Duration,
+    /// The run_id of the latest process that voted, and when it last answered, on the monotonic
+    /// clock.
     answered: Option<(String, Duration)>,
-    /// Its clock did, and the others' are waited for; with the marker that stood then.
+    /// The node's clock ran ahead, and the other clocks are being read. The marker is the one that
+    /// stood then.
     ran_ahead: Option<(RanAhead, Option<String>)>,
-    /// How far fencing tokens were ahead of our wall clock when one was last sent, in microseconds.
+    /// How far our fencing tokens were ahead of our wall clock, in microseconds, and when one was
+    /// last sent.
     lead: (u64, Instant),
 }
 
@@ -218,7 +230,7 @@ impl Driver {
     ) -> Self {
         let report = Reporter::new(name, settings.max_clock_skew, env);
         let calls = Calls::new(settings.overlap_above);
-        let rate = Rate::new(settings.drift_factor, eligibility.max_ttl());
+        let clock_drift = ClockDrift::new(settings.drift_factor, eligibility.max_ttl());
         Self {
             settings,
             report,
@@ -227,14 +239,14 @@ impl Driver {
             actions: VecDeque::new(),
             connected: now,
             is_fresh: false,
-            pause: BACKOFF.0,
+            backoff: BACKOFF.0,
             reported: None,
             recovered: None,
             bootstrap_confirmed: None,
             puts: 0,
             calls,
-            rate,
-            look_asked: Duration::ZERO,
+            clock_drift,
+            probe_sent: Duration::ZERO,
             answered: None,
             ran_ahead: None,
             lead: (0, now),
@@ -242,43 +254,46 @@ impl Driver {
     }
 
     pub(super) fn status(&self) -> watch::Receiver<NodeStatus> {
-        self.report.feed()
+        self.report.subscribe()
     }
 
     pub(super) fn next_action(&mut self) -> Option<Action> {
         let action = self.actions.pop_front();
         if action == Some(Action::Probe) {
-            self.look_asked = self.report.env.clock.monotonic();
+            self.probe_sent = self.report.env.clock.monotonic();
         }
         action
     }
 
-    /// When [`Driver::tick`] has something to do, if nothing happens before.
+    /// When [`Driver::tick`] is due, if no event comes earlier.
     pub(super) fn deadline(&self) -> Instant {
         match &self.phase {
             Phase::Paused { until }
             | Phase::Asking { until }
             | Phase::Loading { until, .. }
             | Phase::Quarantined { until } => *until,
-            Phase::Serving(Serving { heartbeat, follow, look_until, .. }) => {
-                let call = self.calls.oldest().map(|at| at + self.settings.call_deadline);
-                [*look_until, call].into_iter().flatten().fold(*heartbeat.min(follow), Instant::min)
+            Phase::Serving(Serving { heartbeat, follow, probe_until, .. }) => {
+                let call = self.calls.oldest_sent().map(|at| at + self.settings.call_deadline);
+                [*probe_until, call]
+                    .into_iter()
+                    .flatten()
+                    .fold(*heartbeat.min(follow), Instant::min)
             }
         }
     }
 
-    /// Whether an answer is late that the driver waits for.
+    /// Whether an answer that the driver waits for is late.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         match &self.phase {
             Phase::Paused { .. } | Phase::Quarantined { .. } => false,
             Phase::Asking { until } | Phase::Loading { until, .. } => *until <= now,
             Phase::Serving(serving) => {
-                serving.look_until.is_some_and(|until| until <= now) || self.call_is_late(now)
+                serving.probe_until.is_some_and(|until| until <= now) || self.call_is_late(now)
             }
         }
     }
 
-    /// Does what is due; nothing when nothing is.
+    /// Does everything that is due.
     pub(super) fn tick(&mut self, now: Instant) {
         if now < self.deadline() {
             return;
@@ -291,10 +306,10 @@ impl Driver {
             Phase::Quarantined { .. } => self.ask(Action::Probe, now),
             Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
-                // As late as it is: a machine that stood still does not make up for what it missed.
+                // Counted from now: a machine that stood still does not make up for missed checks.
                 if serving.follow <= now {
                     serving.follow = now + NAME_IS_FOLLOWED_EVERY;
-                    // A far one is given the time that it takes.
+                    // A slow check keeps its whole deadline.
                     let is_late = serving
                         .following
                         .is_some_and(|since| since + self.settings.question_deadline <= now);
@@ -309,13 +324,13 @@ impl Driver {
                     return;
                 }
                 serving.heartbeat = now + HEARTBEAT;
-                if serving.look_until.is_none() {
-                    serving.look_until = Some(now + self.settings.question_deadline);
+                if serving.probe_until.is_none() {
+                    serving.probe_until = Some(now + self.settings.question_deadline);
                     self.actions.push_back(Action::Probe);
                 }
-                // A call without operations: it notices a dead connection, a restart, a lost marker, and that nothing can be
-                // written. Where calls are under way, they tell.
-                if self.calls.none_under_way() || self.report.refuses_writes() {
+                // The heartbeat: it detects a dead connection, a restart, a lost marker and refused
+                // writes. Calls under way detect these too, except that writes work again.
+                if self.calls.is_idle() || self.report.refuses_writes() {
                     self.send(Vec::new(), now);
                 }
             }
@@ -331,7 +346,7 @@ impl Driver {
                 self.ask(Action::Probe, now);
                 Ok(())
             }
-            Event::Looked(Ok(look)) => self.looked(look, now),
+            Event::Probed(Ok(reply)) => self.probed(reply, now),
             Event::Swapped(Ok(Swapped::Done | Swapped::OtherMarker)) => {
                 self.ask(Action::Probe, now);
                 Ok(())
@@ -345,17 +360,18 @@ impl Driver {
                 Ok(())
             }
             Event::Answered(answer) => self.answered(answer, now),
-            Event::Followed(looked) => self.followed(looked, now),
+            Event::Followed(reply) => self.followed(reply, now),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
-                // Also while it reconnects: the word is for the quarantine that was reported, and for no other.
+                // Also while the driver reconnects. The confirmation is only for the reported
+                // quarantine.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
                     self.ask(Action::Probe, now);
                 }
                 Ok(())
             }
-            Event::RecoveryAnswer(marker) => {
+            Event::Recovered(marker) => {
                 self.recovered = Some(marker);
                 if let Phase::Quarantined { .. } = self.phase {
                     self.ask(Action::Probe, now);
@@ -363,7 +379,7 @@ impl Driver {
                 Ok(())
             }
             Event::Connected(Err(error))
-            | Event::Looked(Err(error))
+            | Event::Probed(Err(error))
             | Event::Swapped(Err(error))
             | Event::Loaded(Err(error)) => Err(error.into()),
         };
@@ -377,54 +393,55 @@ impl Driver {
         self.phase = Phase::Asking { until: now + self.settings.question_deadline };
     }
 
-    fn looked(
+    fn probed(
         &mut self,
         ProbeReply { facts, marker, is_caught_up }: ProbeReply,
         now: Instant,
     ) -> Result<(), Outage> {
-        self.report.memory(&facts, self.look_asked);
-        self.read_clock(&facts, marker.as_deref())?;
+        self.report.memory(&facts, self.probe_sent);
+        self.check_clock(&facts, marker.as_deref())?;
         if self.is_serving() {
-            return self.looked_while_serving(&facts, marker.as_deref(), is_caught_up);
+            return self.probed_while_serving(&facts, marker.as_deref(), is_caught_up);
         }
         self.report.process(&facts);
         if !facts.run_id.is_empty()
             && let Err(other) = self.settings.node_registry.claim(&self.report.name, &facts.run_id)
         {
             let why = format!(
-                "the process that answers here answers as {other} too; a quorum needs independent masters"
+                "the process that answers here answers as {other} too; a quorum needs independent \
+                 masters"
             );
-            return Err(Outage::Unfit(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
+            return Err(Outage::Ineligible(Diagnosis::new(why, Remedy::NameEachNodeOnce)));
         }
         let seen = Moment::of(self.report.env.clock.as_ref());
-        self.compare_with_former(&facts, seen.monotonic);
-        let is_of = |word: &Option<String>| marker.is_some() && *word == marker;
-        let early = if is_of(&self.recovered) {
-            Some(EarlyEnd::RecoveryAnswer)
+        self.compare_with_earlier(&facts, seen.monotonic);
+        let is_for = |stood: &Option<String>| marker.is_some() && *stood == marker;
+        let early = if is_for(&self.recovered) {
+            Some(EarlyEnd::Recovered)
         } else {
-            is_of(&self.bootstrap_confirmed).then_some(EarlyEnd::BrandNew)
+            is_for(&self.bootstrap_confirmed).then_some(EarlyEnd::BrandNew)
         };
-        match self.eligibility.look(
+        match self.eligibility.next_step(
             &facts,
             marker.as_deref(),
             seen,
             early,
             self.report.env.entropy.as_ref(),
         ) {
-            NextStep::Refuse(diagnosis) => return Err(Outage::Unfit(diagnosis)),
+            NextStep::Refuse(diagnosis) => return Err(Outage::Ineligible(diagnosis)),
             NextStep::Put { from, to } => {
                 self.puts += 1;
                 if self.puts > MAX_PUTS {
                     let reason =
                         "its marker keeps changing: several gateways or programs disagree about it";
-                    return Err(Outage::Unfit(Diagnosis::new(reason, Remedy::ReadOtherLogs)));
+                    return Err(Outage::Ineligible(Diagnosis::new(reason, Remedy::ReadOtherLogs)));
                 }
                 self.ask(
                     Action::SwapMarker(MarkerSwap {
                         run_id: facts.run_id,
                         from,
                         to,
-                        looked_micros: facts.time_micros,
+                        probed_micros: facts.time_micros,
                     }),
                     now,
                 );
@@ -448,7 +465,7 @@ impl Driver {
                     until: now + left.min(poll).max(Duration::from_millis(1)),
                 };
             }
-            // The name may have moved while the node waited.
+            // The name may have moved during the wait.
             NextStep::Admit { .. }
                 if !self.is_fresh && self.connected + NAME_IS_FOLLOWED_EVERY <= now =>
             {
@@ -468,10 +485,11 @@ impl Driver {
         Ok(())
     }
 
-    /// At the first look at another process: one that was started before the former one last answered need not have read
-    /// all that the former one granted.
-    fn compare_with_former(&mut self, facts: &Facts, now: Duration) {
-        let Some((_, answered)) = self.answered.take_if(|(former, _)| *former != facts.run_id)
+    /// Compares a new process with the one that voted before, at the first probe. A new process
+    /// that started before the earlier one last answered may have read the file too early. It may
+    /// then lack later grants.
+    fn compare_with_earlier(&mut self, facts: &Facts, now: Duration) {
+        let Some((_, answered)) = self.answered.take_if(|(earlier, _)| *earlier != facts.run_id)
         else {
             return;
         };
@@ -487,42 +505,50 @@ impl Driver {
         }
     }
 
-    /// What may change while a session lasts: the eviction policy, evictions, the role, the durability.
-    fn looked_while_serving(
+    /// Checks what may change during a session: eviction policy, evictions, role, durability.
+    fn probed_while_serving(
         &mut self,
         facts: &Facts,
         marker: Option<&str>,
         is_caught_up: bool,
     ) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
-        serving.look_until = None;
+        serving.probe_until = None;
         self.report.evictions(facts.evicted_keys);
         let seen = Moment::of(self.report.env.clock.as_ref());
-        match self.eligibility.look(facts, marker, seen, None, self.report.env.entropy.as_ref()) {
+        match self.eligibility.next_step(
+            facts,
+            marker,
+            seen,
+            None,
+            self.report.env.entropy.as_ref(),
+        ) {
             NextStep::Admit { marker } if marker == serving.marker => {
                 if is_caught_up {
                     self.report.caught_up();
                 }
                 Ok(())
             }
-            NextStep::Refuse(diagnosis) => Err(Outage::Unfit(diagnosis)),
+            NextStep::Refuse(diagnosis) => Err(Outage::Ineligible(diagnosis)),
             NextStep::Admit { .. } | NextStep::Put { .. } | NextStep::Wait { .. } => {
-                Err(Outage::Unreachable("its state has changed: it is looked at again".into()))
+                Err(Outage::Unreachable("its state has changed: it is being probed again".into()))
             }
         }
     }
 
-    /// Locks end by the node's clock: when that runs ahead they end early, and it may have lost them. It gives no votes
-    /// until the other clocks were read, which tell whether it was ours that ran slow.
-    fn read_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
+    /// Compares the node's clock with ours. Locks end by the node's clock: when it runs ahead,
+    /// locks end early and may be lost. The node stops voting until the other clocks have been
+    /// read, which shows whether our own clock ran slow.
+    fn check_clock(&mut self, facts: &Facts, marker: Option<&str>) -> Result<(), Outage> {
         if facts.time_micros == 0 || !self.settings.rules.rate_is_checked {
             return Ok(());
         }
         let name = &self.report.name;
-        let asked = self.look_asked;
+        let asked = self.probe_sent;
         let answered = self.report.env.clock.monotonic();
-        let ran_ahead = self.rate.read(Reading { asked, answered, node_micros: facts.time_micros });
-        self.settings.node_registry.read(name, answered, ran_ahead);
+        let ran_ahead =
+            self.clock_drift.read(Reading { asked, answered, node_micros: facts.time_micros });
+        self.settings.node_registry.note_clock(name, answered, ran_ahead);
         if let Some((ran, stood)) = self.ran_ahead.take() {
             if self.settings.node_registry.ran_alike(name, ran) {
                 self.report.our_clock_ran_slow(ran.by);
@@ -533,7 +559,7 @@ impl Driver {
         }
         match ran_ahead {
             Some(ran) => {
-                self.rate.forget();
+                self.clock_drift.reset();
                 self.ran_ahead = Some((ran, marker.map(str::to_owned)));
                 Err(Outage::RanAhead(ran))
             }
@@ -541,22 +567,22 @@ impl Driver {
         }
     }
 
-    /// What cannot be seen tells nothing: a node that takes no more connections votes on.
+    /// A failed check proves nothing: a node that accepts no more connections keeps voting.
     fn followed(
         &mut self,
-        looked: Result<ProbeReply, LinkError>,
+        reply: Result<ProbeReply, LinkError>,
         now: Instant,
     ) -> Result<(), Outage> {
         let Phase::Serving(serving) = &mut self.phase else { return Ok(()) };
         let took = serving.following.take().map(|since| now.saturating_duration_since(since));
-        let Ok(ProbeReply { facts, .. }) = looked else { return Ok(()) };
+        let Ok(ProbeReply { facts, .. }) = reply else { return Ok(()) };
         if let Some(took) = took.filter(|took| *took > NAME_IS_FOLLOWED_WITHIN) {
             self.report.followed_slowly(took);
         }
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
-        // The former one is still there.
+        // The earlier process is still alive.
         self.contest();
         Err(Outage::Unreachable("its name leads to another process now".into()))
     }
@@ -564,7 +590,7 @@ impl Driver {
     fn loaded(&mut self, now: Instant) {
         let phase = std::mem::replace(&mut self.phase, Phase::Paused { until: now });
         let Phase::Loading { facts, marker, is_caught_up, .. } = phase else {
-            unreachable!("only a script that was asked for is loaded")
+            unreachable!("only a requested script is loaded")
         };
         self.is_fresh = false;
         self.report.admitted(&facts, &marker, is_caught_up);
@@ -575,17 +601,17 @@ impl Driver {
             follow: self.connected + NAME_IS_FOLLOWED_EVERY,
             following: None,
             heartbeat: now + HEARTBEAT,
-            look_until: None,
+            probe_until: None,
             answered: now,
         });
-        // Tells how far the node is before there is work that would make it look farther.
+        // Measures the distance of the node before load could make it look farther.
         self.send(Vec::new(), now);
     }
 
     fn timed_out(&mut self, now: Instant) {
         let why = "no answer in time";
         if self.call_is_late(now)
-            && let Some(call) = self.calls.answered()
+            && let Some(call) = self.calls.take_answered()
         {
             if !call.tasks.is_empty() {
                 let elapsed = now.saturating_duration_since(call.at);
@@ -597,17 +623,17 @@ impl Driver {
     }
 
     fn call_is_late(&self, now: Instant) -> bool {
-        self.calls.oldest().is_some_and(|at| at + self.settings.call_deadline <= now)
+        self.calls.oldest_sent().is_some_and(|at| at + self.settings.call_deadline <= now)
     }
 
     fn end_session(&mut self, outage: Outage, now: Instant) {
         self.is_fresh = false;
-        self.calls.give_up();
+        self.calls.fail_all_lost();
         self.actions.clear();
         self.actions.push_back(Action::Disconnect);
         if let Phase::Serving(Serving { since, run_id, answered, .. }) = &self.phase {
             if now.saturating_duration_since(*since) >= GOOD_SESSION {
-                self.pause = BACKOFF.0;
+                self.backoff = BACKOFF.0;
             }
             let ago = now.saturating_duration_since(*answered);
             self.answered =
@@ -615,12 +641,12 @@ impl Driver {
         }
         let pause = match &outage {
             Outage::Unreachable(_) => {
-                self.pause.mul_f64(0.5 + 0.5 * self.report.env.entropy.unit())
+                self.backoff.mul_f64(0.5 + 0.5 * self.report.env.entropy.unit())
             }
             Outage::RanAhead(_) => COMPARE,
-            Outage::Unfit(_) => UNFIT_PAUSE,
+            Outage::Ineligible(_) => INELIGIBLE_PAUSE,
         };
-        self.pause = (self.pause * 2).min(BACKOFF.1);
+        self.backoff = (self.backoff * 2).min(BACKOFF.1);
         self.phase = Phase::Paused { until: now + pause };
         let (state, diagnosis) = match outage {
             Outage::Unreachable(why) => (NodeState::Connecting, Diagnosis::without_remedy(why)),
@@ -628,26 +654,27 @@ impl Driver {
                 let ms = ran.by.as_millis();
                 let seconds = (ran.to - ran.from).as_secs_f64();
                 let why = format!(
-                    "its clock ran {ms} ms ahead of ours in {seconds:.1} s: it is compared with the others'"
+                    "its clock ran {ms} ms ahead of ours in {seconds:.1} s: the other nodes' \
+                     clocks are being read"
                 );
                 (NodeState::Connecting, Diagnosis::without_remedy(why))
             }
-            Outage::Unfit(diagnosis) => (NodeState::Refused, diagnosis),
+            Outage::Ineligible(diagnosis) => (NodeState::Refused, diagnosis),
         };
         self.report.cannot_vote(state, &diagnosis);
     }
 }
 
-/// Operations, from their submission to their votes.
+/// Operations, from submission to vote.
 impl Driver {
     pub(super) fn is_serving(&self) -> bool {
         matches!(self.phase, Phase::Serving(_))
     }
 
-    /// Whether [`Driver::submit`] has room for what comes.
+    /// Whether [`Driver::submit`] has room for more operations.
     pub(super) fn accepts(&self) -> bool {
-        // Without a session, to be refused.
-        !self.is_serving() || self.calls.accept()
+        // Without a session operations fail at once, so there is always room.
+        !self.is_serving() || self.calls.accepts()
     }
 
     /// How many operations wait to be sent.
@@ -655,17 +682,17 @@ impl Driver {
         self.calls.waiting()
     }
 
-    /// Whether all that was submitted is answered.
+    /// Whether every submitted operation has its vote.
     pub(super) fn is_drained(&self) -> bool {
-        self.calls.none_under_way() && self.calls.waiting() == 0
+        self.calls.is_idle() && self.calls.waiting() == 0
     }
 
     /// Whether calls are under way.
     pub(super) fn has_calls(&self) -> bool {
-        !self.calls.none_under_way()
+        !self.calls.is_idle()
     }
 
-    /// Takes operations. While there is no session they hear at once that nothing was sent.
+    /// Takes operations. Without a session they fail at once, as not sent.
     pub(super) fn submit(&mut self, tasks: impl Iterator<Item = Task>) {
         if self.is_serving() {
             return self.calls.submit(tasks);
@@ -679,20 +706,20 @@ impl Driver {
         fail_all(tasks, reason, Effect::None, &status.detail);
     }
 
-    /// Whether [`Driver::call`] has something to send.
+    /// Whether [`Driver::call`] has operations to send.
     pub(super) fn wants_call(&self) -> bool {
-        self.calls.want_call()
+        self.calls.wants_call()
     }
 
-    /// Sends as much of what waits as goes into one call.
+    /// Sends the waiting operations that fit into one call.
     pub(super) fn call(&mut self, now: Instant) {
-        let tasks = self.calls.next(now);
+        let tasks = self.calls.take_next(now);
         if self.is_serving() && !tasks.is_empty() {
             self.send(tasks, now);
         }
     }
 
-    /// What the [`Action::Call`] that was just taken says.
+    /// The operations of the latest [`Action::Call`].
     pub(super) fn newest_call(&self) -> &[Task] {
         self.calls.newest()
     }
@@ -703,14 +730,14 @@ impl Driver {
     }
 
     fn answered(&mut self, answer: Result<Answer, LinkError>, now: Instant) -> Result<(), Outage> {
-        let Some(Call { tasks, at }) = self.calls.answered() else { return Ok(()) };
+        let Some(Call { tasks, at }) = self.calls.take_answered() else { return Ok(()) };
         let elapsed = now.saturating_duration_since(at);
         if !tasks.is_empty() {
             self.report.env.observer.node_call(&self.report.name, tasks.len(), elapsed);
         }
         let answer = match answer {
             Ok(answer) => answer,
-            Err(error) => return failed_call(tasks, error),
+            Err(error) => return fail_call(tasks, error),
         };
         if answer.votes.len() != tasks.len() {
             let text =
@@ -718,17 +745,17 @@ impl Driver {
             fail_all(tasks, Reason::Error, Effect::Possible, &text);
             return Err(Outage::Unreachable(text));
         }
-        self.calls.measured(elapsed);
+        self.calls.note_round_trip(elapsed);
         if let Phase::Serving(serving) = &mut self.phase {
             serving.answered = now;
         }
         if let Some(node_time) = answer.time_micros {
-            // The node read its clock somewhere between our sending and now; the middle is the best guess.
+            // The node read its clock between our sending and now; the middle is the best guess.
             let ours = self.report.env.clock.wall_micros() as i64 - elapsed.as_micros() as i64 / 2;
-            if let Some(t) = tasks.iter().rev().find_map(acquired_with) {
-                // A step of our own clock is no lead.
-                let most = self.settings.max_clock_skew.as_micros() as u64;
-                self.lead = (t.get().saturating_sub(ours.unsigned_abs()).min(most), now);
+            if let Some(t) = tasks.iter().rev().find_map(token_of_acquire) {
+                // The limit keeps a step of our own clock from counting as a lead.
+                let limit = self.settings.max_clock_skew.as_micros() as u64;
+                self.lead = (t.get().saturating_sub(ours.unsigned_abs()).min(limit), now);
             }
             let (lead, since) = self.lead;
             self.report.clock_offset(
@@ -742,9 +769,9 @@ impl Driver {
         let mut ineligible = (!answer.is_admitted)
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
-            ineligible = ineligible.or(unfit_by(&vote));
-            // A grant proves nothing against it: after a write that needs no memory a script may go on writing. Only the
-            // heartbeat tells that it is over.
+            ineligible = ineligible.or(ineligible_by(&vote));
+            // A later grant does not prove that writes work: after a write that needs no memory a
+            // script may go on writing. Only the heartbeat proves it.
             if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
                 && remedy_of_write_error(detail).is_some()
             {
@@ -756,8 +783,8 @@ impl Driver {
     }
 }
 
-/// Hands out what is known of a call that failed.
-fn failed_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
+/// Votes for the operations of a failed call.
+fn fail_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     let (reason, effect) = match error.kind {
         LinkErrorKind::Broken => (Reason::Down, Effect::Possible),
         LinkErrorKind::NoScript | LinkErrorKind::Refused => (Reason::Down, Effect::None),
@@ -767,18 +794,18 @@ fn failed_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     Err(error.into())
 }
 
-/// With which token a lock is asked for. Later operations of a call have larger ones.
-fn acquired_with(task: &Task) -> Option<FencingToken> {
+/// The fencing token of an acquire. Later operations of a call have larger tokens.
+fn token_of_acquire(task: &Task) -> Option<FencingToken> {
     if let Op::Acquire { record, .. } = task.op.as_ref() { record.fencing() } else { None }
 }
 
-/// Why a node that gives this vote must be looked at again before it may go on voting.
-fn unfit_by(vote: &Vote) -> Option<&'static str> {
+/// Why a node that votes like this must be probed again before it may go on voting.
+fn ineligible_by(vote: &Vote) -> Option<&'static str> {
     match vote {
         Vote::Failed(Failure { reason: Reason::Error, detail, .. })
             if detail.starts_with("READONLY") =>
         {
-            Some("it takes no writes any more: it has become a replica")
+            Some("it refuses writes: it has become a replica")
         }
         _ => None,
     }

@@ -1,7 +1,7 @@
-//! Hears what other processes say through one master: a connection of its own, because one that listens can ask nothing
-//! else, and because trouble with hints must not cost votes.
+//! Receives hints through one master, on a separate connection: a subscribed connection cannot make
+//! calls, and trouble with hints must not cost votes.
 //!
-//! Without it waiters still get their locks, by polling.
+//! Without hints waiters still get their locks, by polling.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,14 +16,14 @@ use super::link::{Link, LinkError, Subscription};
 use super::status::Remedy;
 use crate::model::clock::Entropy;
 
-/// How often the connection is tried.
+/// How often the connection is tested with a ping.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// Backoff between two attempts to connect, doubled from the first to the last.
+/// Backoff between two attempts to connect, doubled from the first value to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// How often it is mentioned in the log that nothing is heard.
-const MENTION: Duration = Duration::from_secs(60);
+/// How often the log repeats that hints do not arrive.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Keeps up a subscription for every listener.
+/// Keeps one subscription for every listener.
 #[derive(Clone)]
 pub(super) struct HintSubscriber {
     name: Arc<str>,
@@ -62,37 +62,40 @@ impl HintSubscriber {
 
     async fn run(self, listener: Weak<dyn Listener>) {
         let mut pause = BACKOFF.0;
-        let mut mentioned: Option<Instant> = None;
+        let mut logged_at: Option<Instant> = None;
         loop {
             let mut nonce = [0; 8];
             self.entropy.fill(&mut nonce);
             let ended = match self.link.subscribe(u64::from_le_bytes(nonce)).await {
                 Ok(subscription) => {
                     pause = BACKOFF.0;
-                    tracing::debug!(node = %self.name, "hears hints");
+                    tracing::debug!(node = %self.name, "receiving hints");
                     self.is_subscribed.store(true, Ordering::Relaxed);
-                    let ended = self.hear(subscription, &listener).await;
+                    let ended = self.forward(subscription, &listener).await;
                     self.is_subscribed.store(false, Ordering::Relaxed);
                     ended
                 }
                 Err(error) => Err(error),
             };
             let Err(error) = ended else { return };
-            let forbidden = error.remedy == Some(Remedy::AllowHints);
-            if forbidden && mentioned.is_none_or(|at| at.elapsed() >= MENTION) {
-                mentioned = Some(Instant::now());
+            let is_forbidden = error.remedy == Some(Remedy::AllowHints);
+            if is_forbidden && logged_at.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+                logged_at = Some(Instant::now());
                 let advice = Remedy::AllowHints;
-                tracing::warn!(node = %self.name, why = %error, %advice, "no hints can be heard: waiters poll");
+                tracing::warn!(
+                    node = %self.name, why = %error, %advice,
+                    "no hints arrive: waiters poll"
+                );
             } else {
-                tracing::debug!(node = %self.name, why = %error, "hears no hints");
+                tracing::debug!(node = %self.name, why = %error, "the subscription for hints ended");
             }
             sleep(pause.mul_f64(0.5 + 0.5 * self.entropy.unit())).await;
             pause = (pause * 2).min(BACKOFF.1);
         }
     }
 
-    /// Until the connection fails; `Ok` when nobody listens any more.
-    async fn hear(
+    /// Passes hints on until the connection fails; `Ok` when the listener is gone.
+    async fn forward(
         &self,
         mut subscription: Box<dyn Subscription>,
         listener: &Weak<dyn Listener>,
@@ -107,7 +110,7 @@ impl HintSubscriber {
                     answered.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))?;
                 }
                 hint = subscription.next() => match listener.upgrade() {
-                    Some(listener) => listener.hear(&hint?),
+                    Some(listener) => listener.on_hint(&hint?),
                     None => return Ok(()),
                 },
             }

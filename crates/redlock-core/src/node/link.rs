@@ -1,10 +1,12 @@
-//! The seam to input and output of one master. A driver decides what is said and when; a link says it. There are two: on a
-//! real master ([`redis`](super::redis)), and over the network of a simulation.
+//! The seam to input and output of one master. A driver decides what to send and when; a link sends
+//! it. There are two links: to a real master ([`redis`](super::redis)), and over the network of a
+//! simulation.
 //!
-//! A connection leads to one process of a master, and is never repaired: what fails is dropped, and the next one is
-//! opened. That is what keeps a command of before a restart from running after it.
+//! A connection leads to one process of a master, and is never repaired: after an error it is
+//! dropped, and the next one is opened. So no command of before a restart can run after it.
 //!
-//! Deadlines are the driver's. A future of a session that is dropped unfinished may have been sent, and may still run.
+//! The driver keeps the deadlines. An unfinished future of a session that is dropped may have been
+//! sent, and may still run.
 
 use std::time::Duration;
 
@@ -19,107 +21,111 @@ use super::status::{Diagnosis, Engine, Remedy};
 use super::task::Task;
 use crate::model::types::LockName;
 
-/// What a link answers, once it does.
+/// The future answer of a link.
 pub type Answering<T> = BoxFuture<'static, Result<T, LinkError>>;
 
 /// The way to one master.
 pub trait Link: Send + Sync + 'static {
-    /// Opens a connection: logged in, on its database.
+    /// Opens a connection that is logged in and on its database.
     fn connect(&self) -> Answering<Box<dyn Session>>;
 
-    /// Opens another one, which hears the hints that are published on the master. A text that is published there has come
-    /// back when this ends: `nonce` makes it this subscription's own.
+    /// Opens a separate connection that receives the master's hints. Before this resolves, a
+    /// message with `nonce`, published there, has come back.
     fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>>;
 }
 
-/// One connection. Ends when dropped, together with what is under way on it.
+/// One connection. Dropping it ends it, with everything under way on it.
 pub trait Session: Send + 'static {
-    /// What the master says about itself, and its marker; both of one process.
-    fn look(&self) -> Answering<ProbeReply>;
+    /// The master's facts and its marker, both of one process.
+    fn probe(&self) -> Answering<ProbeReply>;
 
-    /// Puts one marker in the place of another, in one step, if the process is the one that was looked at.
+    /// Replaces one marker by another in one step, if the process is the probed one.
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped>;
 
     /// A page of lock keys.
     fn scan(&self, scan: Scan) -> Answering<Scanned>;
 
-    /// A page of the locks that are stored, other clients' too; those without expiry are left out.
+    /// A page of the stored locks, including those of other clients; a value of another client
+    /// without expiry is left out.
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
 
-    /// Sets locks, if that marker stands. After an error some of them may be set.
+    /// Sets locks, if the batch's marker stands. After an error some of them may be set.
     fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer>;
 
-    /// Notes on the master that it has caught up under this marker. Does nothing when another marker stands.
+    /// Notes on the master that it has caught up under this marker. Does nothing when another
+    /// marker stands.
     fn mark_caught_up(&self, marker: &str) -> Answering<()>;
 
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
 
-    /// Makes the session fit for calls under this marker, and says who runs them. The process is told apart from every other one
-    /// of this master: one that was started since refuses the calls with [`LinkErrorKind::NoScript`].
+    /// Prepares the session for calls under this marker, and returns the program that runs them.
+    /// Calls are bound to this process: a process started later refuses them with
+    /// [`LinkErrorKind::NoScript`].
     fn load(&self, run_id: &str, marker: &str) -> Answering<Engine>;
 
-    /// Lock operations, in this order, as one call that nothing comes between. Calls are answered in the order in which they
-    /// were made. Without operations it is the heartbeat.
+    /// Runs lock operations in this order, as one uninterrupted call. Calls are answered in the
+    /// order in which they were made. A call without operations is the heartbeat.
     fn call(&self, tasks: &[Task]) -> Answering<Answer>;
 
-    /// Resolves when the connection has ended by itself, with the reason. Called once.
+    /// Resolves with the reason when the connection has ended by itself. Called once.
     fn closed(&self) -> BoxFuture<'static, String>;
 }
 
-/// A connection on which hints come. Ends when dropped.
+/// A connection that receives hints. Dropping it ends it.
 pub trait Subscription: Send + 'static {
-    /// The next hint, or why there will be none. May be dropped and called again.
+    /// The next hint, or why no more will come. May be dropped and called again.
     fn next(&mut self) -> BoxFuture<'_, Result<Hint, LinkError>>;
 
-    /// Whether anybody is there.
+    /// Tests the connection.
     fn ping(&self) -> Answering<()>;
 }
 
-/// What there is to see of a master.
+/// The result of a probe.
 #[derive(Debug, Clone)]
 pub struct ProbeReply {
-    /// What it says about itself.
+    /// The master's report about itself.
     pub facts: Facts,
-    /// Its marker, if it has one.
+    /// The marker that stands, if any.
     pub marker: Option<String>,
-    /// Whether the locks that were granted while it was away have been set on it since this marker was put.
+    /// Whether the locks that were granted while the master was away have been set on it since this
+    /// marker was put.
     pub is_caught_up: bool,
 }
 
 /// A change of marker, see [`Session::swap_marker`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MarkerSwap {
-    /// The process that was looked at.
+    /// The process that was probed.
     pub run_id: String,
-    /// What must stand; nothing when `None`.
+    /// The marker that must stand; `None` for no marker.
     pub from: Option<String>,
-    /// What shall stand.
+    /// The new marker.
     pub to: String,
-    /// The master's clock when it was looked at, in microseconds since 1970: what comes much later is put no more. 0 for any
-    /// time.
-    pub looked_micros: u64,
+    /// The master's clock at the probe, in microseconds since 1970. The master refuses the swap if
+    /// that is more than 10 s ago. 0 skips this check.
+    pub probed_micros: u64,
 }
 
 /// Which page of lock keys to read.
 #[derive(Debug, Clone)]
 pub struct Scan {
-    /// Only keys that begin so.
+    /// The prefix of the keys.
     pub key_prefix: Bytes,
-    /// Where the last page ended; empty to begin.
+    /// The end of the last page; empty for the first page.
     pub cursor: Bytes,
-    /// About how many keys to look at, at most.
+    /// The approximate limit of keys to read.
     pub count: u32,
 }
 
 /// A page of lock keys.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Scanned {
-    /// Those that begin as they should, prefix included. One may be there twice.
+    /// The keys with the prefix. A key may occur twice.
     pub keys: Vec<Bytes>,
-    /// About how many were looked at.
+    /// The approximate number of keys read.
     pub count: u32,
-    /// Where the next page begins; `None` at the end.
+    /// The cursor of the next page; `None` at the end.
     pub next: Option<Bytes>,
 }
 
@@ -128,116 +134,118 @@ pub struct Scanned {
 pub struct Stored {
     /// Its name.
     pub name: LockName,
-    /// Whose it is.
+    /// The value of the lock.
     pub record: Record,
-    /// For how long.
+    /// The remaining life.
     pub expires_in: Duration,
 }
 
-/// A page of what a master stores.
+/// A page of stored locks.
 #[derive(Debug, Default)]
 pub struct StoredPage {
     /// The locks.
     pub stored: Vec<Stored>,
-    /// Where the next page begins; `None` at the end.
+    /// The cursor of the next page; `None` at the end.
     pub next: Option<Bytes>,
 }
 
-/// What a master in quarantine is given back, see [`Session::recover`].
+/// A batch of lost locks for a master in quarantine, see [`Session::recover`].
 #[derive(Debug, Clone)]
 pub struct RecoveryBatch {
     /// The marker that must stand.
     pub marker: String,
-    /// By lock, what it is to have.
+    /// The locks to set.
     pub puts: Vec<(LockName, Put)>,
 }
 
-/// What became of an recovery.
+/// The result of a recovery batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecoveryAnswer {
-    /// They are set.
+    /// All locks are set.
     Done,
-    /// Another marker stands than the one that was seen; nothing was set.
+    /// Another marker stands; nothing was set.
     OtherMarker,
-    /// A client of another library has one of the locks, and its vote must not be taken from it; nothing was set.
+    /// Another Redlock client has one of the locks, and recovery must not take away this node's
+    /// vote for it; nothing was set.
     OtherClient,
 }
 
-/// A lock that is given back.
+/// A lock that recovery sets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Put {
-    /// Whose it is.
+    /// The value of the lock.
     pub record: Record,
-    /// For how long.
+    /// The remaining life.
     pub expires_in: Duration,
-    /// The fence beside it, with its mark; `None` leaves what is there.
+    /// The watermark beside the lock, with its mark; `None` leaves the watermark as it is.
     pub fence: Option<Bytes>,
 }
 
 impl Put {
-    /// What is left of it after so long; nothing when it has ended.
+    /// The lock after some time; `None` once it has ended.
     pub(crate) fn aged(&self, age: Duration) -> Option<Self> {
         let expires_in = self.expires_in.checked_sub(age).filter(|left| !left.is_zero())?;
         Some(Self { expires_in, ..self.clone() })
     }
 }
 
-/// What became of a change of marker.
+/// The result of a marker swap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swapped {
-    /// It stands.
+    /// The new marker stands.
     Done,
-    /// Another marker stands than the one that was looked at.
+    /// Another marker stands, or the probe was too long ago.
     OtherMarker,
-    /// The master was restarted since it was looked at.
+    /// The master was restarted since the probe.
     OtherProcess,
 }
 
-/// What a master answers to one call.
+/// The answer to one call.
 #[derive(Debug)]
 pub struct Answer {
-    /// One for each operation.
+    /// One vote for each operation.
     pub votes: Vec<Vote>,
     /// The master's wall clock, in microseconds since 1970.
     pub time_micros: Option<i64>,
-    /// Whether the marker still stands under which the call was made.
+    /// Whether the marker of the call stands.
     pub is_admitted: bool,
-    /// The error that a write ends with, in the answer to a call without operations.
+    /// The error of every write; only in the answer to a call without operations.
     pub write_error: Option<String>,
 }
 
-/// Why a link did not do what it was asked.
+/// Why a request to a link failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct LinkError {
-    /// What it says about the effect.
+    /// The effect of the failed request.
     pub kind: LinkErrorKind,
     /// One sentence for people.
     pub detail: String,
-    /// What an operator can do; where there is anything, trying again at once is of no use.
+    /// What an operator can do. With a remedy, an immediate retry is useless.
     pub remedy: Option<Remedy>,
 }
 
-/// What a [`LinkError`] says about the effect of what was asked.
+/// The effect of a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkErrorKind {
-    /// The connection broke: what was sent may have run, or may still run.
+    /// The connection broke: a sent request may have run, or may still run.
     Broken,
-    /// The process does not know what was loaded: it is another one, or has lost. Nothing ran.
+    /// The process does not have the loaded script: it is another process, or lost its scripts.
+    /// Nothing ran.
     NoScript,
     /// The master refused the command as a whole, before it ran.
     Refused,
-    /// The master answered with an error; part of it may have run.
+    /// The master answered with an error; part of the request may have run.
     Error,
 }
 
 impl LinkError {
-    /// An error that no operator can do anything about.
+    /// An error without a remedy.
     pub fn new(kind: LinkErrorKind, detail: impl Into<String>) -> Self {
         Self { kind, detail: detail.into(), remedy: None }
     }
 
-    /// An error of a connection that broke: the effect is unknown.
+    /// A broken connection: the effect is unknown.
     pub fn broken(detail: impl Into<String>) -> Self {
         Self::new(LinkErrorKind::Broken, detail)
     }

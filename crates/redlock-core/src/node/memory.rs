@@ -1,14 +1,15 @@
 //! A master in this process: the rules of a node on a hash map.
 //!
-//! It is the embedded default of the gateway and the node of simulations and doc examples. It answers `submit` before
-//! returning. What it cannot do is remember: a restart of the process is a loss of all locks, and all "nodes" of one
-//! process share its fate.
+//! The gateway embeds it by default; simulations and doc examples use it too. `submit` delivers the
+//! vote before it returns. The node stores nothing durably: a restart of the process loses all
+//! locks, and all "nodes" of one process share its fate.
 //!
-//! A differential test holds it to the answers of a real redis-server (`tests/node/differential.rs`). Two differences are
-//! wanted: expiry follows the monotonic clock, so that a step of the wall clock does not expire locks; and there are no
-//! keys of other types.
+//! A differential test compares its answers with a real redis-server
+//! (`tests/node/differential.rs`). Two differences are intended. Expiry follows the monotonic
+//! clock, so a step of the wall clock expires no locks. All values are texts.
 //!
-//! The memory of its keys can be bounded. Beyond the bound it refuses writes like a master with `noeviction`.
+//! The memory of its keys can be limited. Beyond the limit it refuses writes, as a master with
+//! `noeviction` does.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,7 +41,7 @@ pub struct MemoryNode {
 }
 
 impl MemoryNode {
-    /// An empty, admitted node. `clock` is the node's own: its expiry and its TIME.
+    /// An empty, admitted node. `clock` provides its expiry and its TIME.
     pub fn new(name: impl Into<String>, clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
         let status = NodeStatus::new(NodeState::Admitted, clock.wall_micros());
         let store = Mutex::new(Store::new(clock, settings));
@@ -52,7 +53,7 @@ impl MemoryNode {
         }
     }
 
-    /// With a bound on the memory of its keys, in bytes.
+    /// Limits the memory of its keys, in bytes.
     pub fn with_max_memory(self, max: u64) -> Self {
         let mut store = self.lock();
         store.max_bytes = max;
@@ -62,23 +63,23 @@ impl MemoryNode {
         self
     }
 
-    /// Runs one operation and answers it.
+    /// Runs one operation.
     pub fn run(&self, op: &Op) -> Vote {
         self.run_as(EMBEDDED, None, op)
     }
 
-    /// The same for a gateway with settings of its own, which shows the marker by which it believes the node admitted.
+    /// Runs one operation for a gateway with its own settings, which shows this marker.
     pub fn run_with(&self, marker: &str, settings: &NodeSettings, op: &Op) -> Vote {
         self.run_as(marker, Some(settings), op)
     }
 
-    /// Instruction counts leave this function out.
+    /// Not inlined, so that instruction counts can exclude this function.
     #[inline(never)]
     fn run_as(&self, marker: &str, settings: Option<&NodeSettings>, op: &Op) -> Vote {
         let mut store = self.lock();
         let settings = settings.copied().unwrap_or(store.settings);
         let vote = store.run(op, marker, &settings);
-        // Under the lock, so that an older report does not follow a newer one.
+        // Under the lock, so that an older report cannot follow a newer one.
         if store.max_bytes > 0 && store.bytes.abs_diff(store.reported) >= REPORT_EVERY {
             let memory = store.memory();
             self.status.send_if_modified(|status| {
@@ -94,7 +95,7 @@ impl MemoryNode {
         self.lock().marker.clone()
     }
 
-    /// Puts one marker in the place of another, as the eligibility script does; false when another one stands.
+    /// Replaces one marker by another, as `swap_marker.lua` does; false when another marker stands.
     pub fn swap_marker(&self, from: Option<&str>, to: &str) -> bool {
         let mut store = self.lock();
         let stands = store.marker.as_deref() == from;
@@ -104,7 +105,7 @@ impl MemoryNode {
         stands
     }
 
-    /// Notes that it has caught up, if this marker stands.
+    /// Notes that the node has caught up, if this marker stands.
     pub fn mark_caught_up(&self, marker: &str) {
         let mut store = self.lock();
         if store.marker.as_deref() == Some(marker) {
@@ -112,13 +113,13 @@ impl MemoryNode {
         }
     }
 
-    /// Whether that was noted under the marker that stands.
+    /// Whether the node has caught up under the marker that stands.
     pub fn is_caught_up(&self) -> bool {
         let store = self.lock();
         store.marker.is_some() && store.caught_up == store.marker
     }
 
-    /// All locks under a prefix that expire, as a simulated link tells them.
+    /// All locks under a prefix that have an expiry, for a simulated link.
     pub fn stored(&self, prefix: &str) -> Vec<Stored> {
         let mut store = self.lock();
         let mut keys: Vec<_> = store.entries.keys().map(|(_, key)| key.clone()).collect();
@@ -135,7 +136,7 @@ impl MemoryNode {
         keys.into_iter().filter_map(lock).collect()
     }
 
-    /// Gives locks back while a marker stands, as the script does; `None` when there is no memory left.
+    /// Restores locks while a marker stands, as `recover.lua` does; `None` when no memory is left.
     pub fn recover(&self, prefix: &str, recovery: &RecoveryBatch) -> Option<RecoveryAnswer> {
         let mut store = self.lock();
         if store.marker.as_ref() != Some(&recovery.marker) {
@@ -155,7 +156,7 @@ impl MemoryNode {
             let Some((t, fence)) = record.fencing().zip(fence.clone()) else {
                 return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
             };
-            // As for a repair: what a release has reached is not set again.
+            // As in a repair, a lock that a release has reached is not set again.
             let last = store.value(&keys.fence);
             let current = store.value(&keys.lock).map(Record::foreign);
             let passes = |last: Bytes| {
@@ -164,22 +165,24 @@ impl MemoryNode {
             if !last.is_none_or(passes)
                 && !current.is_some_and(|current| current.is_grant_of(record))
             {
-                return store.set(&keys.lock, Record::nobodys(t).as_bytes().clone(), life).is_ok();
+                return store
+                    .set(&keys.lock, Record::placeholder(t).as_bytes().clone(), life)
+                    .is_ok();
             }
             let set = store.set(&keys.lock, record.as_bytes().clone(), life);
-            let fenced = Expiry::In(millis(*expires_in + grace));
-            set.and_then(|()| store.set(&keys.fence, fence, fenced)).is_ok()
+            let watermark_life = Expiry::In(millis(*expires_in + grace));
+            set.and_then(|()| store.set(&keys.fence, fence, watermark_life)).is_ok()
         });
         all.then_some(RecoveryAnswer::Done)
     }
 
-    /// Sets a key as another client would, overwriting what is there; false when there is no memory left.
+    /// Sets a key as another client would, replacing any value; false when no memory is left.
     pub fn set_foreign(&self, key: &[u8], value: &[u8], ttl: Option<Duration>) -> bool {
         let expiry = ttl.map_or(Expiry::Never, |ttl| Expiry::In(millis(ttl)));
         self.lock().set(&Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), expiry).is_ok()
     }
 
-    /// Forgets everything, as FLUSHALL or an empty restart does, the right to vote included.
+    /// Loses everything, the admission included, as FLUSHALL or an empty restart does.
     pub fn wipe(&self) {
         let mut store = self.lock();
         store.entries.clear();
@@ -194,17 +197,18 @@ impl MemoryNode {
         });
     }
 
-    /// From now on only so many keys can be set, as by a master that is running out of memory; `None` for any number.
+    /// Allows only `left` more sets, as a master that is running out of memory; `None` lifts the
+    /// limit.
     pub fn limit_sets(&self, left: Option<u32>) {
         self.lock().sets_left = left;
     }
 
-    /// Whether nothing can be set any more.
+    /// Whether the limit of sets is used up.
     pub fn is_full(&self) -> bool {
         self.lock().sets_left == Some(0)
     }
 
-    /// Everything that is stored now, the marker included.
+    /// The whole stored state, the marker included.
     pub fn snapshot(&self) -> Snapshot {
         let store = self.lock();
         Snapshot {
@@ -216,7 +220,7 @@ impl MemoryNode {
         }
     }
 
-    /// Puts back what was stored then, as a restart from an old file does.
+    /// Restores a stored state, as a restart from an old file does.
     pub fn restore(&self, snapshot: Snapshot) {
         let mut store = self.lock();
         let Snapshot { entries, hasher, expiries, marker, caught_up } = snapshot;
@@ -225,7 +229,7 @@ impl MemoryNode {
         (store.marker, store.caught_up) = (marker, caught_up);
     }
 
-    /// Gives the right to vote back.
+    /// Admits the node again.
     pub fn admit(&self) {
         let mut store = self.lock();
         store.marker = Some(EMBEDDED.to_owned());
@@ -237,7 +241,7 @@ impl MemoryNode {
         });
     }
 
-    /// Number of keys, expired ones that nobody has touched yet included.
+    /// Number of keys, including expired keys that no operation has removed yet.
     pub fn key_count(&self) -> usize {
         self.lock().entries.len()
     }
@@ -263,9 +267,9 @@ impl Node for MemoryNode {
     fn submit(&self, op: Arc<Op>, _not_after: Instant, reply: Reply) {
         // The store must be unlocked before the vote is delivered: the voter may submit again.
         let vote = self.run(&op);
-        if let Some(hint) = op.told(&vote) {
+        if let Some(hint) = op.hint_for(&vote) {
             let listeners = self.listeners().clone();
-            listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.hear(hint));
+            listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener.on_hint(hint));
         }
         reply.send(vote);
     }
@@ -291,11 +295,11 @@ impl LockReader for MemoryNode {
     }
 }
 
-/// What a node had stored at one moment.
+/// The stored state of a node at one moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     entries: BTreeMap<(u64, Bytes), Entry>,
-    /// Each entry's place follows from it.
+    /// Determines each entry's place.
     hasher: RandomState,
     expiries: BTreeSet<(u64, Bytes)>,
     marker: Option<String>,
@@ -306,20 +310,22 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Memory of one key beside its own bytes and those of its value. Measured with the gateway's five embedded nodes and names
-/// of 20 bytes: 2,800 bytes of the process per lock, so 280 for each key, of which 75 are key and value.
+/// Bytes of memory per key, beside those of key and value. Measured with the gateway's five
+/// embedded nodes and names of 20 bytes: 2,800 bytes of the process per lock, so 280 per key, of
+/// which 75 are key and value.
 const ENTRY: u64 = 205;
-/// The status tells of memory when it has changed by so many bytes.
+/// The status is updated when memory use has changed by this many bytes.
 const REPORT_EVERY: u64 = 16 * 1024;
 
 fn bytes_of(key: &Bytes, value: &Bytes) -> u64 {
     ENTRY + (key.len() + value.len()) as u64
 }
 
-/// Keys that one scan looks at, at most: all operations wait for it.
+/// The limit of keys in one scan, because all operations wait for it.
 const MAX_SCAN: u32 = 512;
 
-/// The marker of a node that lives and dies with its gateway: nobody else can admit it, and no wait is of use.
+/// The marker of a node that ends with its gateway: no other gateway can admit it, and a quarantine
+/// would be useless.
 const EMBEDDED: &str = "embedded";
 
 #[derive(Debug, Clone)]
@@ -332,20 +338,21 @@ struct Store {
     clock: Arc<dyn Clock>,
     settings: NodeSettings,
     marker: Option<String>,
-    /// The marker under which it has caught up.
+    /// The marker under which the node has caught up.
     caught_up: Option<String>,
-    /// By a hash of the key, which tells nobody what the key is: a listing goes on from one.
+    /// Ordered by a secret hash of the key, because a listing's cursor is one: it must not reveal
+    /// keys.
     entries: BTreeMap<(u64, Bytes), Entry>,
     hasher: RandomState,
-    /// Every key that has an expiry, once, by its time.
+    /// The expiry of every key that has one, ordered by time.
     expiries: BTreeSet<(u64, Bytes)>,
-    /// How many keys can still be set; `None` for any number.
+    /// Remaining sets; `None` for no limit.
     sets_left: Option<u32>,
-    /// Of all entries.
+    /// Bytes of all entries.
     bytes: u64,
-    /// 0 when there is no bound.
+    /// 0 for no limit.
     max_bytes: u64,
-    /// The bytes that the status told of last.
+    /// The bytes in the latest status.
     reported: u64,
 }
 
@@ -367,7 +374,7 @@ impl Store {
         }
     }
 
-    /// What the status is to tell.
+    /// The memory use for the status.
     fn memory(&mut self) -> NodeMemory {
         self.reported = self.bytes;
         NodeMemory { used: self.bytes, max: self.max_bytes, asked: self.clock.monotonic() }
@@ -379,7 +386,7 @@ impl Store {
         rules::run(self, settings, admitted, op)
     }
 
-    /// From a place in the order of the entries, as many as asked for.
+    /// Scans up to `count` entries, from the cursor's place in the order of the entries.
     fn scan(&self, Scan { key_prefix, cursor, count }: &Scan) -> Scanned {
         let from = std::str::from_utf8(cursor)
             .ok()
@@ -421,8 +428,8 @@ impl Store {
         millis(self.clock.monotonic())
     }
 
-    /// Forgets a few keys that are past their time, so that names that are never asked for again do not pile up: each
-    /// operation adds at most two and clears up to four.
+    /// Removes a few expired keys, so that names that are never used again do not pile up: each
+    /// operation adds at most two keys and clears up to four.
     fn expire_some(&mut self) {
         let now = self.now();
         for _ in 0..4 {

@@ -1,5 +1,5 @@
-//! What the workers of one gateway's masters know of each other: which process each name leads to, and whose clock ran
-//! ahead of ours.
+//! State shared by the workers of one gateway's masters. It maps each name to a process, and notes
+//! whose clock ran ahead of ours. Conclusions are left to the drivers.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -8,36 +8,37 @@ use std::time::Duration;
 
 use super::clock_drift::RanAhead;
 
-/// Two clocks that are read once a second show one event within this.
+/// Two clocks, each read once a second, show one event within this time.
 const ALIKE: Duration = Duration::from_secs(3);
-/// Whoever was not read for longer is away.
+/// A node whose clock was not read for longer counts as away.
 const RECENT: Duration = Duration::from_secs(10);
 
-/// Shared by the workers of one gateway's masters.
+/// The registry of one gateway.
 #[derive(Debug, Default)]
-pub struct NodeRegistry(Mutex<BTreeMap<Arc<str>, Peer>>);
+pub struct NodeRegistry(Mutex<BTreeMap<Arc<str>, NodeEntry>>);
 
 #[derive(Debug, Default)]
-struct Peer {
+struct NodeEntry {
     run_id: String,
-    /// When its clock was read, on our monotonic one: first, and last.
+    /// The first reading of its clock, on our monotonic clock. The latest is in `read`.
     first_read: Option<Duration>,
     read: Duration,
     ran_ahead: Option<RanAhead>,
 }
 
 impl NodeRegistry {
-    /// Notes that a name leads to a process. One process under two names (two addresses, two database numbers) would be two
-    /// votes that are lost together.
+    /// Notes that a name leads to a process. One process under two names (two addresses, two
+    /// database numbers) would be two votes that are lost together.
     ///
     /// # Errors
-    /// The other name that leads there: it was first, and keeps the process until it is seen to lead to another one.
+    /// The other name that leads to this process. The first name keeps the process until it leads
+    /// to another.
     pub(super) fn claim(&self, name: &Arc<str>, run_id: &str) -> Result<(), Arc<str>> {
         let mut node_registry = self.lock();
         let other =
-            node_registry.iter().find(|(other, peer)| *other != name && peer.run_id == run_id);
+            node_registry.iter().find(|(other, entry)| *other != name && entry.run_id == run_id);
         if let Some(other) = other.map(|(other, _)| other.clone()) {
-            // It leads no longer to where it led before.
+            // This name no longer leads to its earlier process.
             node_registry.entry(name.clone()).or_default().run_id.clear();
             return Err(other);
         }
@@ -45,32 +46,34 @@ impl NodeRegistry {
         Ok(())
     }
 
-    /// Notes what was read of a clock.
-    pub(super) fn read(&self, name: &Arc<str>, at: Duration, ran_ahead: Option<RanAhead>) {
+    /// Notes a clock reading.
+    pub(super) fn note_clock(&self, name: &Arc<str>, at: Duration, ran_ahead: Option<RanAhead>) {
         let mut node_registry = self.lock();
-        let peer = node_registry.entry(name.clone()).or_default();
-        peer.first_read.get_or_insert(at);
-        peer.read = at;
-        peer.ran_ahead = ran_ahead.or(peer.ran_ahead);
+        let entry = node_registry.entry(name.clone()).or_default();
+        entry.first_read.get_or_insert(at);
+        entry.read = at;
+        entry.ran_ahead = ran_ahead.or(entry.ran_ahead);
     }
 
-    /// Whether all clocks that are read have done the same: then it was ours that ran slow. One that was not read before has
-    /// no say, nor one that has not been read for long; one that was not read since might have said no.
+    /// Whether all other clocks ran ahead alike: then our own clock ran slow. Nodes first read
+    /// after `ran.from` and nodes that are away do not count. A node not read since `ran.to` counts
+    /// as a no, because it might disagree.
     pub(super) fn ran_alike(&self, name: &Arc<str>, ran: RanAhead) -> bool {
         let node_registry = self.lock();
-        let has_say = |(other, peer): &(&Arc<str>, &Peer)| {
-            let knows = peer.first_read.is_some_and(|first| first <= ran.from);
-            *other != name && knows && peer.read + RECENT >= ran.to
+        let counts = |(other, entry): &(&Arc<str>, &NodeEntry)| {
+            let was_read_before = entry.first_read.is_some_and(|first| first <= ran.from);
+            *other != name && was_read_before && entry.read + RECENT >= ran.to
         };
         let alike = |other: &RanAhead| other.to.abs_diff(ran.to) <= ALIKE && other.by * 2 >= ran.by;
-        let agrees =
-            |peer: &Peer| peer.read >= ran.to && peer.ran_ahead.is_some_and(|ran| alike(&ran));
+        let agrees = |entry: &NodeEntry| {
+            entry.read >= ran.to && entry.ran_ahead.is_some_and(|ran| alike(&ran))
+        };
         let mut others =
-            node_registry.iter().filter(has_say).map(|(_, peer)| agrees(peer)).peekable();
+            node_registry.iter().filter(counts).map(|(_, entry)| agrees(entry)).peekable();
         others.peek().is_some() && others.all(|agrees| agrees)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Peer>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, NodeEntry>> {
         self.0.lock()
     }
 }
@@ -80,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_the_name_under_which_it_was_seen_first_until_that_leads_to_another() {
+    fn a_process_belongs_to_its_first_name_until_that_moves() {
         let node_registry = NodeRegistry::default();
         let a = Arc::from("a");
         let b = Arc::from("b");
@@ -93,35 +96,38 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_ran_ahead_alone_is_to_blame_and_when_all_did_it_was_ours() {
+    fn our_clock_is_blamed_only_if_all_others_ran_ahead() {
         let (node_registry, a, b, c): (_, Arc<str>, Arc<str>, Arc<str>) =
             (NodeRegistry::default(), Arc::from("a"), Arc::from("b"), Arc::from("c"));
         let seconds = Duration::from_secs;
         let ran =
             |to| RanAhead { from: seconds(to - 1), to: seconds(to), by: Duration::from_millis(50) };
-        assert!(!node_registry.ran_alike(&a, ran(10)), "nobody else is there");
-        node_registry.read(&b, seconds(10), Some(ran(10)));
-        assert!(!node_registry.ran_alike(&a, ran(10)), "it was not read before");
+        assert!(!node_registry.ran_alike(&a, ran(10)), "there is no other node");
+        node_registry.note_clock(&b, seconds(10), Some(ran(10)));
+        assert!(!node_registry.ran_alike(&a, ran(10)), "the other clock was not read before");
         let node_registry = NodeRegistry::default();
-        node_registry.read(&b, seconds(8), None);
-        node_registry.read(&b, seconds(9), Some(ran(9)));
-        assert!(!node_registry.ran_alike(&a, ran(10)), "it was not read since");
-        node_registry.read(&b, seconds(11), None);
-        assert!(node_registry.ran_alike(&a, ran(10)), "a second before");
+        node_registry.note_clock(&b, seconds(8), None);
+        node_registry.note_clock(&b, seconds(9), Some(ran(9)));
+        assert!(!node_registry.ran_alike(&a, ran(10)), "the other clock was not read since");
+        node_registry.note_clock(&b, seconds(11), None);
+        assert!(node_registry.ran_alike(&a, ran(10)), "it ran ahead a second earlier");
         assert!(
             !node_registry.ran_alike(&a, RanAhead { by: seconds(1), ..ran(10) }),
-            "by much less"
+            "it ran ahead by much less"
         );
-        node_registry.read(&c, seconds(0), None);
+        node_registry.note_clock(&c, seconds(0), None);
         assert!(
             node_registry.ran_alike(&a, RanAhead { to: seconds(11), ..ran(10) }),
-            "the third has been away for long"
+            "the third node is away"
         );
-        node_registry.read(&c, seconds(5), None);
-        assert!(!node_registry.ran_alike(&a, ran(10)), "it was not read since, and is not away");
-        node_registry.read(&c, seconds(12), None);
-        assert!(!node_registry.ran_alike(&a, ran(10)), "the third did not");
-        node_registry.read(&c, seconds(40), Some(ran(40)));
-        assert!(!node_registry.ran_alike(&a, ran(10)), "long after");
+        node_registry.note_clock(&c, seconds(5), None);
+        assert!(
+            !node_registry.ran_alike(&a, ran(10)),
+            "the third was not read since, and is not away"
+        );
+        node_registry.note_clock(&c, seconds(12), None);
+        assert!(!node_registry.ran_alike(&a, ran(10)), "the third did not run ahead");
+        node_registry.note_clock(&c, seconds(40), Some(ran(40)));
+        assert!(!node_registry.ran_alike(&a, ran(10)), "the third ran ahead long after");
     }
 }

@@ -1,4 +1,4 @@
-//! What the core takes from its surroundings, and what it lets them measure.
+//! The core's environment (clock, randomness) and the measurements that it offers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use super::op::{Op, Vote};
 use super::status::NodeStatus;
 use crate::model::clock::{Clock, Entropy, OsEntropy, SystemClock};
 
-/// What the algorithm takes from its surroundings, to be replaced in tests and simulations.
+/// The environment of the algorithm; tests and simulations replace it.
 #[derive(Clone)]
 pub struct Env {
     /// Measures leases and mints fencing tokens.
     pub clock: Arc<dyn Clock>,
-    /// Draws owners, and the random part of backoff.
+    /// Draws owners, nonces and the random part of a backoff.
     pub entropy: Arc<dyn Entropy>,
-    /// Hears of every vote, for metrics.
+    /// Receives every vote, for metrics.
     pub observer: Arc<dyn Observer>,
 }
 
 impl Default for Env {
-    /// The machine's clocks and generator; nothing is measured.
+    /// The machine's clocks and random generator; no measurements.
     fn default() -> Self {
         Self {
             clock: Arc::new(SystemClock),
@@ -29,45 +29,47 @@ impl Default for Env {
     }
 }
 
-/// What the core lets its host measure. All methods are called on hot paths: they must not block.
+/// Measurements for the host. The core calls these methods on hot paths: they must not block.
 pub trait Observer: Send + Sync + 'static {
     /// A node answered one call that carried `operations` operations.
     fn node_call(&self, node: &str, operations: usize, elapsed: Duration);
-    /// A node's clock was compared with ours; positive when the node is ahead.
+    /// The offset of a node's clock from ours, in microseconds; positive when the node is ahead.
     fn clock_offset(&self, node: &str, offset_micros: i64);
-    /// A node has another status, or another reason for it.
+    /// A node's status changed, or the reason for it.
     fn node_status(&self, _node: &str, _status: &NodeStatus) {}
     /// A node voted in a round.
     fn vote(&self, node: usize, vote: &Vote);
-    /// A release could not be delivered and was given up: the lock's TTL now bounds what is left on that node.
+    /// A release could not be delivered and was given up. The lock's TTL now bounds how long it
+    /// stays on that node.
     fn release_abandoned(&self, node: usize);
     /// A lock that a node had lost was set there again.
     fn repaired(&self, node: usize);
-    /// A node stores a fence so far ahead of our wall clock that no token of ours can pass it yet: whoever asks for that lock
-    /// here has to wait until the clock has come near.
+    /// A node's watermark is so far ahead of our wall clock that no token of ours can pass it yet.
+    /// Acquires of that lock here wait until our clock has come near.
     fn fence_out_of_reach(&self, _ahead: Duration) {}
-    /// Somebody who waited has got the lock from one who released it.
+    /// A waiter has got the lock from a holder that released it.
     fn handed_over(&self, kind: HandoffRoute);
-    /// A round begins, on behalf of whatever runs now; what is given back hears how it goes on.
+    /// A round begins, in the context of the current task. The returned trace receives its
+    /// progress.
     fn round(&self, _op: &Op) -> Option<Box<dyn RoundTrace>> {
         None
     }
 }
 
-/// Hears of one round, for traces. Like [`Observer`], on hot paths.
+/// Receives the progress of one round, for traces. Runs on hot paths, as [`Observer`] does.
 pub trait RoundTrace: Send + Sync + 'static {
-    /// The question goes to a node, known by its place.
+    /// The operation goes to a node, given by its index.
     fn asked(&self, node: usize);
-    /// The node has answered, maybe after the decision. One that never answers is not told of.
+    /// The node has answered, perhaps after the decision. A node that never answers has no call.
     fn voted(&self, node: usize, vote: &Vote);
-    /// What came of it: `yes`, `no`, `neither` (no majority of either can come together any more) or `timeout`.
+    /// The decision: `yes`, `no`, `neither` (neither can reach a majority any more) or `timeout`.
     fn decided(&self, decision: &'static str);
 }
 
-/// How a lock came from one who released it to one who waited for it.
+/// How a lock went from a holder that released it to a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandoffRoute {
-    /// Within this process: in one round trip, or one more when the waiter was just asking by itself.
+    /// Within this process: in one round trip, or one more if the waiter had an attempt under way.
     Local,
     /// By a hint from another process.
     Remote,

@@ -1,4 +1,4 @@
-//! What a node is asked, and what it answers.
+//! Operations on a node, and the votes that answer them.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use super::hint::Hint;
 use super::record::Record;
 use crate::model::types::{FencingToken, LockName, Ttl};
 
-/// Where a lock lives on every node.
+/// The keys of a lock, equal on every node.
 ///
-/// One buffer holds `{<prefix><name>}:fence`; the lock key is the part between the braces, so both are in the same
-/// cluster slot.
+/// One buffer holds `{<prefix><name>}:fence`. The lock key is the part between the braces, so both
+/// keys are in the same cluster slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
     /// The lock: `<prefix><name>`.
     pub lock: Bytes,
-    /// The fence: `{<prefix><name>}:fence`.
+    /// The token watermark: `{<prefix><name>}:fence`.
     pub fence: Bytes,
 }
 
@@ -27,7 +27,7 @@ impl Keys {
         Self::of_parts(prefix.as_bytes(), name.as_str().as_bytes())
     }
 
-    /// The keys of the lock that has this one.
+    /// The keys of the lock with this lock key.
     pub(crate) fn of_lock_key(lock: &[u8]) -> Self {
         Self::of_parts(lock, b"")
     }
@@ -44,54 +44,58 @@ impl Keys {
     }
 }
 
-/// What a node is asked to do.
+/// An operation on one lock.
 #[derive(Debug, Clone)]
 pub enum Op {
-    /// Set the lock if it is free and T is larger than the fence; store T in both keys. A lock is never overwritten, not even
-    /// for its owner, who is told which of its grants stands.
+    /// Sets the lock if it is free and T is above the watermark; stores T in both keys. A lock is
+    /// never overwritten, not even for its owner. The owner's vote shows which of its grants
+    /// stands.
     Acquire {
         /// The lock's keys.
         keys: Keys,
         /// The grant and the text for people.
         record: Record,
-        /// The time to live that it is set with.
+        /// The lock's time to live.
         ttl: Ttl,
-        /// What to tell everybody when somebody else holds the lock.
+        /// The hint to publish when another owner holds the lock.
         tell: Option<Hint>,
     },
-    /// Prolong the lock if it is this very grant; never shorten it.
+    /// Prolongs the lock if exactly this grant stands; never shortens it.
     Extend {
         /// The lock's keys.
         keys: Keys,
         /// The grant to prolong.
         record: Record,
-        /// How long from now.
+        /// The time to live, counted from now.
         ttl: Ttl,
     },
-    /// Set an extended lock again where it is gone, unless the fence tells of a later grant or of its release. Only for a
-    /// T that a majority has just extended: it may be as old as the lock.
+    /// Sets an extended lock again where it is missing. The watermark forbids this after a later
+    /// grant or a release of this one. Only for a T that a majority has just extended; T may be as
+    /// old as the lock.
     Repair {
         /// The lock's keys.
         keys: Keys,
         /// Owner, T and the text for people.
         record: Record,
-        /// The time to live that it is set with.
+        /// The time to live of the lock.
         ttl: Ttl,
-        /// When the extension began that vouches for it, by the gateway's wall clock, in microseconds since 1970.
+        /// When the extension that justifies the repair began, by the gateway's wall clock, in
+        /// microseconds since 1970.
         began_micros: u64,
     },
-    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above, where no repair passes it.
+    /// Deletes the lock if this owner has it with no newer T. Leaves the watermark at T or above,
+    /// where no repair passes it.
     Release {
         /// The lock's keys.
         keys: Keys,
         /// The grant to undo.
         record: Record,
-        /// What goes.
+        /// Which of the owner's grants the release deletes.
         scope: ReleaseScope,
-        /// What to tell everybody when the lock was released.
+        /// The hint to publish when the lock was released.
         tell: Option<Hint>,
     },
-    /// Read what is stored for the lock.
+    /// Reads the stored lock.
     Inspect {
         /// The lock's keys.
         keys: Keys,
@@ -99,8 +103,8 @@ pub enum Op {
 }
 
 impl Op {
-    /// As logs and traces call it.
-    pub fn word(&self) -> &'static str {
+    /// The name in logs and traces.
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Acquire { .. } => "acquire",
             Self::Extend { .. } => "extend",
@@ -110,8 +114,8 @@ impl Op {
         }
     }
 
-    /// What the node tells everybody when this is its answer.
-    pub fn told(&self, vote: &Vote) -> Option<&Hint> {
+    /// The hint that the node publishes with this vote, if any.
+    pub fn hint_for(&self, vote: &Vote) -> Option<&Hint> {
         match (self, vote) {
             (Self::Acquire { tell, .. }, Vote::Held(_))
             | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
@@ -120,16 +124,17 @@ impl Op {
     }
 }
 
-/// What a release takes away.
+/// Which grants a release deletes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReleaseScope {
-    /// For a holder: whatever its owner has with this T or an older one.
+    /// For a holder: every grant of its owner with this T or an older one.
     Holder,
-    /// Exactly this grant: for one that was confirmed, and turned out to have no majority. Another grant of the same owner
-    /// may have been promised.
+    /// Exactly this grant: for a confirmed grant that turned out to have no majority. Another grant
+    /// of the same owner may have been promised.
     Grant,
-    /// For a try that failed: exactly this grant, and not once it was extended, for another request of the same owner has
-    /// confirmed it. As nobody has been told of this T, the fence that the grant has left is taken back as well.
+    /// For a failed proposal: exactly this grant, unless it was extended, because then another
+    /// request of the same owner has confirmed it. No client has seen this T, so the watermark that
+    /// the grant left is restored to its earlier value.
     Proposal,
 }
 
@@ -140,31 +145,31 @@ pub enum Vote {
     Granted,
     /// Another grant of the same owner stands, and nothing was changed.
     Yours(Holding),
-    /// Somebody else's lock stands.
+    /// A lock of another owner stands.
     Held(Holding),
     /// Free, but the node has seen this T or a larger one.
     Stale {
         /// The last T stored for this lock.
         fence: FencingToken,
     },
-    /// The lock is still this grant, and lives so long from now: at least the asked TTL.
+    /// This grant still stands, and lives at least the requested TTL from now.
     Extended {
-        /// Longer where it would have lived longer anyway.
+        /// The remaining life. Exceeds the requested TTL where the lock already lived longer.
         expires_in: Duration,
     },
-    /// The lock was this owner's and is gone now; the fence is at T or above, and no repair passes it.
+    /// The owner's lock is deleted. The watermark is at T or above, and no repair passes it.
     Released,
-    /// There is no such lock.
+    /// The lock does not exist.
     Missing,
     /// The lock as it stands.
     Found(Holding),
-    /// No usable answer; the failure says whether the operation may have run.
+    /// No usable answer; the failure states whether the operation may have run.
     Failed(Failure),
 }
 
 impl Vote {
-    /// As metrics and traces call it; a failure by its reason.
-    pub fn word(&self) -> &'static str {
+    /// The name in metrics and traces; a failure has the name of its reason.
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Granted => "granted",
             Self::Yours(_) => "yours",
@@ -184,23 +189,23 @@ impl Vote {
 pub struct Holding {
     /// The value under the lock key.
     pub record: Record,
-    /// How long it still lives; `None` for a key without expiry, which only another client can have set.
+    /// The remaining life; `None` for a key without expiry, which only another client can have set.
     pub expires_in: Option<Duration>,
 }
 
-/// Whether an operation that failed may have run.
+/// Whether a failed operation may have run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// It has not run and never will.
+    /// The operation has not run and never will.
     None,
-    /// It may have run, or may still run.
+    /// The operation may have run, or may still run.
     Possible,
 }
 
 /// Why a node gave no usable answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The kind, for metrics and callers.
+    /// The kind of failure, for metrics and callers.
     pub reason: Reason,
     /// Whether the operation may have run.
     pub effect: Effect,
@@ -225,11 +230,11 @@ impl fmt::Display for Failure {
 pub enum Reason {
     /// No answer within the node time-out.
     Timeout,
-    /// There is no connection, or it broke before the answer.
+    /// The connection is missing, or broke before the answer.
     Down,
     /// Connected, but not admitted to vote yet.
     Quarantined,
-    /// Connected, and ineligible to vote until somebody mends it.
+    /// Connected, and ineligible to vote until an operator repairs the cause.
     Refused,
     /// The T is too far from the node's own time.
     Clock,
@@ -240,7 +245,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Every reason, for metrics that have a series for each.
+    /// Every reason, for metrics with a series for each.
     pub const ALL: [Self; 7] = [
         Self::Timeout,
         Self::Down,
@@ -251,7 +256,7 @@ impl Reason {
         Self::Error,
     ];
 
-    /// A word for metrics and answers.
+    /// The name in metrics and answers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",

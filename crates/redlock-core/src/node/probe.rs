@@ -1,4 +1,4 @@
-//! One master as an operator's command talks to it: without a worker, over a connection for each question.
+//! One master for an operator's command: without a worker, over a new connection for each request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,58 +8,59 @@ use super::link::{Link, LinkError, MarkerSwap, ProbeReply, Swapped};
 use super::{Diagnosis, Engine, NodeSettings};
 use crate::model::clock::{Clock, Entropy};
 
-/// A master, and what it is in a configuration.
+/// A master and its identity in a configuration.
 #[derive(Clone)]
 pub struct Master {
-    /// `host:port` or another name that is fit for logs; what tells masters apart.
+    /// `host:port` or another name fit for logs. Names distinguish masters.
     pub name: String,
-    /// What its marker must say.
+    /// The identity that its marker must have.
     pub identity: NodeIdentity,
-    /// What sets the length of a quarantine.
+    /// The settings that determine the length of a quarantine.
     pub settings: NodeSettings,
-    /// One question takes no longer, if the master is there at all.
+    /// The time limit of one request.
     pub call_deadline: Duration,
-    /// The way to it.
+    /// The link to the master.
     pub link: Arc<dyn Link>,
 }
 
-/// What there is to know of a master before a gateway starts.
+/// What a probe finds before a gateway starts.
 #[derive(Debug, Clone)]
 pub struct Probe {
-    /// What it said about itself.
+    /// The master's report about itself.
     pub facts: Facts,
-    /// The marker that stands there.
+    /// The marker that stands, if any.
     pub marker: Option<String>,
-    /// What a gateway that started now would make of it.
+    /// A starting gateway's decision.
     pub verdict: Verdict,
-    /// Its clock minus ours, in microseconds.
+    /// The master's clock minus ours, in microseconds.
     pub clock_offset_micros: i64,
-    /// Who would run the rules of locks on it; `None` where they cannot be loaded.
+    /// Which program would run the lock rules there; `None` if neither can be loaded.
     pub engine: Option<Engine>,
 }
 
-/// What a gateway that starts now would do with a master.
+/// What a starting gateway would do with a master.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Let it vote.
+    /// The master votes at once.
     Admitted,
-    /// Let it vote after so long, counted from the gateway's start.
+    /// The master votes after this time, counted from the gateway's start.
     Quarantined(Duration, Diagnosis),
-    /// Not let it vote.
+    /// The master must not vote.
     Refused(Diagnosis),
 }
 
 impl Master {
-    /// Looks at it without changing anything that is stored.
+    /// Probes the master without changing stored data.
     ///
     /// # Errors
-    /// What its link says, or that it did not answer in time.
+    /// The link failed, or the master did not answer in time.
     pub async fn probe(
         &self,
         clock: &dyn Clock,
         entropy: &dyn Entropy,
     ) -> Result<Probe, LinkError> {
-        let (ProbeReply { facts, marker, .. }, clock_offset_micros) = self.look(clock).await?;
+        let (ProbeReply { facts, marker, .. }, clock_offset_micros) =
+            self.probe_with_offset(clock).await?;
         let verdict = self.verdict(
             &facts,
             marker.clone(),
@@ -71,24 +72,27 @@ impl Master {
         Ok(Probe { facts, marker, verdict, clock_offset_micros, engine })
     }
 
-    /// What there is to see, and its clock minus ours in microseconds.
-    pub(crate) async fn look(&self, clock: &dyn Clock) -> Result<(ProbeReply, i64), LinkError> {
+    /// Probes the master. Also returns its clock minus ours, in microseconds.
+    pub(crate) async fn probe_with_offset(
+        &self,
+        clock: &dyn Clock,
+    ) -> Result<(ProbeReply, i64), LinkError> {
         self.in_time(async {
             let session = self.link.connect().await?;
-            let look = session.look().await?;
+            let reply = session.probe().await?;
             let before = clock.wall_micros() as i64;
             let node = session.time_micros().await?;
-            Ok((look, node - (before + clock.wall_micros() as i64) / 2))
+            Ok((reply, node - (before + clock.wall_micros() as i64) / 2))
         })
         .await
     }
 
-    /// Puts a marker in the place of the one that was seen, if the process is still the one that was looked at.
+    /// Replaces the probed marker, if the process is still the probed one.
     pub(crate) async fn swap(&self, swap: MarkerSwap) -> Result<Swapped, LinkError> {
         self.in_time(async { self.link.connect().await?.swap_marker(swap).await }).await
     }
 
-    /// Several questions, each within a deadline of its own if the master is there at all.
+    /// Limits several requests to six times the limit of one.
     async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, LinkError>>,
@@ -97,7 +101,7 @@ impl Master {
         tokio::time::timeout(self.call_deadline * 6, work).await.map_err(late)?
     }
 
-    /// Plays the eligibility through without the master.
+    /// Runs the eligibility steps to their end, without changing the master.
     fn verdict(
         &self,
         facts: &Facts,
@@ -110,7 +114,7 @@ impl Master {
             Eligibility::new(self.identity.clone(), quarantine, self.settings.max_clock_skew)
                 .returning_after(self.settings.returns_after());
         loop {
-            match eligibility.look(facts, marker.as_deref(), now, None, entropy) {
+            match eligibility.next_step(facts, marker.as_deref(), now, None, entropy) {
                 NextStep::Put { to, .. } => marker = Some(to),
                 NextStep::Admit { .. } => return Verdict::Admitted,
                 NextStep::Wait { until, diagnosis, .. } => {

@@ -1,12 +1,12 @@
-//! Reads a master for listings, on a connection of its own: no vote waits in a queue behind it, and whoever lists holds up
-//! the other listings of this process, and no lock.
+//! Reads a master for listings, on a separate connection. No vote queues behind a listing; listings
+//! of one process wait for each other.
 //!
-//! The master has one thread for all. So there is one question at a time, each short ([`WORK`]), and a pause after it that
-//! leaves most of the master's time to the votes. What a question costs the master is measured: by how much its answer takes
-//! longer than the quickest of its connection.
+//! The master has one thread for everything. So there is one short request at a time ([`WORK`]). A
+//! pause after it leaves most of the master's time to votes. The cost of a request to the master is
+//! measured: by how much its answer takes longer than the connection's quickest.
 //!
-//! The connection is opened when somebody lists, and closed when nobody has for a while. It reads a master for as long as
-//! that is admitted, and only the process that is.
+//! The connection opens when a listing needs it, and closes when it was idle for a while. It reads
+//! a master only while the master is admitted, and only the admitted process.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -23,15 +23,15 @@ use super::op::{Effect, Failure, Keys, Op, Reason, Vote};
 use super::status::{NodeState, NodeStatus};
 use super::{LockReader, Reply, Task};
 
-/// What a question should take of the master's time.
+/// The master's time that one request should take.
 const WORK: Duration = Duration::from_millis(1);
-/// So many times what a question took is left to others before the next one, within these bounds.
+/// The pause after a request is this multiple of its work, within [`PAUSE`].
 const SHARE: u32 = 4;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
-/// Keys that one scan looks at: at first, the least and the most.
+/// Keys per scan: the first value, then the minimum and maximum.
 const FIRST_COUNT: u32 = 512;
 const COUNT: (u32, u32) = (256, 8192);
-/// How long the connection is kept for the next listing, at least.
+/// The minimum time that an idle connection is kept.
 const IDLE: Duration = Duration::from_secs(10);
 
 const _: () = assert!(COUNT.0 <= FIRST_COUNT && FIRST_COUNT <= COUNT.1);
@@ -39,31 +39,31 @@ const _: () = assert!(COUNT.0 <= FIRST_COUNT && FIRST_COUNT <= COUNT.1);
 pub(super) struct Reader {
     link: Arc<dyn Link>,
     status: watch::Receiver<NodeStatus>,
-    /// For one question.
+    /// The time limit of one request.
     deadline: Duration,
     state: Arc<Mutex<ReaderState>>,
 }
 
-/// Who has it may ask.
+/// The state that a request holds while it runs: one request at a time.
 struct ReaderState {
-    open: Option<Open>,
-    /// When the next question may be asked.
+    open: Option<OpenConnection>,
+    /// When the next request may be sent.
     next: Instant,
-    /// Keys that a scan looks at in [`WORK`], as far as is known.
+    /// The estimated number of keys that a scan reads in [`WORK`].
     count: u32,
 }
 
-struct Open {
-    /// Resolves when it has ended by itself.
+struct OpenConnection {
+    /// Resolves when the connection has ended by itself.
     closed: BoxFuture<'static, String>,
     session: Box<dyn Session>,
-    /// By which the master votes.
+    /// The marker by which the master votes.
     marker: String,
-    /// The quickest answer: no work of the master, but the way to it and back.
+    /// The quickest answer: it measures the round trip, without the master's work.
     quickest: Duration,
-    /// Since it was last looked whether it is idle.
+    /// Whether a request used the connection since the last check for idleness.
     was_used: bool,
-    /// Ends with it, and then whoever looks whether it is idle.
+    /// Dropped with the connection, which ends its idle check too.
     alive: Arc<()>,
 }
 
@@ -77,19 +77,19 @@ impl Reader {
         Self { link, status, deadline, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Waits for the turn to ask one question.
-    async fn turn(&self) -> MutexGuard<'_, ReaderState> {
+    /// Waits until one request may be sent.
+    async fn lock_for_request(&self) -> MutexGuard<'_, ReaderState> {
         let mut state = self.state.lock().await;
         sleep_until(state.next).await;
-        // A question is answered also when its asker has gone away meanwhile.
+        // The master answers a request even if its caller is gone.
         state.next = Instant::now() + WORK * SHARE;
         state
     }
 
-    async fn ask<T>(
+    async fn request<T>(
         &self,
         state: &mut ReaderState,
-        question: impl Fn(&dyn Session) -> Answering<T> + Send,
+        send: impl Fn(&dyn Session) -> Answering<T> + Send,
     ) -> Result<(T, Duration), Failure> {
         let marker = self.admitted_by()?;
         state
@@ -106,7 +106,7 @@ impl Reader {
                 state.open = Some(open);
             }
             let Some(open) = &mut state.open else { continue };
-            let answer = question(open.session.as_ref());
+            let answer = send(open.session.as_ref());
             let asked = Instant::now();
             let answer = tokio::select! {
                 biased;
@@ -119,7 +119,7 @@ impl Reader {
             state.next = Instant::now() + (work * SHARE).clamp(PAUSE.0, PAUSE.1);
             match answer {
                 Ok(answer) => return Ok((answer, work)),
-                // Not allowed, for instance: that is no matter of the connection.
+                // For example not permitted: the connection is still good.
                 Err(error)
                     if matches!(error.kind, LinkErrorKind::Refused | LinkErrorKind::Error) =>
                 {
@@ -127,7 +127,7 @@ impl Reader {
                 }
                 Err(error) => {
                     state.open = None;
-                    // It may have ended while it was idle.
+                    // A connection may have ended while it was idle, so try once more on a new one.
                     if !was_open || elapsed >= self.deadline {
                         return Err(failure(error));
                     }
@@ -136,7 +136,7 @@ impl Reader {
         }
     }
 
-    /// The marker by which the master votes, if it does.
+    /// The marker by which the master votes.
     fn admitted_by(&self) -> Result<String, Failure> {
         let status = self.status.borrow();
         let reason = match status.state {
@@ -148,10 +148,10 @@ impl Reader {
         Err(Failure::new(reason, Effect::None, status.detail.clone()))
     }
 
-    async fn open(&self, marker: &str) -> Result<Open, LinkError> {
+    async fn open(&self, marker: &str) -> Result<OpenConnection, LinkError> {
         let session = in_time(self.deadline, self.link.connect()).await?;
         let ProbeReply { facts, marker: stands, .. } =
-            in_time(self.deadline, session.look()).await?;
+            in_time(self.deadline, session.probe()).await?;
         if stands.as_deref() != Some(marker) {
             return Err(LinkError::broken(
                 "its marker was lost or changed: it must be admitted again",
@@ -159,7 +159,7 @@ impl Reader {
         }
         in_time(self.deadline, session.load(&facts.run_id, marker)).await?;
         let closed = session.closed();
-        Ok(Open {
+        Ok(OpenConnection {
             closed,
             session,
             marker: marker.to_owned(),
@@ -171,7 +171,7 @@ impl Reader {
 }
 
 impl ReaderState {
-    /// A scan of so many keys took so much of the master's time.
+    /// Adapts the number of keys to the work of the latest scan.
     fn scanned(&mut self, count: u32, work: Duration) {
         if work > WORK * 2 {
             self.count = (count / 2).max(COUNT.0);
@@ -184,13 +184,13 @@ impl ReaderState {
 impl LockReader for Reader {
     fn scan(&self, scan: Scan) -> BoxFuture<'_, Result<Scanned, Failure>> {
         async move {
-            // One that cannot be read has nobody wait for his turn.
+            // If the master cannot be read, fail before waiting.
             self.admitted_by()?;
-            let mut state = self.turn().await;
+            let mut state = self.lock_for_request().await;
             let count = scan.count.min(state.count);
             let scan = Scan { count, ..scan };
             let (scanned, work) =
-                self.ask(&mut state, |session| session.scan(scan.clone())).await?;
+                self.request(&mut state, |session| session.scan(scan.clone())).await?;
             state.scanned(count, work);
             Ok(scanned)
         }
@@ -200,13 +200,13 @@ impl LockReader for Reader {
     fn read(&self, locks: Vec<Keys>) -> BoxFuture<'_, Result<Vec<Vote>, Failure>> {
         async move {
             self.admitted_by()?;
-            let mut state = self.turn().await;
+            let mut state = self.lock_for_request().await;
             let not_after = Instant::now() + self.deadline;
             let task =
                 |keys| Task { op: Arc::new(Op::Inspect { keys }), not_after, reply: Reply::none() };
             let tasks: Vec<_> = locks.into_iter().map(task).collect();
             let (Answer { votes, is_admitted, .. }, _) =
-                self.ask(&mut state, |session| session.call(&tasks)).await?;
+                self.request(&mut state, |session| session.call(&tasks)).await?;
             if !is_admitted || votes.len() != tasks.len() {
                 state.open = None;
                 let detail = "its marker was lost or changed: it must be admitted again";
@@ -235,7 +235,7 @@ async fn close_when_idle(state: Weak<Mutex<ReaderState>>, alive: Weak<()>) {
         sleep(IDLE).await;
         let Some(state) = state.upgrade() else { return };
         let mut state = state.lock().await;
-        // Another connection has somebody of its own.
+        // Another connection has its own idle check.
         if alive.strong_count() == 0 {
             return;
         }

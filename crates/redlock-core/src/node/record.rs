@@ -1,17 +1,19 @@
-//! What a node stores for a lock: the value under its key, as text that Lua and people can read.
+//! The stored value of a lock, as text that Lua and people can read.
 
 use bytes::Bytes;
 
 use crate::model::types::{FencingToken, Info, LockToken, Nonce, Owner};
 
-/// What a node stores for a held lock: `T:grant:info`, T and grant of fixed width, where grant is owner and nonce. The first
-/// extension puts a `;` after the grant, see `node/locks.lua`.
+/// The stored value of a held lock: `T:grant:info`. T and grant have fixed width; the grant is
+/// owner and nonce. The first extension replaces the `:` after the grant by `;`, see
+/// `node/locks.lua`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record(Bytes);
 
 impl Record {
     const OWNER_AT: usize = FencingToken::TEXT_LEN + 1;
-    /// Length of `T:grant`, which names one grant and is what an extension or release compares.
+    /// Length of `T:grant`, in bytes. `T:grant` names one grant; extensions and releases compare
+    /// it.
     pub(crate) const GRANT_LEN: usize = Self::OWNER_AT + LockToken::GRANT_LEN;
 
     /// The record of a grant.
@@ -25,17 +27,17 @@ impl Record {
         Self(Bytes::from(text))
     }
 
-    /// Whatever a node had under the lock key; other Redlock clients put their own values there.
+    /// A value as a node stores it. Other Redlock clients put values of their own under lock keys.
     pub fn foreign(value: Bytes) -> Self {
         Self(value)
     }
 
-    /// The value as it is stored.
+    /// The stored value.
     pub fn as_bytes(&self) -> &Bytes {
         &self.0
     }
 
-    /// `T:grant`, for a record of our own.
+    /// `T:grant`; only for a record of this program.
     pub fn grant(&self) -> &[u8] {
         &self.0[..Self::GRANT_LEN]
     }
@@ -49,7 +51,8 @@ impl Record {
         matches!(separators, (b':', b':' | b';')).then_some((token, info))
     }
 
-    /// Whether both are of one grant, extended or not; of another client's, whether they are equal.
+    /// Whether both records have the same grant, extended or not. Values of other clients must be
+    /// equal.
     pub(crate) fn is_grant_of(&self, other: &Self) -> bool {
         match (self.parse(), other.parse()) {
             (None, None) => self == other,
@@ -58,23 +61,23 @@ impl Record {
         }
     }
 
-    /// T, of a record of our own.
+    /// T; `None` for a value of another client.
     pub(crate) fn fencing_of_ours(&self) -> Option<FencingToken> {
         self.parse().map(|(token, _)| token.fencing())
     }
 
-    /// Keeps a lock free, see [`Owner::NOBODY`].
-    pub(crate) fn nobodys(t: FencingToken) -> Self {
+    /// A record that keeps a lock free, see [`Owner::NOBODY`].
+    pub(crate) fn placeholder(t: FencingToken) -> Self {
         let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
         Self::new(&token, &Info::default())
     }
 
-    /// Whether it keeps a lock free, see [`Owner::NOBODY`].
-    pub(crate) fn is_nobodys(&self) -> bool {
+    /// Whether the record keeps a lock free, see [`Owner::NOBODY`].
+    pub(crate) fn is_placeholder(&self) -> bool {
         self.parse().is_some() && self.owner_text() == [b'0'; Owner::TEXT_LEN]
     }
 
-    /// Whether it has been extended on the node that stores it.
+    /// Whether the node that stores the record has extended it.
     pub(crate) fn is_extended(&self) -> bool {
         self.0.get(Self::GRANT_LEN) == Some(&b';')
     }
@@ -101,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_gives_back_what_went_in_and_foreign_values_do_not_parse() {
+    fn records_parse_back_and_foreign_values_do_not() {
         let token = LockToken::new(
             Owner::from_bytes([7; 16]),
             Nonce::from_bytes([8; 4]),

@@ -1,4 +1,4 @@
-//! The link to a real master. This file and those below it are the only ones that name the Redis client.
+//! The link to a real master. Only this file and those below it use the Redis client.
 
 mod failure;
 mod scripts;
@@ -22,9 +22,10 @@ use super::eligibility::Eligibility;
 use super::probe::Master;
 use super::worker::{DriverSettings, RemoteNode};
 
-/// Operations waiting for one node.
+/// The most operations that may wait for one node.
 const QUEUE: usize = 8192;
-/// A node whose quickest answer took longer is a far one. In one data centre it is less.
+/// A node whose quickest answer takes at least this long counts as far. Within one data centre it
+/// is quicker.
 const FAR: Duration = Duration::from_micros(500);
 
 /// A Redis master behind the core's worker.
@@ -44,7 +45,8 @@ impl RedisNode {
         let max_clock_skew = settings.max_clock_skew;
         let driver = DriverSettings {
             call_deadline,
-            // A look is three questions; files of certificates and the connection take one each.
+            // A probe takes three requests. Connecting may take one for certificate files and one
+            // for the connection.
             question_deadline: call_deadline * 3,
             max_clock_skew,
             overlap_above: FAR,
@@ -55,7 +57,7 @@ impl RedisNode {
         RemoteNode::start(&name, link, eligibility, QUEUE, driver, env)
     }
 
-    /// For an operator's command. Connects to nothing yet.
+    /// A master for an operator's command. Does not connect yet.
     pub fn master(url: RedisUrl, settings: RedisSettings) -> Master {
         Master {
             name: url.name().to_owned(),

@@ -1,4 +1,4 @@
-//! What operators are told of a node: its status, the log, and measurements.
+//! Reports on a node for operators: its status, the log and measurements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use super::eligibility::{Facts, Suspicion};
 use super::observer::Env;
 use super::status::{Diagnosis, Engine, NodeMemory, NodeState, NodeStatus, Remedy};
 
-/// How often a quarantine is mentioned in the log.
-const MENTION: Duration = Duration::from_secs(60);
+/// How often the log repeats a quarantine.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 const CATCHING_UP: &str =
     "it votes, and locks that were granted while it was away are being set on it";
 
@@ -18,11 +18,11 @@ pub(super) struct Reporter {
     pub(super) name: Arc<str>,
     pub(super) env: Env,
     status: watch::Sender<NodeStatus>,
-    /// D: a clock further than this from ours makes the node refuse our fencing tokens.
+    /// A clock further than this from ours makes the node refuse our fencing tokens.
     max_clock_skew: Duration,
     run_id: Option<String>,
-    /// When the quarantine was last mentioned on this connection.
-    mentioned: Option<Duration>,
+    /// When the log last reported the quarantine, on this connection.
+    logged_at: Option<Duration>,
     clock_is_far: bool,
     refuses_writes: bool,
     is_slow: bool,
@@ -36,7 +36,7 @@ impl Reporter {
             ..first
         });
         let run_id = None;
-        let mentioned = None;
+        let logged_at = None;
         let clock_is_far = false;
         let refuses_writes = false;
         Self {
@@ -45,14 +45,14 @@ impl Reporter {
             status,
             max_clock_skew,
             run_id,
-            mentioned,
+            logged_at,
             clock_is_far,
             refuses_writes,
             is_slow: false,
         }
     }
 
-    pub(super) fn feed(&self) -> watch::Receiver<NodeStatus> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<NodeStatus> {
         self.status.subscribe()
     }
 
@@ -61,7 +61,7 @@ impl Reporter {
     }
 
     pub(super) fn connected(&mut self) {
-        self.mentioned = None;
+        self.logged_at = None;
         self.is_slow = false;
     }
 
@@ -82,7 +82,8 @@ impl Reporter {
         });
     }
 
-    /// The node was asked at that time of the monotonic clock. Wakes nobody who watches the status.
+    /// Sets the memory use, which was requested at `asked` of the monotonic clock. Does not wake
+    /// watchers of the status.
     pub(super) fn memory(&self, facts: &Facts, asked: Duration) {
         let &Facts { used_memory: used, max_memory: max, .. } = facts;
         let memory = (used > 0).then_some(NodeMemory { used, max, asked });
@@ -106,10 +107,13 @@ impl Reporter {
             status.evicted_keys = facts.evicted_keys;
             marker.clone_into(&mut status.marker);
         });
-        tracing::info!(node = %self.name, version = %facts.version, durability = %facts.durability, "node admitted");
+        tracing::info!(
+            node = %self.name, version = %facts.version, durability = %facts.durability,
+            "node admitted"
+        );
     }
 
-    /// The locks that were granted while the node was away stand on it. Its other properties stay as they are.
+    /// The node now has the locks that were granted while it was away.
     pub(super) fn caught_up(&self) {
         if self.status().state != NodeState::CatchingUp {
             return;
@@ -123,7 +127,10 @@ impl Reporter {
             }
         });
         self.observe();
-        tracing::info!(node = %self.name, "the node has caught up: the next master may be restarted");
+        tracing::info!(
+            node = %self.name,
+            "the node has caught up: the next master may be restarted"
+        );
     }
 
     pub(super) fn engine(&self, engine: Engine) {
@@ -134,11 +141,14 @@ impl Reporter {
         if self.enter(state, diagnosis) {
             let why = &diagnosis.reason;
             let advice = diagnosis.remedy.map(tracing::field::display);
-            tracing::warn!(node = %self.name, state = state.as_str(), why, advice, "node cannot vote");
+            tracing::warn!(
+                node = %self.name, state = state.as_str(), why, advice,
+                "node cannot vote"
+            );
         }
     }
 
-    /// `is_other` is whether this is another quarantine than the one that was reported last.
+    /// `is_other` is whether this quarantine differs from the one reported last.
     pub(super) fn quarantined(
         &mut self,
         diagnosis: &Diagnosis,
@@ -149,9 +159,10 @@ impl Reporter {
     ) {
         let has_changed = is_other || self.status().state != NodeState::Quarantined;
         let now = self.env.clock.wall_micros();
-        // In one step: nobody may see a new node as one that is not, nor count a look without what it has seen.
+        // In one step: no watcher may see a new node as an old one, nor count a probe without its
+        // result.
         self.status.send_modify(|status| {
-            status.looks += 1;
+            status.probes += 1;
             if has_changed {
                 status.enter(NodeState::Quarantined, diagnosis);
                 marker.clone_into(&mut status.marker);
@@ -165,9 +176,9 @@ impl Reporter {
         }
         let now = self.env.clock.monotonic();
         if suspicion != Suspicion::New
-            && self.mentioned.is_none_or(|at| now.saturating_sub(at) >= MENTION)
+            && self.logged_at.is_none_or(|at| now.saturating_sub(at) >= LOG_EVERY)
         {
-            self.mentioned = Some(now);
+            self.logged_at = Some(now);
             let seconds_left = left.as_secs();
             let why = &diagnosis.reason;
             let advice = diagnosis.remedy.map(tracing::field::display);
@@ -178,30 +189,40 @@ impl Reporter {
     pub(super) fn clock_ran_ahead(&self, by: Duration) {
         let node = &self.name;
         let ms = by.as_millis() as u64;
-        tracing::warn!(%node, ms, "the node's clock ran ahead, so that locks ended early on it: it is quarantined");
+        tracing::warn!(
+            %node, ms,
+            "the node's clock ran ahead and ended locks early: the node is quarantined"
+        );
     }
 
-    /// Once for each connection.
+    /// Logged once for each connection.
     pub(super) fn followed_slowly(&mut self, took: Duration) {
         if !std::mem::replace(&mut self.is_slow, true) {
             let node = &self.name;
             let ms = took.as_millis() as u64;
-            tracing::warn!(%node, ms, "a connection to the node takes long: if its name moves, that is noticed late");
+            tracing::warn!(
+                %node, ms,
+                "a connection to the node takes long: a move of its name may be noticed too late"
+            );
         }
     }
 
     pub(super) fn our_clock_ran_slow(&self, by: Duration) {
         let node = &self.name;
         let ms = by.as_millis() as u64;
-        tracing::error!(%node, ms, "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; mend it");
+        tracing::error!(
+            %node, ms,
+            "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; \
+             repair it"
+        );
     }
 
-    /// Whether it was last seen to take no writes.
+    /// Whether the node refused the latest write.
     pub(super) fn refuses_writes(&self) -> bool {
         self.refuses_writes
     }
 
-    /// Whether the node takes writes: an error that tells of all of them, or none.
+    /// Reports whether the node accepts writes; `error` is the error of every write.
     pub(super) fn writes(&mut self, error: Option<&str>) {
         let refuses = error.is_some();
         if std::mem::replace(&mut self.refuses_writes, refuses) == refuses {
@@ -211,7 +232,7 @@ impl Reporter {
             status.refuses_writes = refuses;
             match error {
                 Some(error) => {
-                    status.detail = format!("it takes no writes: {error}");
+                    status.detail = format!("it refuses writes: {error}");
                     status.remedy = remedy_of_write_error(error);
                 }
                 None if status.state == NodeState::CatchingUp => {
@@ -228,13 +249,14 @@ impl Reporter {
         let node = &self.name;
         match error {
             Some(error) => {
-                tracing::warn!(%node, error, "the node takes no writes: it grants no locks")
+                tracing::warn!(%node, error, "the node refuses writes and grants no locks")
             }
-            None => tracing::info!(%node, "the node takes writes again"),
+            None => tracing::info!(%node, "the node accepts writes again"),
         }
     }
 
-    /// `lead_micros` is how far our fencing tokens are ahead of our wall clock: what a node refuses is them.
+    /// `lead_micros` is how far our fencing tokens are ahead of our wall clock. The node compares
+    /// the tokens with its clock.
     pub(super) fn clock_offset(&mut self, offset_micros: i64, lead_micros: u64) {
         self.env.observer.clock_offset(&self.name, offset_micros);
         let max = self.max_clock_skew;
@@ -249,8 +271,9 @@ impl Reporter {
             self.status.send_modify(|status| {
                 status.clock_is_off = is_off;
                 let why = format!(
-                    "its clock is {offset_ms} ms from this machine's, and fencing tokens are {lead_ms} ms ahead: it \
-                     refuses them all"
+                    "its clock is {offset_ms} ms from this machine's, and fencing tokens are \
+                     {lead_ms} ms ahead: it \
+                     refuses all of them"
                 );
                 status.detail = if is_off { why } else { String::new() };
                 status.remedy = is_off.then_some(Remedy::MendClock);
@@ -261,17 +284,20 @@ impl Reporter {
             let node = &self.name;
             let max_ms = max.as_millis() as u64;
             if is_far {
-                tracing::warn!(%node, offset_ms, max_ms, "the node's clock and this machine's are far apart: mend one");
+                tracing::warn!(
+                    %node, offset_ms, max_ms,
+                    "the node's clock and this machine's are far apart: mend one"
+                );
             } else {
                 tracing::info!(%node, offset_ms, "the node's clock and this machine's agree again");
             }
         }
     }
 
-    /// Whether there was something new to say.
+    /// Enters a state. Returns whether state or reason changed.
     fn enter(&self, state: NodeState, diagnosis: &Diagnosis) -> bool {
         let now = self.env.clock.wall_micros();
-        let is_news = self.status.send_if_modified(|status| {
+        let has_changed = self.status.send_if_modified(|status| {
             let changed = status.state != state || status.detail != diagnosis.reason;
             if status.state != state {
                 status.since_micros = now;
@@ -279,10 +305,10 @@ impl Reporter {
             status.enter(state, diagnosis);
             changed
         });
-        if is_news {
+        if has_changed {
             self.observe();
         }
-        is_news
+        has_changed
     }
 
     fn observe(&self) {
@@ -290,7 +316,7 @@ impl Reporter {
     }
 }
 
-/// What an operator can do about an error that every write ends with; `None` for any other.
+/// The remedy for an error that every write ends with; `None` for any other error.
 pub(super) fn remedy_of_write_error(error: &str) -> Option<Remedy> {
     match error.split_whitespace().next()? {
         "OOM" => Some(Remedy::RaiseMaxMemory),
@@ -300,7 +326,7 @@ pub(super) fn remedy_of_write_error(error: &str) -> Option<Remedy> {
     }
 }
 
-/// A worker that ended, by a defect, must not leave its node looking admitted.
+/// A worker that ended by a defect must not leave its node looking admitted.
 impl Drop for Reporter {
     fn drop(&mut self) {
         self.enter(NodeState::Connecting, &Diagnosis::without_remedy("the node's task has ended"));

@@ -1,9 +1,10 @@
-//! The rules of one node: what an operation does to the keys of a lock, and what is answered. The same rules stand in
-//! `node/locks.lua`, which real masters run that have not loaded the module; a differential test holds the two together.
+//! The rules of one node: how an operation changes the keys of a lock, and which vote answers it.
+//! Masters without the module run the same rules in `node/locks.lua`; a differential test compares
+//! the two.
 //!
-//! They need no more than a few commands over a key space ([`KeySpace`]): that of an in-memory node, of a simulated master
-//! that runs out of memory between two writes, or of a real one that has loaded the module. What must happen in one step is the caller's: it runs one operation at a
-//! time.
+//! The rules need a few commands over a key space ([`KeySpace`]). There are three: an in-memory
+//! node's, a simulated master's (which can run out of memory between two writes), and a real
+//! master's with the module. The caller provides atomicity: it runs one operation at a time.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use super::record::Record;
 use crate::model::types::{FencingToken, Ttl};
 use crate::model::validity::longest_round;
 
-/// The keys of one node, as the rules see them. Values are texts, times to live are in milliseconds.
+/// The keys of one node. Values are texts; times to live are in milliseconds.
 pub trait KeySpace {
     /// The node's own wall clock, in microseconds since 1970.
     fn now_micros(&self) -> u64;
@@ -23,58 +24,58 @@ pub trait KeySpace {
     /// The value of a key that has not expired.
     ///
     /// # Errors
-    /// What stands there is no text.
+    /// The key holds no text.
     fn get(&mut self, key: &Bytes) -> Result<Option<Bytes>, KeyError>;
 
-    /// How long a key still lives; `None` when it has no expiry.
+    /// The remaining life of a key; `None` when it has no expiry.
     fn time_to_live(&mut self, key: &Bytes) -> Option<u64>;
 
-    /// Sets a key, whatever stood there.
+    /// Sets a key, replacing any earlier value.
     ///
     /// # Errors
-    /// Nothing was set: there is no memory left.
+    /// No memory is left; nothing was set.
     fn set(&mut self, key: &Bytes, value: Bytes, expiry: Expiry) -> Result<(), KeyError>;
 
-    /// Gives a key another time to live. Takes no memory.
+    /// Changes a key's time to live. Needs no memory.
     fn expire(&mut self, key: &Bytes, millis: u64);
 
-    /// Deletes a key. Takes no memory.
+    /// Deletes a key. Needs no memory.
     fn delete(&mut self, key: &Bytes);
 }
 
-/// How long a key that is set lives.
+/// The time to live of a key that is being set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expiry {
-    /// So many milliseconds from now.
+    /// This many milliseconds from now.
     In(u64),
-    /// For as long as it would have lived anyway.
+    /// The key's earlier time to live.
     Keep,
     /// Until it is deleted.
     Never,
 }
 
-/// Why a key could not be read or set, in the words of Redis.
+/// Why a key could not be read or set, with Redis' error text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// There is no memory left for it.
+    /// No memory is left.
     #[error("OOM command not allowed when used memory > 'maxmemory'.")]
     OutOfMemory,
-    /// It holds no text, and nothing of ours.
+    /// The key holds no text, so it belongs to another program.
     #[error("WRONGTYPE Operation against a key holding the wrong kind of value")]
     WrongType,
-    /// The caller may not use it.
+    /// The caller may not use the key.
     #[error("NOPERM No permissions to access a key")]
     Forbidden,
 }
 
 impl From<KeyError> for Vote {
-    /// What the operation had set before may stand.
+    /// The effect is `Possible`: earlier writes of the operation may stand.
     fn from(error: KeyError) -> Self {
         Self::Failed(Failure::new(Reason::Error, Effect::Possible, error.to_string()))
     }
 }
 
-/// Runs one lock operation. `admitted` says whether the marker stands that the gateway has shown.
+/// Runs one lock operation. `admitted` is whether the marker in the gateway's call stands.
 pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, op: &Op) -> Vote {
     let admitted = admitted || !settings.rules.marker_is_checked;
     let mut node = LockStateMachine { space, settings };
@@ -88,7 +89,7 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
         }
-        // Needs no eligibility: taking a lock away can never produce a second holder.
+        // Needs no eligibility: deleting a lock can never produce a second holder.
         Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
         Op::Inspect { keys } => node.inspect(keys),
     };
@@ -104,13 +105,15 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
-        if rules.clock_is_checked && t.get().abs_diff(self.space.now_micros()) > self.max_offset() {
+        if rules.clock_is_checked
+            && t.get().abs_diff(self.space.now_micros()) > self.max_skew_micros()
+        {
             return Ok(clock_refusal());
         }
         let last = self.space.get(&keys.fence)?;
-        let fence = last.as_ref().map(|text| fence_of(text));
-        if fence == Some(None) {
-            return Ok(error("ERR the fence holds no number"));
+        let watermark = last.as_ref().map(|text| watermark_token(text));
+        if watermark == Some(None) {
+            return Ok(error("ERR the watermark holds no number"));
         }
         if let Some(value) = self.space.get(&keys.lock)? {
             let is_own = Record::foreign(value.clone()).owner_text() == record.owner_text();
@@ -119,24 +122,24 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
                 return Ok(if is_own { Vote::Yours(holding) } else { Vote::Held(holding) });
             }
         }
-        if let Some(fence) =
-            fence.flatten().filter(|fence| rules.watermark_is_checked && *fence >= t)
+        if let Some(watermark) =
+            watermark.flatten().filter(|watermark| rules.watermark_is_checked && *watermark >= t)
         {
-            return Ok(Vote::Stale { fence });
+            return Ok(Vote::Stale { fence: watermark });
         }
         self.space.set(
             &keys.lock,
             record.as_bytes().clone(),
             Expiry::In(u64::from(ttl.millis())),
         )?;
-        let fence = match last {
+        let watermark = match last {
             None => format!("{t}!").into(),
             Some(last) if &last[FencingToken::TEXT_LEN..] == b"+" => {
                 [format!("{t}!").as_bytes(), &last].concat().into()
             }
-            Some(_) => fence_text(t),
+            Some(_) => watermark_text(t),
         };
-        if let Err(error) = self.set_fence(keys, fence, u64::from(ttl.millis())) {
+        if let Err(error) = self.set_watermark(keys, watermark, u64::from(ttl.millis())) {
             self.space.delete(&keys.lock);
             return Err(error);
         }
@@ -154,14 +157,14 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let asked = u64::from(ttl.millis());
         let life = left.map_or(asked, |left| left.max(asked));
         if is_first || left.is_none_or(|left| left < asked) {
-            // Before the marks: it takes no memory.
+            // Before the marks, because this needs no memory.
             self.space.expire(&keys.lock, life);
         }
         if let (true, Some(t)) = (is_first, stored.fencing())
-            && let Err(error) = self.mark(keys, &stored, t, life)
+            && let Err(error) = self.mark_extended(keys, &stored, t, life)
         {
-            // The lock lives longer all the same, and its release counts on the fence.
-            self.prolong_fence(keys, life);
+            // The lock lives longer anyway, and its release relies on the watermark.
+            self.prolong_watermark(keys, life);
             return Err(error);
         }
         Ok(Vote::Extended { expires_in: Duration::from_millis(life) })
@@ -174,8 +177,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         })
     }
 
-    /// The lock before the fence: the release of an unmarked lock counts on an unmarked fence.
-    fn mark(
+    /// Marks the lock before the watermark, because the release of an unmarked lock relies on an
+    /// unmarked watermark.
+    fn mark_extended(
         &mut self,
         keys: &Keys,
         stored: &Record,
@@ -183,13 +187,18 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         life: u64,
     ) -> Result<(), KeyError> {
         self.space.set(&keys.lock, stored.extended().as_bytes().clone(), Expiry::Keep)?;
-        if self.space.get(&keys.fence)?.is_none_or(|fence| fence_of(&fence) == Some(t)) {
-            self.set_fence(keys, marked(t), life)?;
+        if self
+            .space
+            .get(&keys.fence)?
+            .is_none_or(|watermark| watermark_token(&watermark) == Some(t))
+        {
+            self.set_watermark(keys, extended_watermark(t), life)?;
         }
         Ok(())
     }
 
-    /// T may be old, but not the extension that vouches for it: the fences that tell of what has happened since have an end.
+    /// T may be old, but the extension that justifies the repair must be recent: watermarks of
+    /// later grants and releases expire.
     fn repair(
         &mut self,
         keys: &Keys,
@@ -201,51 +210,53 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let mut life = u64::from(ttl.millis());
         let now = self.space.now_micros();
-        let max = self.max_offset();
+        let max = self.max_skew_micros();
         if rules.clock_is_checked
             && (t.get().saturating_sub(now) > max || began.abs_diff(now) > max)
         {
             return Ok(clock_refusal());
         }
         if let Some(value) = self.space.get(&keys.lock)? {
-            let same = value.starts_with(record.grant());
+            let is_same = value.starts_with(record.grant());
             let holding = self.holding(keys, value);
-            if same {
+            if is_same {
                 let asked = ttl.duration();
                 let is_shorter = holding.expires_in.is_some_and(|left| left < asked);
                 if is_shorter {
-                    // The majority's copies live longer: they were extended while this node had no vote.
+                    // The majority's copies live longer. They were extended while this node had no vote.
                     self.space.expire(&keys.lock, life);
-                    self.prolong_fence(keys, life);
+                    self.prolong_watermark(keys, life);
                 }
                 let expires_in = holding.expires_in.map_or(asked, |left| left.max(asked));
                 return Ok(Vote::Extended { expires_in });
             }
-            // A majority of the others has this grant, so no other that the record of nobody stands for can have one.
-            if !holding.record.is_nobodys() {
+            // A placeholder gives way. A majority of the other masters has this grant, so no other
+            // grant can have one, and the placeholder guards none.
+            if !holding.record.is_placeholder() {
                 return Ok(Vote::Held(holding));
             }
-            // An earlier lease of this very grant may be longer than what vouches for it.
+            // An earlier lease of this same grant may be longer than the repair's TTL.
             let left = holding
                 .expires_in
                 .map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
             life = life.max(left);
         }
         if let Some(text) = self.space.get(&keys.fence)? {
-            let Some(fence) = fence_of(&text) else {
-                return Ok(error("ERR the fence holds no number"));
+            let Some(watermark) = watermark_token(&text) else {
+                return Ok(error("ERR the watermark holds no number"));
             };
-            if rules.watermark_is_checked && fence >= t && text != marked(t) {
-                return Ok(Vote::Stale { fence });
+            if rules.watermark_is_checked && watermark >= t && text != extended_watermark(t) {
+                return Ok(Vote::Stale { fence: watermark });
             }
         }
-        let fence = if record.is_extended() { marked(t) } else { fence_text(t) };
-        self.set_fence(keys, fence, life)?;
+        let watermark =
+            if record.is_extended() { extended_watermark(t) } else { watermark_text(t) };
+        self.set_watermark(keys, watermark, life)?;
         self.space.set(&keys.lock, record.as_bytes().clone(), Expiry::In(life))?;
         Ok(Vote::Granted)
     }
 
-    /// Deletes before it sets anything, which works without memory.
+    /// Deletes before it sets anything, because deleting needs no memory.
     fn release(
         &mut self,
         keys: &Keys,
@@ -255,37 +266,39 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
         let current = self.space.get(&keys.lock)?.map(Record::foreign);
-        let mut same = false;
+        let mut is_same = false;
         let mut deleted = false;
-        let exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
-        let spares = scope == ReleaseScope::Proposal && rules.undo_is_exact;
+        let is_exact = scope != ReleaseScope::Holder && rules.undo_is_exact;
+        let is_exact_undo = scope == ReleaseScope::Proposal && rules.undo_is_exact;
         if let Some(current) = &current {
-            same = current.as_bytes().starts_with(record.grant());
-            // Confirmed: another request of the same owner counts on it.
-            if spares && same && current.is_extended() {
+            is_same = current.as_bytes().starts_with(record.grant());
+            // An extended grant is confirmed: another request of the same owner relies on it.
+            if is_exact_undo && is_same && current.is_extended() {
                 return Ok(Vote::Held(self.holding(keys, current.as_bytes().clone())));
             }
-            let mine = same || !exact && current.owner_text() == record.owner_text();
-            if mine
+            let is_own = is_same || !is_exact && current.owner_text() == record.owner_text();
+            if is_own
                 && (!rules.release_keeps_newer
                     || current.fencing().is_none_or(|stored| stored <= t))
             {
                 self.space.delete(&keys.lock);
                 deleted = true;
             }
-            if same && !current.is_extended() {
+            if is_same && !current.is_extended() {
                 if scope == ReleaseScope::Proposal {
-                    self.take_fence_back(keys, t);
+                    self.restore_watermark(keys, t);
                 }
                 return Ok(Vote::Released);
             }
         }
         if rules.release_leaves_a_tombstone {
-            if !same && t.get().saturating_sub(self.space.now_micros()) > self.max_offset() / 2 {
+            if !is_same
+                && t.get().saturating_sub(self.space.now_micros()) > self.max_skew_micros() / 2
+            {
                 return Ok(clock_refusal());
             }
-            match self.set_barrier(keys, t, same, spares) {
-                // What was deleted is gone, if not for good.
+            match self.set_tombstone(keys, t, is_same, is_exact_undo) {
+                // The deletion stands, though no watermark protects it.
                 Err(KeyError::OutOfMemory) if deleted => {}
                 set => set?,
             }
@@ -297,45 +310,50 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         })
     }
 
-    /// The mark of this T goes: a repair may be in flight, which the undo of a try has nothing against. A fence that could be
-    /// taken back stays from now on.
-    fn set_barrier(
+    /// Leaves the watermark at T or above. A release also removes the `+` of this T, because a
+    /// repair may be in flight; an undo (`keeps_mark`) need not prevent that repair. A provisional
+    /// watermark (`!`) becomes permanent, or its undo would remove this tombstone.
+    fn set_tombstone(
         &mut self,
         keys: &Keys,
         t: FencingToken,
-        own: bool,
+        is_own: bool,
         keeps_mark: bool,
     ) -> Result<(), KeyError> {
         let stands = self.space.get(&keys.fence)?;
-        let fence = match stands.as_ref().and_then(|text| fence_of(text)) {
-            Some(fence) if fence >= t && (keeps_mark || stands != Some(marked(t))) => {
-                let provisional = stands
+        let watermark = match stands.as_ref().and_then(|text| watermark_token(text)) {
+            Some(watermark)
+                if watermark >= t && (keeps_mark || stands != Some(extended_watermark(t))) =>
+            {
+                let is_provisional = stands
                     .as_ref()
                     .is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
-                if !provisional {
-                    // What the release counts on must not end before what was on its way.
-                    self.prolong_fence(keys, 0);
+                if !is_provisional {
+                    // This release relies on the existing watermark, which must outlive operations
+                    // in flight.
+                    self.prolong_watermark(keys, 0);
                     return Ok(());
                 }
-                fence
+                watermark
             }
             Some(_) | None => t,
         };
-        // What stood there may be for a lock of somebody else, which it has to outlive.
+        // The watermark may guard another owner's lock, and must outlive that lock.
         let left = stands
-            .filter(|_| !own)
+            .filter(|_| !is_own)
             .and_then(|_| self.space.time_to_live(&keys.fence))
             .unwrap_or_default();
-        let life = left.saturating_sub(self.fence_grace());
-        self.set_fence(keys, fence_text(fence), life)
+        let life = left.saturating_sub(self.grace_millis());
+        self.set_watermark(keys, watermark_text(watermark), life)
     }
 
-    /// The only rule that lowers a fence: nobody has seen the T of a try that failed.
-    fn take_fence_back(&mut self, keys: &Keys, t: FencingToken) {
+    /// Restores the watermark of before a failed proposal, whose T no client has seen. No other
+    /// rule lowers a watermark.
+    fn restore_watermark(&mut self, keys: &Keys, t: FencingToken) {
         let Ok(Some(last)) = self.space.get(&keys.fence) else { return };
         match last.strip_prefix(format!("{t}!").as_bytes()) {
             Some([]) => self.space.delete(&keys.fence),
-            // Without memory the higher fence stays, which refuses more than it must.
+            // Without memory the higher watermark stays, which refuses more than it must.
             Some(before) => {
                 let _ = self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep);
             }
@@ -343,24 +361,24 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         }
     }
 
-    /// For as long as the lock lives, in milliseconds, and its reasons after that.
-    fn set_fence(&mut self, keys: &Keys, text: Bytes, life: u64) -> Result<(), KeyError> {
-        self.space.set(&keys.fence, text, Expiry::In(life.saturating_add(self.fence_grace())))
+    /// Sets the watermark for `life` milliseconds, the life of the lock, and the grace.
+    fn set_watermark(&mut self, keys: &Keys, text: Bytes, life: u64) -> Result<(), KeyError> {
+        self.space.set(&keys.fence, text, Expiry::In(life.saturating_add(self.grace_millis())))
     }
 
-    /// Takes no memory.
-    fn prolong_fence(&mut self, keys: &Keys, life: u64) {
-        let life = life.saturating_add(self.fence_grace());
+    /// Needs no memory.
+    fn prolong_watermark(&mut self, keys: &Keys, life: u64) {
+        let life = life.saturating_add(self.grace_millis());
         if self.space.time_to_live(&keys.fence).is_some_and(|left| left < life) {
             self.space.expire(&keys.fence, life);
         }
     }
 
-    fn fence_grace(&self) -> u64 {
+    fn grace_millis(&self) -> u64 {
         u64::try_from(self.settings.fence_grace.as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn max_offset(&self) -> u64 {
+    fn max_skew_micros(&self) -> u64 {
         self.settings.max_clock_skew.as_micros() as u64
     }
 
@@ -370,17 +388,17 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     }
 }
 
-fn fence_text(t: FencingToken) -> Bytes {
+fn watermark_text(t: FencingToken) -> Bytes {
     Bytes::from(t.to_string())
 }
 
-/// A fence at the T of a lock that was extended here and that no release has reached since.
-fn marked(t: FencingToken) -> Bytes {
+/// The watermark of a lock that was extended here and that no release has reached since.
+fn extended_watermark(t: FencingToken) -> Bytes {
     Bytes::from(format!("{t}+"))
 }
 
-/// The T of a fence, without its marks; `None` when it begins with no number.
-fn fence_of(text: &[u8]) -> Option<FencingToken> {
+/// The T of a watermark, without its marks; `None` when the text begins with no token.
+fn watermark_token(text: &[u8]) -> Option<FencingToken> {
     FencingToken::parse(text.get(..FencingToken::TEXT_LEN)?)
 }
 
@@ -393,44 +411,46 @@ fn error(detail: &str) -> Vote {
     Vote::Failed(Failure::new(Reason::Error, Effect::None, detail))
 }
 
-/// The rules that the safety of locks and fencing tokens rests on. Always all on; a build with the feature
-/// `mutation-testing` can switch single ones off, to prove that the tests notice.
+/// The rules on which the safety of locks and fencing tokens rests. All are on. A build with the
+/// feature `mutation-testing` can switch single rules off, to prove that the tests notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SafetyRules {
     /// A node never overwrites a lock, not even for its owner.
     pub lock_is_kept: bool,
-    /// A release leaves the fence at T or above, where no repair passes it.
+    /// A release leaves the watermark at T or above, where no repair passes it.
     pub release_leaves_a_tombstone: bool,
     /// A release deletes only a lock whose T is not newer than its own.
     pub release_keeps_newer: bool,
-    /// The undo of a try takes nothing but exactly its grant, and not once it was extended.
+    /// The undo of a proposal deletes only exactly its grant, and only before an extension.
     pub undo_is_exact: bool,
     /// A node refuses a T too far from its own time.
     pub clock_is_checked: bool,
-    /// A node grants only a T larger than the last it has stored for the lock.
+    /// A node grants only a T above the lock's watermark.
     pub watermark_is_checked: bool,
     /// A node refuses lock operations unless the marker of its eligibility stands.
     pub marker_is_checked: bool,
     /// A node whose memory of locks is suspect is quarantined before it votes.
     pub quarantine_is_waited: bool,
-    /// A node whose quarantine is cut short was given back what the others know of the locks that it forgot.
+    /// A quarantine ends early only after recovery: the node got back every lost lock that the
+    /// other masters have.
     pub lost_locks_are_recovered: bool,
-    /// A process votes no longer when its name leads to another one.
+    /// A process stops voting when its name leads to another process.
     pub name_is_followed: bool,
-    /// A process that has come back with its data votes when no gateway can still talk to the process before it.
+    /// A process that restarts with its data waits until no gateway can still talk to its
+    /// predecessor.
     pub returned_waits: bool,
-    /// It is quarantined when a gateway saw the process before it alive beside it.
+    /// Such a process is quarantined when a gateway saw its predecessor alive beside it.
     pub two_alive_are_noticed: bool,
-    /// A node whose clock runs faster than promised is quarantined.
+    /// A node whose clock runs faster than the drift factor allows is quarantined.
     pub rate_is_checked: bool,
-    /// A successful extension sets the lock again on nodes that lost it.
+    /// A successful extension repairs the lock on nodes that lost it.
     pub missing_is_repaired: bool,
     /// A node that votes again gets the locks that were granted while it was away.
     pub admitted_is_caught_up: bool,
 }
 
 impl SafetyRules {
-    /// Every rule on: what ships.
+    /// Every rule on, as shipped.
     pub const ALL: Self = Self {
         lock_is_kept: true,
         release_leaves_a_tombstone: true,
@@ -456,50 +476,53 @@ impl Default for SafetyRules {
     }
 }
 
-/// How long a fence outlives the lock that it stands for, or the release.
+/// How long a watermark outlives its lock, or the release that left it: 2 × `max_clock_skew` plus
+/// the longest round.
 ///
-/// It is for what may still come for the same lock, and all of that bears a time which the node compares with its own: an
-/// acquire its T, a repair when its extension began. Both are refused when they are more than D behind. Nothing is fenced that
-/// is more than D ahead. So after 2 D no acquire comes that a fence would refuse: the node's clock refuses them. A repair may
-/// rest on an extension that began as late as a release ended, so after one more round ([`longest_round`]), and `2 D` later it
-/// is refused too. A clock that runs ahead, so that fences end early, is noticed and quarantined like a loss of data.
+/// The watermark refuses late operations on the same lock. Each carries a time that the node
+/// compares with its own clock: an acquire its T, a repair the start of its extension. The node
+/// refuses both when they are more than `max_clock_skew` behind. No watermark is set for a T more
+/// than `max_clock_skew` ahead. So after 2 × `max_clock_skew` the clock check refuses every acquire
+/// that the watermark would refuse. A repair may rest on an extension that began as late as a
+/// release ended, which adds one round ([`longest_round`]). A clock that runs ahead ends watermarks
+/// early; it is noticed, and quarantined like a loss of data.
 pub fn fence_grace(max_clock_skew: Duration) -> Duration {
     max_clock_skew * 2 + longest_round(max_clock_skew)
 }
 
-/// What a node needs to know of the cluster's configuration.
+/// The part of the cluster's configuration that a node needs.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeSettings {
-    /// D: a T further than this from the node's own time is refused.
+    /// A T further than this from the node's own time is refused.
     pub(crate) max_clock_skew: Duration,
-    /// How long a fence outlives what it is for, see [`fence_grace`].
+    /// How long a watermark outlives its lock, see [`fence_grace`].
     pub(crate) fence_grace: Duration,
     rules: SafetyRules,
 }
 
 impl NodeSettings {
-    /// With another D.
-    pub fn with_max_clock_offset(self, max_clock_skew: Duration) -> Self {
+    /// Sets `max_clock_skew`, and the grace of watermarks that follows from it.
+    pub fn with_max_clock_skew(self, max_clock_skew: Duration) -> Self {
         Self { max_clock_skew, fence_grace: fence_grace(max_clock_skew), ..self }
     }
 
-    /// With fences that outlive what they are for by another time than [`fence_grace`].
+    /// Sets a grace of watermarks other than [`fence_grace`].
     pub const fn with_fence_grace(self, fence_grace: Duration) -> Self {
         Self { fence_grace, ..self }
     }
 
-    /// With only some of the rules on, to prove that the tests notice.
+    /// Switches single rules off, to prove that the tests notice.
     #[cfg(feature = "mutation-testing")]
     pub const fn with_rules(self, rules: SafetyRules) -> Self {
         Self { rules, ..self }
     }
 
-    /// Which rules are on; all of them in a build that ships.
+    /// The rules that are on; all of them in a shipped build.
     pub const fn rules(&self) -> SafetyRules {
         self.rules
     }
 
-    /// How long a node gives no votes that may have lost locks with TTLs up to this.
+    /// How long a node must not vote after it may have lost locks with TTLs up to `max_ttl`.
     pub fn quarantine(&self, max_ttl: Duration) -> Duration {
         if self.rules.quarantine_is_waited {
             quarantine(max_ttl, self.max_clock_skew)
@@ -508,14 +531,14 @@ impl NodeSettings {
         }
     }
 
-    /// How long a node gives no votes that was restarted with all its data.
+    /// How long a node must not vote after a restart with all its data.
     pub fn returns_after(&self) -> Duration {
         if self.rules.returned_waits { NAME_MOVES_WITHIN } else { Duration::ZERO }
     }
 }
 
 impl Default for NodeSettings {
-    /// D = 2 s.
+    /// `max_clock_skew` is 2 s.
     fn default() -> Self {
         let max_clock_skew = Duration::from_secs(2);
         Self { max_clock_skew, fence_grace: fence_grace(max_clock_skew), rules: SafetyRules::ALL }

@@ -1,26 +1,28 @@
-//! What a node is doing, why, and what can be done about it.
+//! The status of a node: what it is doing, why, and what an operator can do.
 
 use std::fmt;
 use std::time::Duration;
 
-/// What a node is doing.
+/// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {
-    /// It votes, unless its clock is off, and stores every lock that a majority of the others stores.
+    /// The node votes, unless its clock is off, and stores every lock that a majority of the others
+    /// stores.
     Admitted,
-    /// It votes, unless its clock is off. Locks that were granted while it was away are still being set on it, so the next
-    /// master must not be restarted yet.
+    /// The node votes, unless its clock is off. Locks that were granted while it was away are still
+    /// being set on it, so no other master may be restarted yet.
     CatchingUp,
-    /// It lost its memory of locks and waits until none of them can still live.
+    /// The node may have lost locks, and waits until none of them can still live.
     Quarantined,
-    /// No usable connection; being retried.
+    /// No usable connection; the worker retries.
     Connecting,
-    /// Reached, but its configuration makes it ineligible; looked at again from time to time.
+    /// Connected, but the node's configuration makes it ineligible. It is probed again every
+    /// second.
     Refused,
 }
 
 impl NodeState {
-    /// Every state, for metrics that have a series for each.
+    /// Every state, for metrics with a series for each.
     pub const ALL: [Self; 5] =
         [Self::Admitted, Self::CatchingUp, Self::Quarantined, Self::Connecting, Self::Refused];
 
@@ -29,7 +31,7 @@ impl NodeState {
         matches!(self, Self::Admitted | Self::CatchingUp)
     }
 
-    /// A word for metrics and answers.
+    /// The name in metrics and answers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Admitted => "admitted",
@@ -41,17 +43,17 @@ impl NodeState {
     }
 }
 
-/// Who runs the rules of locks on a master. The rules are the same, and so are their answers.
+/// Which program runs the lock rules on a master. Both give the same answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
-    /// A script.
+    /// The Lua script.
     Lua,
-    /// The module that is loaded there; faster.
+    /// The loaded module, which is faster.
     Native,
 }
 
 impl Engine {
-    /// A word for answers.
+    /// The name in answers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Lua => "lua",
@@ -60,52 +62,53 @@ impl Engine {
     }
 }
 
-/// What a node is doing and why, for operators.
+/// The status of a node, for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeStatus {
-    /// What it is doing.
+    /// The node's state.
     pub state: NodeState,
-    /// Since when, in microseconds since 1970 by the gateway's wall clock.
+    /// The start of the state, in microseconds since 1970 by the gateway's wall clock.
     pub since_micros: u64,
-    /// Until when at the latest, if that is known: the end of a quarantine.
+    /// The latest end of a quarantine, in microseconds since 1970; `None` when unknown.
     pub until_micros: Option<u64>,
-    /// Why, in a sentence; empty when there is nothing to explain.
+    /// The reason, in a sentence; empty when there is nothing to explain.
     pub detail: String,
-    /// What an operator can do, where there is anything.
+    /// What an operator can do, if anything.
     pub remedy: Option<Remedy>,
-    /// The marker that stands on it, as it was seen last: of its quarantine, or the one by which it votes.
+    /// The marker last seen on the node: of its quarantine, or of its admission.
     pub marker: String,
-    /// Whether it is quarantined as a node of a cluster that an operator calls brand-new.
+    /// Whether the node is quarantined as part of a cluster that an operator declared brand-new.
     pub is_bootstrapping: bool,
-    /// Who runs the rules of locks on it, as it was when it last came to voting.
+    /// Which program runs the lock rules there, as of the latest admission.
     pub engine: Option<Engine>,
-    /// Whether its clock and this machine's differ by more than D: then it refuses our fencing tokens.
+    /// Whether the node's clock is too far from this machine's, or from our fencing tokens: then
+    /// the node refuses our tokens.
     pub clock_is_off: bool,
-    /// Whether it takes no writes: then it grants no locks.
+    /// Whether the node refuses writes: then it grants no locks.
     pub refuses_writes: bool,
-    /// How many times it was looked at in quarantine.
-    pub looks: u64,
-    /// How many times a restart was seen.
+    /// How many times the node was probed in quarantine.
+    pub probes: u64,
+    /// How many restarts were seen.
     pub restarts: u64,
-    /// Keys it has evicted, as it reported last; anything but zero means that locks may be lost.
+    /// Evicted keys, as last reported; above zero, locks may be lost.
     pub evicted_keys: u64,
-    /// Its memory, as it reported last; `None` when it has not reported any.
+    /// Memory, as last reported; `None` when never reported.
     pub memory: Option<NodeMemory>,
 }
 
-/// How much memory a node uses, and how much it may use.
+/// A node's memory use and limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeMemory {
     /// Bytes in use.
     pub used: u64,
-    /// Bytes that may be in use; 0 when the node sets no bound.
+    /// The limit of bytes; 0 when the node sets none.
     pub max: u64,
-    /// When the node was asked, by the monotonic clock of this process.
+    /// When this was requested, on this process's monotonic clock.
     pub asked: Duration,
 }
 
 impl NodeStatus {
-    /// A node in a state of which nothing else is known.
+    /// A status with only a state.
     pub fn new(state: NodeState, since_micros: u64) -> Self {
         Self {
             state,
@@ -118,14 +121,14 @@ impl NodeStatus {
             engine: None,
             clock_is_off: false,
             refuses_writes: false,
-            looks: 0,
+            probes: 0,
             restarts: 0,
             evicted_keys: 0,
             memory: None,
         }
     }
 
-    /// Enters a state for a reason. What belonged to the state before is lost.
+    /// Enters a state for a reason, and clears the fields of the earlier state.
     pub(crate) fn enter(&mut self, state: NodeState, diagnosis: &Diagnosis) {
         self.state = state;
         self.until_micros = None;
@@ -137,23 +140,23 @@ impl NodeStatus {
         self.remedy = diagnosis.remedy;
     }
 
-    /// Whether it refuses writes for want of memory.
+    /// Whether the node refuses writes for lack of memory.
     pub fn is_out_of_memory(&self) -> bool {
         self.refuses_writes && self.remedy == Some(Remedy::RaiseMaxMemory)
     }
 
-    /// Whether it can be expected to grant locks.
+    /// Whether the node should grant locks.
     pub fn votes(&self) -> bool {
         self.state.is_admitted() && !self.clock_is_off && !self.refuses_writes
     }
 }
 
-/// Why a node does not vote, and what an operator can do about it.
+/// Why a node does not vote, and what an operator can do.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Diagnosis {
     /// One sentence; empty when there is nothing to explain.
     pub reason: String,
-    /// What can be done, where there is anything.
+    /// What an operator can do, if anything.
     pub remedy: Option<Remedy>,
 }
 
@@ -174,44 +177,45 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// What an operator can do about a node that does not vote. Its text speaks of settings in general; a host that has flags
-/// for them words it better.
+/// What an operator can do about a node that does not vote. The text names settings in general; a
+/// host with flags should name those instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Remedy {
-    /// The node votes. The next master must not be restarted before this one has caught up.
+    /// The node votes, but no other master may be restarted before it has caught up.
     WaitBeforeTheNext,
     /// The quarantine ends by itself.
     Wait,
-    /// The same, and an operator may say that the cluster is brand-new.
+    /// The quarantine ends by itself. An operator may declare the cluster brand-new.
     WaitOrBootstrap,
-    /// The same, and with durable settings the next restart takes seconds.
+    /// The quarantine ends by itself. With durable settings the next restart takes seconds.
     WaitThenMakeDurable,
-    /// The same, and evictions have to end.
+    /// The quarantine ends by itself. Evictions must stop.
     WaitWithoutEvictions,
-    /// The same, and its clock has to be steady.
+    /// The quarantine ends by itself. The node's clock must be steady.
     WaitWithSteadyClock,
-    /// The same, and a master's earlier process has to be stopped before another one reads its file.
+    /// The quarantine ends by itself. A master's earlier process must stop before another one reads
+    /// its file.
     WaitWithOneProcess,
-    /// A brand-new cluster is admitted when all nodes are seen to be new.
+    /// A brand-new cluster is admitted when all nodes have been probed and are new.
     ReachAllNodes,
     /// INFO is forbidden.
     AllowInfo,
-    /// Some command that locks need is forbidden.
+    /// A command that locks need is forbidden.
     AllowCommands,
-    /// The node wants other credentials.
+    /// The node requires other credentials.
     GiveCredentials,
-    /// The server is older than what the scripts need.
+    /// The server is older than the scripts need.
     UpgradeRedis,
-    /// A replica can be made a master.
+    /// The node is a replica.
     MakeMaster,
     /// The node may evict keys.
     ForbidEvictions,
-    /// The node has no memory left.
+    /// The node is out of memory.
     RaiseMaxMemory,
     /// The server cannot write to its disk.
     MendDisk,
-    /// The server takes no writes without replicas.
+    /// The server refuses writes without enough replicas.
     WantNoReplicas,
     /// Another program uses the key of the marker.
     ChangeKeyPrefix,
@@ -225,19 +229,19 @@ pub enum Remedy {
     ReadOtherLogs,
     /// The node's clock and this machine's differ.
     MendClock,
-    /// Hints cannot be heard or said.
+    /// Hints cannot be received or published.
     AllowHints,
     /// One side speaks TLS and the other does not.
     MatchTls,
-    /// The node's certificate is not trusted, not valid now or for another host.
+    /// The node's certificate is not trusted, not valid now, or for another host.
     TrustNodeCertificate,
-    /// The node wants to see a certificate.
+    /// The node requires a client certificate.
     GiveClientCertificate,
-    /// The node does not know the authority of the certificate that it was shown.
+    /// The node does not trust the authority of our certificate.
     TrustClientAuthority,
-    /// The node does not accept the certificate that it was shown.
+    /// The node does not accept our certificate.
     ReplaceClientCertificate,
-    /// The certificate that the node was shown has expired.
+    /// Our certificate has expired.
     RenewClientCertificate,
 }
 
@@ -247,23 +251,28 @@ impl fmt::Display for Remedy {
             Self::Wait => "wait",
             Self::WaitBeforeTheNext => "restart no other master before it has caught up",
             Self::WaitOrBootstrap => {
-                "wait (a brand-new cluster need not, if its first process is \
-                 told so)"
+                "wait; if the cluster is brand-new, declare that when its first process \
+                 starts"
             }
             Self::WaitThenMakeDurable => {
-                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart takes 3 s"
+                "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no \
+                 the next restart takes 3 s"
             }
             Self::WaitWithoutEvictions => "wait; keep maxmemory-policy at noeviction",
             Self::WaitWithSteadyClock => {
-                "wait; keep its clock from jumping and running fast (chrony: maxslewrate at most 5000, makestep at start only)"
+                "wait; keep its clock from jumping and running fast (chrony: maxslewrate at most \
+                 5000, makestep at start only)"
             }
             Self::WaitWithOneProcess => {
                 "wait; stop a node's earlier process before another one loads its append-only file"
             }
-            Self::ReachAllNodes => "all nodes are admitted at once when every one of them answers and is new",
+            Self::ReachAllNodes => {
+                "all nodes are admitted at once when every one of them answers and is new"
+            }
             Self::AllowInfo => "allow INFO for the user of this connection",
             Self::AllowCommands => {
-                "allow the user of this connection EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, PTTL, PEXPIRE, TIME, SCAN, INFO \
+                "allow the user of this connection EVAL, EVALSHA, SCRIPT LOAD, GET, SET, DEL, \
+                 PTTL, PEXPIRE, TIME, SCAN, INFO \
                  and, on another database than 0, SELECT"
             }
             Self::GiveCredentials => "give user and password in the node's URL",
@@ -273,27 +282,40 @@ impl fmt::Display for Remedy {
             Self::RaiseMaxMemory => "raise maxmemory",
             Self::MendDisk => "look into the server's log: it cannot write to its disk",
             Self::WantNoReplicas => "CONFIG SET min-replicas-to-write 0",
-            Self::ChangeKeyPrefix => "another program uses the key of the marker: choose another key prefix",
+            Self::ChangeKeyPrefix => {
+                "another program uses the key of the marker: choose another key prefix"
+            }
             Self::NameEachNodeOnce => {
-                "give every master once; with a cluster name, list the nodes in the same order everywhere; after an intended \
+                "give every master once; with a cluster name, list the nodes in the same order \
+                 everywhere; after an intended \
                  change reconfigure the nodes"
             }
             Self::UseOneDatabase => {
-                "give every gateway the same database; to move the cluster to another one, stop all gateways, wait for the \
+                "give every gateway the same database; to move the cluster to another one, stop \
+                 all gateways, wait for the \
                  longest TTL and delete that key from database 0 of every node"
             }
             Self::Reconfigure => "after an intended change reconfigure the nodes",
             Self::ReadOtherLogs => "look at the other gateways' logs",
-            Self::MendClock => "mend the clock that is wrong",
-            Self::AllowHints => "allow the user of this connection SUBSCRIBE and PUBLISH on the channel of hints",
-            Self::MatchTls => "use rediss:// where the node speaks TLS, and redis:// where it does not",
-            Self::TrustNodeCertificate => {
-                "the node's certificate must come from a trusted authority, be valid now and name the node's host"
+            Self::MendClock => "repair the clock that is wrong",
+            Self::AllowHints => {
+                "allow the user of this connection SUBSCRIBE and PUBLISH on the channel of hints"
             }
-            Self::GiveClientCertificate => "the node wants a certificate: give it one, with its key",
-            Self::TrustClientAuthority => "the node does not know the authority that our certificate comes from",
+            Self::MatchTls => {
+                "use rediss:// where the node speaks TLS, and redis:// where it does not"
+            }
+            Self::TrustNodeCertificate => {
+                "the node's certificate must come from a trusted authority, be valid now and name \
+                 the node's host"
+            }
+            Self::GiveClientCertificate => {
+                "the node requires a client certificate: configure one, with its key"
+            }
+            Self::TrustClientAuthority => {
+                "the node does not trust the authority of our certificate"
+            }
             Self::ReplaceClientCertificate => "the node does not accept our certificate",
-            Self::RenewClientCertificate => "renew the certificate that the node is shown",
+            Self::RenewClientCertificate => "renew our client certificate",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! An operation on its way, and the way back of its vote.
+//! An operation under way, and the return address of its vote.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use tokio::time::Instant;
 
 use super::op::{Effect, Failure, Op, Reason, Vote};
 
-/// An operation with its deadline and its return address, see [`Node::submit`](super::Node::submit).
+/// An operation with its deadline and return address, see [`Node::submit`](super::Node::submit).
 #[derive(Debug)]
 pub struct Task {
-    /// What to do.
+    /// The operation.
     pub op: Arc<Op>,
-    /// When it need not be begun any more.
+    /// From then on the node may skip the operation.
     pub not_after: Instant,
     /// Where the vote goes.
     pub reply: Reply,
@@ -20,12 +20,12 @@ pub struct Task {
 
 /// Receives the votes of one round.
 pub trait Voter: Send + Sync {
-    /// Node number `node` has voted. Called exactly once for each submitted [`Reply`].
+    /// Delivers the vote of node number `node`. Called exactly once for each submitted [`Reply`].
     fn vote(&self, node: usize, vote: Vote);
 }
 
-/// The return address of one operation. Dropping it unanswered votes `Failed` with a possible effect, so no node can
-/// lose a vote.
+/// The return address of one operation. Dropping it unanswered votes `Failed` with a possible
+/// effect, so no vote is lost.
 pub struct Reply {
     voter: Option<Arc<dyn Voter>>,
     node: usize,
@@ -37,7 +37,7 @@ impl Reply {
         Self { voter: Some(voter), node }
     }
 
-    /// Of an operation whose vote is read from the answer to its call.
+    /// A reply for an operation whose vote the caller reads from the answer to its call.
     pub(super) fn none() -> Self {
         Self { voter: None, node: 0 }
     }

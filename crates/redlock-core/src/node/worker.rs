@@ -1,6 +1,7 @@
-//! Runs a driver on a link: a task that owns the one connection to a master, takes operations from a bounded queue in
-//! order, and sends the operations of all concurrent requests as one call. What comes in while calls are under way goes into
-//! the next one. No timer gathers a call: the worker lets tasks that are ready run, and sends.
+//! Runs a driver on a link. A task owns the one connection to a master and takes operations from a
+//! bounded queue in order. It sends the operations of concurrent requests as one call. Operations
+//! that arrive while calls are under way go into the next call. No timer gathers a call: the worker
+//! lets tasks that are ready run, and sends.
 
 use std::iter;
 use std::pin::pin;
@@ -26,14 +27,16 @@ use super::reader::Reader;
 use super::status::NodeStatus;
 use super::{Listener, LockReader, Node, Reply, Task};
 
-/// How often a worker lets every task that can run go first, before it sends. An idle process gives the turn back at once;
-/// a busy one fills the call, and calls are what costs.
-const GATHER: u32 = 2;
-/// When it has brought nothing to so many calls in a row, only one call in so many still tries: with one request at a
-/// time, or one lock that goes from hand to hand, it only costs time.
-const ALONE: u32 = 32;
+/// How often the worker yields to all ready tasks before it sends. In an idle process a yield
+/// returns at once. In a busy one it fills the call, and the number of calls is the main cost.
+const GATHER_YIELDS: u32 = 2;
+/// After this many calls in a row without a further operation, only one call in this many still
+/// yields. With one request at a time, or one lock that goes from holder to holder, yielding only
+/// costs time.
+const LONE_CALLS: u32 = 32;
 
-/// A master behind a link. The worker ends when this is dropped and what was submitted is answered.
+/// A master behind a link. When dropped, the worker answers every submitted operation and then
+/// ends.
 pub struct RemoteNode {
     name: Arc<str>,
     max_ttl: Duration,
@@ -47,7 +50,7 @@ pub struct RemoteNode {
     worker: AbortHandle,
 }
 
-/// An operation, or two that belong into one call.
+/// An operation, or two for the same call.
 struct Job {
     task: Task,
     next: Option<Box<Task>>,
@@ -66,11 +69,12 @@ impl Job {
 }
 
 impl RemoteNode {
-    /// Starts the worker; must be called on a tokio runtime. More than `queue` operations that wait mean that the node is
-    /// too slow to be useful: what comes then is refused at once.
+    /// Starts the worker; must be called on a tokio runtime. `queue` is the most operations that
+    /// may wait. More mean that the node is too slow to be useful, so further operations are
+    /// refused at once.
     ///
     /// # Panics
-    /// With a queue of 0.
+    /// Panics if `queue` is 0.
     pub fn start(
         name: &str,
         link: Arc<dyn Link>,
@@ -93,33 +97,32 @@ impl RemoteNode {
         let status = driver.status();
         let bootstrap = Arc::new(Notify::new());
         let reader = Reader::new(link.clone(), status.clone(), call_deadline);
-        let (recovered, told) = watch::channel(String::new());
+        let (recovered, recovered_receiver) = watch::channel(String::new());
         let worker = Worker {
             driver,
             link: link.clone(),
             jobs,
             bootstrap: bootstrap.clone(),
-            recovered: told,
-            alone: 0,
+            recovered: recovered_receiver,
+            lone_calls: 0,
         };
         let worker = tokio::spawn(worker.run()).abort_handle();
         Self { name, max_ttl, queue, status, bootstrap, recovered, link, reader, hints, worker }
     }
 
-    /// Ends the worker at once, as the death of the process would; what was submitted is answered with "unknown".
+    /// Ends the worker at once, as the death of the process would. Submitted operations are
+    /// answered with "unknown".
     pub fn abort(&self) {
         self.worker.abort();
         self.hints.stop();
     }
 
     fn enqueue(&self, job: Job) {
-        // What keeps or ends a lock that is held goes before what asks for one; in one queue, for the order is promised.
-        let asks = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
-        if asks && self.queue.capacity() <= self.queue.max_capacity() / 4 {
-            return job.fail(
-                Reason::Overloaded,
-                "the node's queue has no more room for what asks for locks",
-            );
+        // Extensions and releases of held locks need room before acquires do. There is one queue,
+        // because the order is promised.
+        let is_acquire = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
+        if is_acquire && self.queue.capacity() <= self.queue.max_capacity() / 4 {
+            return job.fail(Reason::Overloaded, "the node's queue has no more room for acquires");
         }
         match self.queue.try_send(job) {
             Ok(()) => {}
@@ -191,16 +194,16 @@ struct Worker {
     jobs: mpsc::Receiver<Job>,
     bootstrap: Arc<Notify>,
     recovered: watch::Receiver<String>,
-    /// Calls in a row that found no company, see `gather`.
-    alone: u32,
+    /// Calls in a row without a further operation, see `gather`.
+    lone_calls: u32,
 }
 
-/// What is under way between the worker and its master.
+/// Everything under way between the worker and its master.
 #[derive(Default)]
 struct Connection {
-    // Dropped in this order: futures before what they came from.
+    // Dropped in this order: futures before their session.
     calls: FuturesOrdered<Answering<Answer>>,
-    /// At most one beside the calls.
+    /// The one request that may be under way beside the calls.
     question: Option<BoxFuture<'static, Event>>,
     following: Option<BoxFuture<'static, Event>>,
     closed: Option<BoxFuture<'static, String>>,
@@ -226,24 +229,26 @@ impl Worker {
             if is_closed && self.driver.is_drained() {
                 return;
             }
-            // To be woken too early costs less than to set the timer for every call.
+            // A spurious wake-up costs less than setting the timer for every call.
             let deadline = self.driver.deadline();
             if deadline < timer.deadline() || timer.is_elapsed() {
                 timer.as_mut().reset(deadline);
             }
             let Connection { connecting, closed, question, following, calls, .. } = &mut connection;
             let event = tokio::select! {
-                // In this order: a word that was given must not count for what the next answer shows, a busy node has to be
-                // looked at, and the same seed of a simulation has to be the same history.
+                // The order of these branches matters. A confirmation must not count for the state
+                // that the next answer shows. A busy node must still be probed. Equal seeds of a
+                // simulation must give equal histories.
                 biased;
                 () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
                 Ok(()) = self.recovered.changed(), if !self.driver.is_serving() => {
-                    Event::RecoveryAnswer(self.recovered.borrow_and_update().clone())
+                    Event::Recovered(self.recovered.borrow_and_update().clone())
                 }
                 () = &mut timer => {
                     let now = Instant::now();
-                    // An answer that is there counts, however late: after this process stood still the timer is as late.
-                    match self.driver.is_overdue(now).then(|| connection.ready()).flatten() {
+                    // An answer that has arrived counts, however late: after this process stood
+                    // still, the timer is as late.
+                    match self.driver.is_overdue(now).then(|| connection.take_ready()).flatten() {
                         Some(event) => self.driver.handle(event, now),
                         None => self.driver.tick(now),
                     }
@@ -264,7 +269,7 @@ impl Worker {
                     self.driver.submit(inbox.drain(..).flat_map(Job::tasks));
                     continue;
                 }
-                // Last: what has been answered before the end counts, and nothing will be after it.
+                // Last: answers from before the end count, and none come after it.
                 Some(why) = OptionFuture::from(closed.as_mut()) => {
                     *closed = None;
                     Event::Closed(why)
@@ -274,15 +279,15 @@ impl Worker {
         }
     }
 
-    /// Takes along what is submitted by requests that are about to run. The first to submit wakes the worker, which would
-    /// run before all others that came in with the same look at the network.
+    /// Gathers the operations of requests that are about to run. The first submission wakes the
+    /// worker, which would otherwise run before all other requests of the same network poll.
     async fn gather(&mut self) {
-        if self.alone >= ALONE && !self.alone.is_multiple_of(ALONE) {
-            self.alone = self.alone.wrapping_add(1);
+        if self.lone_calls >= LONE_CALLS && !self.lone_calls.is_multiple_of(LONE_CALLS) {
+            self.lone_calls = self.lone_calls.wrapping_add(1);
             return;
         }
         let before = self.driver.waiting();
-        for _ in 0..GATHER {
+        for _ in 0..GATHER_YIELDS {
             tokio::task::yield_now().await;
         }
         while self.driver.waiting() < MAX_BATCH
@@ -290,7 +295,8 @@ impl Worker {
         {
             self.driver.submit(job.tasks());
         }
-        self.alone = if self.driver.waiting() == before { self.alone.wrapping_add(1) } else { 0 };
+        self.lone_calls =
+            if self.driver.waiting() == before { self.lone_calls.wrapping_add(1) } else { 0 };
     }
 }
 
@@ -303,8 +309,8 @@ impl Connection {
         }))
     }
 
-    /// What has been answered and not been taken yet.
-    fn ready(&mut self) -> Option<Event> {
+    /// An answer that has arrived and was not taken yet.
+    fn take_ready(&mut self) -> Option<Event> {
         if let Some(connected) = self.connecting.as_mut().and_then(FutureExt::now_or_never) {
             return Some(self.connected(connected));
         }
@@ -319,16 +325,16 @@ impl Connection {
         match (action, &self.session) {
             (Action::Connect, _) => self.connecting = Some(link.connect()),
             (Action::Follow, _) => {
-                // The connection lives until its answer has come.
-                let look = |session: Box<dyn Session>| {
-                    let look = session.look();
-                    async move { look.await.inspect(|_| drop(session)) }
+                // The session must live until its answer has come.
+                let probe = |session: Box<dyn Session>| {
+                    let reply = session.probe();
+                    async move { reply.await.inspect(|_| drop(session)) }
                 };
-                self.following = Some(link.connect().and_then(look).map(Event::Followed).boxed());
+                self.following = Some(link.connect().and_then(probe).map(Event::Followed).boxed());
             }
             (Action::Disconnect, _) => *self = Self::default(),
             (Action::Probe, Some(session)) => {
-                self.question = Some(session.look().map(Event::Looked).boxed())
+                self.question = Some(session.probe().map(Event::Probed).boxed())
             }
             (Action::SwapMarker(swap), Some(session)) => {
                 self.question = Some(session.swap_marker(swap).map(Event::Swapped).boxed());
@@ -340,7 +346,7 @@ impl Connection {
                 self.calls.push_back(session.call(driver.newest_call()))
             }
             (Action::Probe | Action::SwapMarker(_) | Action::Load { .. } | Action::Call, None) => {
-                unreachable!("a driver asks nothing without a connection")
+                unreachable!("the driver sends no request without a connection")
             }
         }
     }

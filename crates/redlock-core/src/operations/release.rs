@@ -50,7 +50,7 @@ pub(crate) async fn force_release(
     let round = shared.inspect(shared.keys(name), shared.settings.node_timeout);
     round.votes_until(|_| false).await;
     let outcome = round.outcome().await;
-    let keeps_free = |holding: &&Holding| holding.record.is_nobodys();
+    let keeps_free = |holding: &&Holding| holding.record.is_placeholder();
     let kept_free = found(&outcome.votes)
         .filter(keeps_free)
         .filter_map(|holding| holding.record.fencing())
@@ -92,7 +92,7 @@ async fn release_kept_free(
 ) -> Result<(), LockError> {
     let by = held_by(shared.quorum, &outcome.votes);
     let mut tokens = Vec::new();
-    for holding in found(&outcome.votes).filter(|holding| !holding.record.is_nobodys()) {
+    for holding in found(&outcome.votes).filter(|holding| !holding.record.is_placeholder()) {
         let Some((token, _)) = holding.record.parse() else { return Err(LockError::NotHolder(by)) };
         tokens.push(token);
     }

@@ -86,13 +86,13 @@ impl Traces {
     /// Of what runs now: none outside a request, and none in one that is not sampled.
     pub(super) fn round(&self, op: &Op) -> Option<Box<dyn RoundTrace>> {
         let request = Context::map_current(|now| now.span().is_recording().then(|| now.clone()))?;
-        let span = self.tracer.span_builder(format!("round {}", op.word()));
+        let span = self.tracer.span_builder(format!("round {}", op.name()));
         let round = span.start_with_context(&*self.tracer, &request);
         let nodes = self.nodes.iter().map(|_| None).collect();
         let tracer = self.tracer.clone();
         let names = self.nodes.clone();
         let context = request.with_remote_span_context(round.span_context().clone());
-        let word = op.word();
+        let word = op.name();
         Some(Box::new(Round {
             tracer,
             names,
@@ -204,7 +204,7 @@ impl RoundTrace for Round {
         else {
             return;
         };
-        span.set_attribute(KeyValue::new("redlock.vote", vote.word()));
+        span.set_attribute(KeyValue::new("redlock.vote", vote.name()));
         if let Vote::Failed(failure) = vote {
             span.set_status(Status::error(failure.reason.as_str()));
         }

@@ -87,7 +87,7 @@ impl Eligibility {
         (sight.session, sight.put, sight.waits) = (None, None, None);
         let now = Moment { monotonic: now, wall_micros: 0 };
         let told_new = told_new.then_some(EarlyEnd::BrandNew);
-        match sight.eligibility.look(&facts, marker.as_deref(), now, told_new, &nonce) {
+        match sight.eligibility.next_step(&facts, marker.as_deref(), now, told_new, &nonce) {
             NextStep::Refuse(_) => {}
             NextStep::Put { from, to } => sight.put = Some((from, to)),
             NextStep::Wait { until, suspicion, .. } => {

@@ -42,7 +42,7 @@ pub(super) fn plan(
         .flat_map(|(master, list)| list.into_iter().map(move |stored| (master, stored)))
     {
         // What keeps a lock free stands for all that it was read of, whatever their T.
-        if !record.is_nobodys() && record.fencing_of_ours().is_some_and(|t| t > newest) {
+        if !record.is_placeholder() && record.fencing_of_ours().is_some_and(|t| t > newest) {
             continue;
         }
         let candidates = locks.entry(name).or_default();
@@ -68,11 +68,11 @@ pub(super) fn plan(
 }
 
 fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<Put> {
-    candidates.retain(|candidate| candidate.seen >= least || candidate.record.is_nobodys());
+    candidates.retain(|candidate| candidate.seen >= least || candidate.record.is_placeholder());
     let longest = candidates.iter().map(|candidate| candidate.longest).max()?;
     let stands = match candidates.as_slice() {
         [only] if only.seen >= majority => {
-            only.record.fencing_of_ours().filter(|_| !only.record.is_nobodys())
+            only.record.fencing_of_ours().filter(|_| !only.record.is_placeholder())
         }
         // It has no T, and nothing of ours extends or confirms it.
         [Candidate { record, .. }] if record.parse().is_none() => {
@@ -82,7 +82,7 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
     };
     let Some(t) = stands else {
         let t = candidates.iter().filter_map(|candidate| candidate.record.fencing_of_ours()).max();
-        let record = Record::nobodys(t.unwrap_or(FencingToken::MIN));
+        let record = Record::placeholder(t.unwrap_or(FencingToken::MIN));
         return Some(Put { record, expires_in: longest, fence: None });
     };
     let record = candidates.swap_remove(0).record;
@@ -135,12 +135,12 @@ mod tests {
     fn a_grant_that_has_no_majority_without_the_forgotten_vote_gets_none_by_it() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("kept free");
         assert!(
-            put.record.is_nobodys()
+            put.record.is_placeholder()
                 && put.fence.is_none()
                 && put.expires_in == Duration::from_millis(100)
         );
         let two = || vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5), 90)], vec![], vec![]];
-        assert!(back(5, two()).is_some_and(|put| put.record.is_nobodys()));
+        assert!(back(5, two()).is_some_and(|put| put.record.is_placeholder()));
         let three = [two()[..2].to_vec(), vec![vec![stored(of(1, 5), 100)]]].concat();
         assert_eq!(back(5, three).map(|put| put.record), Some(of(1, 5)));
     }
@@ -168,11 +168,11 @@ mod tests {
     {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(2, 6), 70)]])
             .expect("kept free");
-        assert!(put.record.is_nobodys());
+        assert!(put.record.is_placeholder());
         assert_eq!((put.expires_in, put.fence), (Duration::from_millis(100), None));
         let put = back(3, vec![vec![stored(put.record, 80)], vec![stored(of(2, 6), 90)]])
             .expect("kept free again");
-        assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(90));
+        assert!(put.record.is_placeholder() && put.expires_in == Duration::from_millis(90));
     }
 
     /// Its T is the largest of those that it stands for, and may be newer than another master's loss.
@@ -182,21 +182,21 @@ mod tests {
         let put = back(
             5,
             vec![
-                vec![stored(Record::nobodys(t), 100)],
+                vec![stored(Record::placeholder(t), 100)],
                 vec![stored(of(1, 5), 300)],
                 vec![],
                 vec![],
             ],
         )
         .expect("kept free");
-        assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(100));
+        assert!(put.record.is_placeholder() && put.expires_in == Duration::from_millis(100));
     }
 
     #[test]
     fn what_one_master_tells_twice_counts_once() {
         let twice = || vec![stored(of(1, 5), 100), stored(of(1, 5), 90)];
         assert!(
-            back(3, vec![twice(), vec![]]).is_some_and(|put| put.record.is_nobodys()),
+            back(3, vec![twice(), vec![]]).is_some_and(|put| put.record.is_placeholder()),
             "no majority"
         );
     }

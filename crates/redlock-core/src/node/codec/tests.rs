@@ -1,4 +1,4 @@
-//! What is codec comes out again, and what is no whole call or answer is refused as a whole.
+//! Encoded calls and answers decode to the same values; malformed ones are refused as a whole.
 
 #![cfg(test)]
 
@@ -45,8 +45,9 @@ fn op() -> impl Strategy<Value = Op> {
     )
 }
 
-/// What travels of an operation: the grant where no more is compared, and no hint where nobody would wait for it.
-fn travelling(op: &Op) -> Op {
+/// The part of an operation that is encoded: only the grant where nothing else is compared, and no
+/// hint where no waiter needs one.
+fn encoded_part(op: &Op) -> Op {
     let grant = |record: &Record| Record::foreign(Bytes::copy_from_slice(record.grant()));
     match op.clone() {
         Op::Extend { keys, record, ttl } => Op::Extend { keys, record: grant(&record), ttl },
@@ -62,7 +63,7 @@ fn header() -> Header {
     Header::new("{lock:}:node", "1 a-marker", "{lock:}:hints", &NodeSettings::default())
 }
 
-fn codec(ops: &[Op]) -> Vec<u8> {
+fn packed(ops: &[Op]) -> Vec<u8> {
     let ops: Vec<_> = ops.iter().cloned().map(Arc::new).collect();
     pack_call(&header(), ops.iter())
 }
@@ -105,26 +106,26 @@ fn answer(votes: &[Vote]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn a_call_gives_back_what_went_in(ops in vec(op(), 0..20)) {
-        let call = unpack_call(codec(&ops).into()).unwrap();
+    fn a_call_decodes_to_the_same_values(ops in vec(op(), 0..20)) {
+        let call = unpack_call(packed(&ops).into()).unwrap();
         prop_assert_eq!((&call.marker_key[..], &call.marker[..]), (&b"{lock:}:node"[..], &b"1 a-marker"[..]));
         prop_assert_eq!(&call.channel[..], b"{lock:}:hints");
         prop_assert_eq!(call.settings.max_clock_skew, NodeSettings::default().max_clock_skew);
         prop_assert_eq!(call.settings.fence_grace, NodeSettings::default().fence_grace);
-        let wanted: Vec<_> = ops.iter().map(travelling).collect();
+        let wanted: Vec<_> = ops.iter().map(encoded_part).collect();
         prop_assert_eq!(format!("{:?}", call.ops), format!("{wanted:?}"));
     }
 
     #[test]
-    fn a_call_that_was_cut_or_goes_on_is_none(ops in vec(op(), 0..4), at: prop::sample::Index, more in vec(any::<u8>(), 1..9)) {
-        let whole = codec(&ops);
+    fn a_call_cut_short_or_too_long_is_refused(ops in vec(op(), 0..4), at: prop::sample::Index, more in vec(any::<u8>(), 1..9)) {
+        let whole = packed(&ops);
         prop_assert!(unpack_call(Bytes::copy_from_slice(&whole[..at.index(whole.len())])).is_err());
         let longer = [whole, more].concat();
         prop_assert!(unpack_call(longer.into()).is_err());
     }
 
     #[test]
-    fn no_noise_makes_a_call_or_an_answer_panic(noise in vec(any::<u8>(), 0..2_000), operations in 0..200usize) {
+    fn random_bytes_panic_no_decoder(noise in vec(any::<u8>(), 0..2_000), operations in 0..200usize) {
         for version in [noise.first().copied().unwrap_or(0), VERSION] {
             let mut bytes = noise.clone();
             if let Some(first) = bytes.first_mut() {
@@ -136,8 +137,8 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_flip_in_a_call_make_no_panic(ops in vec(op(), 1..4), flips in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
-        let mut call = codec(&ops);
+    fn flipped_bytes_in_a_call_do_not_panic(ops in vec(op(), 1..4), flips in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let mut call = packed(&ops);
         for (at, byte) in flips {
             let at = at.index(call.len());
             call[at] = byte;
@@ -146,15 +147,15 @@ proptest! {
     }
 
     #[test]
-    fn an_answer_gives_back_what_went_in(votes in vec(vote(), 1..20)) {
+    fn an_answer_decodes_to_the_same_votes(votes in vec(vote(), 1..20)) {
         let read = unpack_answer(votes.len(), answer(&votes).into()).unwrap();
         prop_assert_eq!((read.time_micros, read.is_admitted), (Some(1_763_725_165_123_456), true));
         prop_assert_eq!(read.votes, votes);
     }
 
-    /// Nothing is known of what ran, not even where the first votes are whole.
+    /// Even if the first votes are whole, it is unknown which operations ran.
     #[test]
-    fn an_answer_that_was_cut_goes_on_or_has_other_votes_is_none(votes in vec(vote(), 1..5), at: prop::sample::Index) {
+    fn an_answer_of_another_length_or_vote_count_is_refused(votes in vec(vote(), 1..5), at: prop::sample::Index) {
         let whole = answer(&votes);
         prop_assert!(unpack_answer(votes.len(), Bytes::copy_from_slice(&whole[..at.index(whole.len())])).is_none());
         prop_assert!(unpack_answer(votes.len() + 1, whole.clone().into()).is_none());
@@ -163,7 +164,7 @@ proptest! {
     }
 
     #[test]
-    fn a_vote_that_does_not_exist_is_none(code in (0u8..).prop_filter("no vote", |code| !(1..=11).contains(code))) {
+    fn an_unknown_vote_code_is_refused(code in (0u8..).prop_filter("no vote", |code| !(1..=11).contains(code))) {
         let mut bytes = AnswerPacker::new(1, true).finish();
         bytes.push(code);
         prop_assert!(unpack_answer(1, bytes.into()).is_none());
@@ -171,8 +172,8 @@ proptest! {
 }
 
 #[test]
-fn a_call_of_another_version_says_which_it_has() {
-    let mut call = codec(&[]);
+fn another_version_is_named_in_the_error() {
+    let mut call = packed(&[]);
     call[0] = 7;
     assert_eq!(
         unpack_call(call.into()).unwrap_err().to_string(),
@@ -181,17 +182,17 @@ fn a_call_of_another_version_says_which_it_has() {
 }
 
 #[test]
-fn the_error_of_a_write_comes_with_the_heartbeat_and_no_error_is_none() {
-    for (said, wanted) in [("OOM", Some("OOM".to_owned())), ("", None)] {
+fn a_heartbeat_answer_carries_the_write_error() {
+    for (error, wanted) in [("OOM", Some("OOM".to_owned())), ("", None)] {
         let mut answer = AnswerPacker::new(1, true);
-        answer.write_error(said);
+        answer.write_error(error);
         assert_eq!(unpack_answer(0, answer.finish().into()).unwrap().write_error, wanted);
     }
 }
 
-/// Another client may have stored anything under the key of a lock: a vote does not carry megabytes of it.
+/// Another client may have stored any value: a vote must not carry megabytes.
 #[test]
-fn a_value_of_megabytes_is_cut_in_a_vote() {
+fn a_long_value_is_cut_in_a_vote() {
     let holding =
         Holding { record: Record::foreign(vec![b'x'; 5_000_000].into()), expires_in: None };
     let read = unpack_answer(1, answer(&[Vote::Held(holding)]).into()).unwrap();

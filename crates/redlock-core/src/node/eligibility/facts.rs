@@ -1,50 +1,52 @@
-//! What a node says about itself, and whether that alone keeps it from voting.
+//! A node's report about itself, and whether that alone makes the node ineligible.
 
 use std::fmt;
 
 use crate::node::status::{Diagnosis, Remedy};
 
-/// What a node says about itself.
+/// A node's report about itself, from INFO and CONFIG GET.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// Identity of the process: 40 hexadecimal digits, new on every start.
+    /// Identity of the process: 40 hexadecimal digits, new at every start.
     pub run_id: String,
     /// Redis' version.
     pub version: String,
-    /// `master` or `slave`; empty when the node did not say.
+    /// `master` or `slave`; empty when unreported.
     pub role: String,
-    /// `maxmemory-policy`; empty when the node did not say.
+    /// `maxmemory-policy`; empty when unreported.
     pub policy: String,
-    /// Keys evicted since it started.
+    /// Keys evicted since the process started.
     pub evicted_keys: u64,
-    /// What a crash of the node would lose.
+    /// How much a crash of the node would lose.
     pub durability: Durability,
-    /// Whether the append-only file was rewritten since the process started: then it need not be what was loaded.
+    /// Whether the append-only file was rewritten since the process started. A rewritten file may
+    /// differ from the loaded one.
     pub rewritten: bool,
-    /// `master_replid`: a new one with every promotion.
+    /// `master_replid`: new at every promotion.
     pub replication_id: String,
-    /// Whether this process has been a replica: then its data may be another node's, or lag behind.
+    /// Whether this process has been a replica. Its data may then be another node's, or lag behind.
     pub was_replica: bool,
-    /// Its wall clock, in microseconds since 1970; 0 when the node did not say.
+    /// The node's wall clock, in microseconds since 1970; 0 when unreported.
     pub time_micros: u64,
-    /// How long the process has run, in seconds: less than one too many, by its own wall clock; 0 when the node did not say.
+    /// How long the process has run by its own wall clock, in seconds; too large by less than one.
+    /// 0 when unreported.
     pub uptime_seconds: u64,
-    /// `used_memory`, in bytes; 0 when the node did not say.
+    /// `used_memory`, in bytes; 0 when unreported.
     pub used_memory: u64,
-    /// `maxmemory`, in bytes; 0 when the node has no bound of its own, or did not say.
+    /// `maxmemory`, in bytes; 0 when the node has no limit or reports none.
     pub max_memory: u64,
 }
 
-/// What a crash of a node would lose.
+/// How much a crash of a node would lose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Durability {
-    /// Nothing: every write is on disk before it is acknowledged.
+    /// Nothing: every write is on disk before its acknowledgement.
     Durable,
-    /// Nothing once the rewrite of the append-only file that is under way has ended.
+    /// Nothing once the current rewrite of the append-only file has ended.
     Settling,
-    /// The newest writes or all; with the setting that makes it so.
+    /// The newest writes or all of them; contains the setting that causes it.
     Volatile(&'static str),
-    /// The node does not tell; with what it answered.
+    /// Unknown; contains the node's answer.
     Unknown(String),
 }
 
@@ -61,13 +63,13 @@ impl fmt::Display for Durability {
     }
 }
 
-/// The settings that [`Facts::new`] wants from CONFIG GET.
+/// The settings that [`Facts::new`] needs from CONFIG GET.
 pub const SETTINGS: [&str; 4] =
     ["appendonly", "appendfsync", "no-appendfsync-on-rewrite", "maxmemory-policy"];
 
 impl Facts {
-    /// Reads the answers of INFO and of CONFIG GET for [`SETTINGS`]. Managed services often forbid CONFIG: then the
-    /// durability is unknown, and a restart always means a quarantine.
+    /// Reads the answers to INFO and to CONFIG GET of [`SETTINGS`]. Managed services often forbid
+    /// CONFIG. Then the durability is unknown, and every restart means a quarantine.
     pub fn new(info: &str, settings: Result<&[(String, String)], &str>) -> Self {
         let field = |name: &str| {
             info.lines()
@@ -82,14 +84,14 @@ impl Facts {
         let policy = [field("maxmemory_policy"), setting("maxmemory-policy")]
             .into_iter()
             .find(|text| !text.is_empty());
-        let rewriting =
+        let is_rewriting =
             field("aof_rewrite_in_progress") != "0" || field("aof_rewrite_scheduled") != "0";
         let durability = match (settings, setting("appendonly"), setting("appendfsync")) {
             (Err(why), _, _) => Durability::Unknown(format!("CONFIG GET: {why}")),
             (Ok(_), "no", _) => Durability::Volatile("appendonly no"),
             (Ok(_), "yes", "everysec" | "no") => Durability::Volatile("appendfsync is not always"),
             (Ok(_), "yes", "always") => match setting("no-appendfsync-on-rewrite") {
-                "no" if rewriting || field("aof_last_bgrewrite_status") != "ok" => {
+                "no" if is_rewriting || field("aof_last_bgrewrite_status") != "ok" => {
                     Durability::Settling
                 }
                 "no" => Durability::Durable,
@@ -106,7 +108,7 @@ impl Facts {
             policy: policy.unwrap_or_default().into(),
             evicted_keys: field("evicted_keys").parse().unwrap_or(0),
             durability,
-            rewritten: rewriting || field("aof_rewrites") != "0",
+            rewritten: is_rewriting || field("aof_rewrites") != "0",
             replication_id: field("master_replid").into(),
             was_replica: field("master_replid2").bytes().any(|byte| byte != b'0'),
             time_micros: field("server_time_usec").parse().unwrap_or(0),
@@ -116,7 +118,7 @@ impl Facts {
         }
     }
 
-    /// A fit master that syncs nothing, for tests of what is done with facts.
+    /// An eligible master that syncs nothing, for tests.
     #[cfg(test)]
     pub(crate) fn volatile_master() -> Self {
         Self {
@@ -136,15 +138,16 @@ impl Facts {
         }
     }
 
-    /// Whether nothing has happened between the two that makes a node's memory suspect while its marker stands.
-    pub(crate) fn same_history(&self, later: &Self) -> bool {
+    /// Whether nothing between the two reports makes the node's memory suspect, if its marker
+    /// stands.
+    pub(crate) fn has_same_history(&self, later: &Self) -> bool {
         self.run_id == later.run_id
             && self.role == later.role
             && self.replication_id == later.replication_id
             && self.evicted_keys == later.evicted_keys
     }
 
-    /// Why this node must not vote whatever it remembers, if so.
+    /// Why this node must not vote, whatever its marker says; `None` when it may.
     pub fn ineligible(&self) -> Option<Diagnosis> {
         let major: Option<u32> =
             self.version.split('.').next().and_then(|major| major.parse().ok());

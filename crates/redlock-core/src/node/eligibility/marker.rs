@@ -1,4 +1,5 @@
-//! The texts of markers.
+//! The texts of incarnation markers: writing them and reading them. `eligibility.rs` decides what
+//! follows from them.
 
 use std::time::Duration;
 
@@ -7,14 +8,15 @@ use sha2::{Digest, Sha256};
 use super::facts::{Durability, Facts};
 use crate::node::status::{Diagnosis, Remedy};
 
-/// What every gateway of one cluster agrees on, as the marker states it.
+/// The configuration that every gateway of one cluster must share, as the marker states it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClusterConfig {
     config: String,
 }
 
 impl ClusterConfig {
-    /// `cluster` names the node set. Two gateways that differ in cluster, maximum TTL or clock skew never vote side by side.
+    /// `cluster` names the node set. Gateways that differ in cluster, maximum TTL or clock skew
+    /// never vote side by side.
     pub fn new(cluster: &str, max_ttl: Duration, max_clock_skew: Duration) -> Self {
         Self {
             config: format!(
@@ -26,41 +28,42 @@ impl ClusterConfig {
         }
     }
 
-    /// The name of a node set: the given nodes, in any order.
+    /// The name of the set of these nodes, in any order.
     pub fn cluster_of_nodes<'a>(nodes: impl IntoIterator<Item = &'a str>) -> String {
         let mut nodes: Vec<_> = nodes.into_iter().collect();
         nodes.sort_unstable();
         nodes.join(",")
     }
 
-    /// The beginning of the marker, which is equal on all nodes.
+    /// The prefix of every marker, equal on all nodes.
     pub fn marker_prefix(&self) -> &str {
         &self.config
     }
 
-    /// One node in this configuration. `name` is what all gateways call the node: its address, or its
-    /// position in the list when a name stands for the list.
+    /// One node in this configuration. All gateways must use the same `name`: the node's address,
+    /// or its position in the list when a name stands for the list.
     pub fn identity(&self, name: &str) -> NodeIdentity {
         NodeIdentity { cluster_config: self.clone(), node: hash(name, 4) }
     }
 
-    /// The longest TTL that its locks can have.
+    /// The longest TTL of a lock.
     pub fn max_ttl(&self) -> Duration {
         Self::max_ttl_of(&self.config).unwrap_or_default()
     }
 
-    /// How far clocks may differ.
+    /// The maximum difference between clocks.
     pub fn max_clock_skew(&self) -> Duration {
         Self::clock_skew_of(&self.config).unwrap_or_default()
     }
 
-    /// The hash of the node set, as markers have it.
+    /// The hash of the node set, as in markers.
     pub fn node_set(&self) -> &str {
         Self::node_set_of(&self.config).unwrap_or_default()
     }
 
-    /// The marker that stands while a change to this configuration is under way. It is of no node set, so nobody accepts
-    /// it. It names the node set that is being left, and the longest TTL and clock skew of both. The nonce is that of one run.
+    /// The marker during a change to this configuration. It belongs to no node set, so no gateway
+    /// accepts it. It contains the node set that is being left (`left`), and the larger TTL and
+    /// clock skew of both configurations. The nonce identifies one run of the change.
     pub fn marker_under_way(
         &self,
         left: &str,
@@ -82,17 +85,18 @@ impl ClusterConfig {
         )
     }
 
-    /// Whether a marker tells of a change under way, and whether that is one to this configuration.
+    /// Whether a change that is under way leads to this configuration; `None` when the marker shows
+    /// no change under way.
     pub fn is_target_of(&self, marker: &str) -> Option<bool> {
         let config = ParsedConfig::parse(marker).filter(|config| config.is_under_way)?;
         let target = config.rest.split(':').next()?;
         let ours = self.as_target();
         let without_skew = ours.rsplit_once('-').map_or("", |(without_skew, _)| without_skew);
-        // An older version named no clock skew.
+        // Markers of older versions contain no clock skew.
         Some(target == if config.max_clock_skew.is_some() { &ours } else { without_skew })
     }
 
-    /// Whether a marker has admitted a node to this node set, whatever the maximum TTL and clock skew.
+    /// Whether a marker admits a node to this node set, whatever the maximum TTL and clock skew.
     pub fn has_admitted(&self, marker: &str) -> bool {
         let Some(config) = ParsedConfig::parse(marker) else { return false };
         let parsed = || ParsedMarker::parse(config.rest);
@@ -100,28 +104,29 @@ impl ClusterConfig {
         is_ours && parsed().is_some_and(|marker| matches!(marker.state, State::Admitted { .. }))
     }
 
-    /// The node set that a marker was written for; of a change under way, the one that is being left.
+    /// The node set of a marker; during a change, the node set that is being left.
     pub fn node_set_of(marker: &str) -> Option<&str> {
         ParsedConfig::parse(marker).map(|config| config.node_set)
     }
 
-    /// Why a marker that stands on a node keeps it from voting, naming both configurations.
+    /// Why a node's marker keeps it from voting; names both configurations.
     pub fn conflict(&self, marker: &str) -> Diagnosis {
         let stands = describe(marker)
             .unwrap_or_else(|| format!("{marker:?}, which is no marker of this program"));
         let ours = describe(&self.config).unwrap_or_default();
         let why = format!(
-            "its marker is of another configuration: it has {stands}, this gateway has {ours}"
+            "its marker is of another configuration: the marker has {stands}, this gateway has \
+             {ours}"
         );
         Diagnosis::new(why, Remedy::Reconfigure)
     }
 
-    /// The maximum TTL that a marker was written for.
+    /// The maximum TTL in a marker.
     pub fn max_ttl_of(marker: &str) -> Option<Duration> {
         ParsedConfig::parse(marker).map(|config| config.max_ttl)
     }
 
-    /// The clock skew that a marker was written for. Those of older versions (`v1`) do not name it.
+    /// The clock skew in a marker; `None` in markers of older versions (`v1`).
     pub fn clock_skew_of(marker: &str) -> Option<Duration> {
         ParsedConfig::parse(marker)?.max_clock_skew
     }
@@ -162,48 +167,51 @@ fn hash(text: &str, bytes: usize) -> String {
     Sha256::digest(text.as_bytes())[..bytes].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Enough of a replication id to tell two apart.
+/// Enough of a replication id to distinguish two.
 pub(super) fn short(id: &str) -> &str {
     id.get(..8).unwrap_or(id)
 }
 
-/// Before the hash of a node set that is being left.
+/// Precedes the hash of a node set that is being left.
 const UNDER_WAY: &str = "leaving-";
 
 fn describe(marker: &str) -> Option<String> {
     let config = ParsedConfig::parse(marker)?;
     if config.is_under_way {
-        return Some(
-            "a change of configuration under way, which was started and has not ended".into(),
-        );
+        return Some("a change of configuration under way that has not ended".into());
     }
     let skew = config.max_clock_skew.map_or_else(
-        || "no clock_skew (an older version has written it)".into(),
+        || "no clock_skew (written by an older version)".into(),
         |skew| format!("clock_skew {} ms", skew.as_millis()),
     );
     Some(format!("node set {}, max_ttl {} ms, {skew}", config.node_set, config.max_ttl.as_millis()))
 }
 
-/// The marker key under a prefix. The braces keep it apart from every lock key.
+/// The marker's key under a prefix. The braces keep it apart from every lock key.
 pub fn marker_key(prefix: &str) -> String {
     format!("{{{prefix}}}:marker")
 }
 
-/// The key that says under which marker a node has caught up: it has the text of that marker.
+/// The key of the note that a node has caught up. Its value is the marker that stood then.
 pub fn caught_up_key(prefix: &str) -> String {
     format!("{{{prefix}}}:caught-up")
 }
 
-/// The key, in database 0, that says which database the cluster of a marker uses.
+/// The key, in database 0, that names the database of a marker's cluster.
 pub fn database_key(prefix: &str, marker: &str) -> String {
     format!("{{{prefix}}}:database:{}", ClusterConfig::node_set_of(marker).unwrap_or_default())
 }
 
-/// One node in one configuration: what its markers say.
+/// One node in one configuration, as its markers name it.
 ///
-/// `v2:<node set>:<max_ttl_ms>:<clock_skew_ms>:<node>:<run_id>:<state>`; the state is `durable` or `volatile` with the number of evicted keys
-/// at eligibility, the replication id and a nonce, with dots between; or the word of a [`Suspicion`] with a nonce, the replication
-/// id, and when it was put in milliseconds since 1970, by the node's clock and by the gateway's.
+/// A marker is `v2:<node set>:<max_ttl_ms>:<clock_skew_ms>:<node>:<run_id>:<state>`. The state has
+/// fields with dots between:
+///
+/// - admitted: `durable` or `volatile`, evicted keys at the admission, replication id, nonce;
+/// - quarantined: the name of a [`Suspicion`], nonce, replication id, and the start in milliseconds
+///   since 1970, by the node's clock and by the gateway's.
+///
+/// Numbers are hexadecimal, but for the TTL and the skew.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NodeIdentity {
     cluster_config: ClusterConfig,
@@ -215,13 +223,14 @@ impl NodeIdentity {
         self.node == node
     }
 
-    /// What all nodes of the cluster have in their markers.
+    /// The part that all nodes of the cluster share.
     pub fn cluster_config(&self) -> &ClusterConfig {
         &self.cluster_config
     }
 
-    /// The marker that admits the process with these facts. The nonce sets it apart from all others of the same process:
-    /// a command from before a loss of data must not find its marker standing again.
+    /// The marker that admits the process with these facts. The nonce distinguishes it from all
+    /// others of the same process: a command from before a loss of data must not find its marker
+    /// again.
     pub fn admitting(&self, facts: &Facts, nonce: u64) -> String {
         let durable = if facts.durability == Durability::Durable { "durable" } else { "volatile" };
         format!("{}.{nonce:x}", self.text(facts, durable, facts.evicted_keys))
@@ -236,7 +245,7 @@ impl NodeIdentity {
     ) -> String {
         let node_ms = facts.time_micros / 1_000;
         let wall_ms = wall_micros / 1_000;
-        format!("{}.{node_ms:x}.{wall_ms:x}", self.text(facts, suspicion.word(), nonce))
+        format!("{}.{node_ms:x}.{wall_ms:x}", self.text(facts, suspicion.name(), nonce))
     }
 
     fn text(&self, facts: &Facts, state: &str, number: u64) -> String {
@@ -250,24 +259,24 @@ impl NodeIdentity {
 /// What makes a node's memory of locks suspect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Suspicion {
-    /// It had no marker, and an operator says that the cluster is new.
+    /// The node had no marker, and an operator declared the cluster new.
     New,
-    /// It had no marker: it is new, or all its data was lost.
+    /// The node had no marker: it is new, or lost all its data.
     Blank,
-    /// It was restarted, and may have lost its newest writes.
+    /// The node was restarted, and may have lost its newest writes.
     Restarted,
-    /// Its data was another node's, or it was a replica.
+    /// The data came from another node, or the node was a replica.
     Copied,
-    /// It has evicted keys since it was admitted.
+    /// The node has evicted keys since its admission.
     Evicted,
-    /// Its clock ran ahead, so that locks ended early.
+    /// The node's clock ran ahead, so locks ended early.
     RanAhead,
-    /// Its earlier process and this one were alive at once.
+    /// The earlier process and this one were alive at once.
     Contested,
-    /// Its marker could not be read.
+    /// The marker could not be read.
     Unreadable,
-    /// It was restarted with its data, and another gateway may still talk to its earlier process. No marker names this:
-    /// each gateway counts from its own first sight.
+    /// The node was restarted with its data, and another gateway may still talk to its earlier
+    /// process. No marker contains this: each gateway counts from its own first sight.
     Returned,
 }
 
@@ -284,7 +293,7 @@ impl Suspicion {
         Self::Unreadable,
     ];
 
-    fn word(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::New => "new",
             Self::Blank => "blank",
@@ -301,7 +310,7 @@ impl Suspicion {
     pub(super) fn diagnosis(self, durability: &Durability) -> Diagnosis {
         let (reason, remedy) = match self {
             Self::New => (
-                "it has no marker, and an operator says that the cluster is new",
+                "it has no marker, and an operator declared the cluster new",
                 Remedy::ReachAllNodes,
             ),
             Self::Blank => {
@@ -309,7 +318,8 @@ impl Suspicion {
             }
             Self::Restarted => match durability {
                 Durability::Durable | Durability::Settling => (
-                    "it was restarted and may have lost locks: not every write was synced to disk before",
+                    "it was restarted and may have lost locks: not every write was synced to disk \
+                     before",
                     Remedy::WaitThenMakeDurable,
                 ),
                 Durability::Volatile(_) | Durability::Unknown(_) => {
@@ -320,16 +330,18 @@ impl Suspicion {
             Self::Copied => ("its data came from another node, or it was a replica", Remedy::Wait),
             Self::Evicted => ("it has evicted keys, perhaps locks", Remedy::WaitWithoutEvictions),
             Self::RanAhead => (
-                "its clock ran ahead of what was promised, so that locks ended early",
+                "its clock ran ahead by more than the drift factor allows, so locks ended early",
                 Remedy::WaitWithSteadyClock,
             ),
             Self::Contested => (
-                "its earlier process still answered while this one ran, so it may lack locks granted there",
+                "its earlier process still answered while this one ran, so it may lack locks \
+                 granted there",
                 Remedy::WaitWithOneProcess,
             ),
             Self::Unreadable => ("its marker could not be read", Remedy::Wait),
             Self::Returned => (
-                "it was restarted with its data; it votes when no gateway can still talk to its earlier process",
+                "it was restarted with its data; it votes when no gateway can still talk to its \
+                 earlier process",
                 Remedy::Wait,
             ),
         };
@@ -349,7 +361,7 @@ pub(super) enum State<'a> {
     Quarantined { suspicion: Suspicion, replication_id: &'a str, since: Since },
 }
 
-/// When a quarantine began, in milliseconds since 1970; 0 is unknown.
+/// When a quarantine began, in milliseconds since 1970; 0 when unknown.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Since {
     node_ms: u64,
@@ -357,7 +369,8 @@ pub(super) struct Since {
 }
 
 impl Since {
-    /// How much of it has passed for certain: both clocks say so, and agree within D.
+    /// How much of the quarantine has certainly passed: both clocks show it, and agree within
+    /// `max_clock_skew`.
     pub(super) fn passed(
         self,
         node_micros: u64,
@@ -368,8 +381,8 @@ impl Since {
         let node = by(self.node_ms, node_micros);
         let wall = by(self.wall_ms, wall_micros);
         let (Some(node), Some(wall)) = (node, wall) else { return Duration::ZERO };
-        let agree = u128::from(node.abs_diff(wall)) <= max_clock_skew.as_millis();
-        if agree { Duration::from_millis(node.min(wall)) } else { Duration::ZERO }
+        let do_agree = u128::from(node.abs_diff(wall)) <= max_clock_skew.as_millis();
+        if do_agree { Duration::from_millis(node.min(wall)) } else { Duration::ZERO }
     }
 }
 
@@ -379,19 +392,19 @@ impl<'a> ParsedMarker<'a> {
         let node = parts.next()?;
         let run_id = parts.next()?;
         let state = parts.next()?;
-        let mut words = state.split('.');
-        let word = words.next()?;
+        let mut fields = state.split('.');
+        let name = fields.next()?;
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-        let number = hex(words.next()?)?;
-        let replication_id = words.next()?;
-        let last = hex(words.next()?)?;
-        let state = match (word, words.next()) {
+        let number = hex(fields.next()?)?;
+        let replication_id = fields.next()?;
+        let last = hex(fields.next()?)?;
+        let state = match (name, fields.next()) {
             ("durable" | "volatile", None) => {
-                State::Admitted { durable: word == "durable", evicted_keys: number, replication_id }
+                State::Admitted { durable: name == "durable", evicted_keys: number, replication_id }
             }
             (_, Some(wall)) => {
                 let suspicion =
-                    Suspicion::ALL.into_iter().find(|suspicion| suspicion.word() == word)?;
+                    Suspicion::ALL.into_iter().find(|suspicion| suspicion.name() == name)?;
                 State::Quarantined {
                     suspicion,
                     replication_id,
@@ -400,7 +413,7 @@ impl<'a> ParsedMarker<'a> {
             }
             (_, None) => return None,
         };
-        if words.next().is_some() {
+        if fields.next().is_some() {
             return None;
         }
         parts.next().is_none().then_some(Self { node, run_id, state })

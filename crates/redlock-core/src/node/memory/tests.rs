@@ -1,4 +1,4 @@
-//! What went wrong with a node in memory once.
+//! Regression tests of the node in memory.
 
 #![cfg(test)]
 
@@ -8,7 +8,7 @@ use crate::model::types::{Info, LockToken, Ttl};
 use crate::node::ReleaseScope;
 
 #[test]
-fn what_is_put_back_on_another_node_is_found_there() {
+fn a_snapshot_restores_on_another_node() {
     let [one, other] = ["one", "other"]
         .map(|name| MemoryNode::new(name, Arc::new(SystemClock), NodeSettings::default()));
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
@@ -24,10 +24,10 @@ fn what_is_put_back_on_another_node_is_found_there() {
     assert!(matches!(other.run(&Op::Inspect { keys }), Vote::Found(_)));
 }
 
-/// An extension that ran out of memory between its marks left the fence with one and the lock without: the release of
-/// such a lock counted on an unmarked fence, and a late repair passed it.
+/// Once, an extension that ran out of memory between its marks marked only the watermark. The
+/// release of the unmarked lock then relied on an unmarked watermark, and a late repair passed.
 #[test]
-fn a_repair_brings_no_lock_back_that_was_released_after_an_extension_without_memory() {
+fn no_repair_after_a_release_however_an_extension_failed() {
     let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
     let ttl = Ttl::from_millis(30_000).unwrap();
@@ -58,7 +58,7 @@ fn a_repair_brings_no_lock_back_that_was_released_after_an_extension_without_mem
 }
 
 #[test]
-fn using_one_name_again_and_again_takes_no_more_memory() {
+fn reusing_one_name_takes_no_more_memory() {
     let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
     let keys = Keys::new("lock:", &"job".parse::<LockName>().unwrap());
     let ttl = Ttl::from_millis(30_000).unwrap();
@@ -84,15 +84,15 @@ fn using_one_name_again_and_again_takes_no_more_memory() {
         );
     }
     let store = node.lock();
-    assert_eq!((store.entries.len(), store.expiries.len()), (1, 1), "the fence alone is left");
+    assert_eq!((store.entries.len(), store.expiries.len()), (1, 1), "only the watermark is left");
 }
 
 #[test]
-fn a_bounded_node_tells_its_memory_and_refuses_writes_beyond() {
+fn a_limited_node_reports_memory_and_refuses_writes_beyond() {
     let max = 200_000;
     let node =
         MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default()).with_max_memory(max);
-    let memory = || node.status().borrow().memory.expect("it is told");
+    let memory = || node.status().borrow().memory.expect("memory is reported");
     assert_eq!((memory().used, memory().max), (0, max));
     let fits = |n: u32| node.set_foreign(n.to_string().as_bytes(), &[0; 1000], None);
     let stored = (0..1000).take_while(|n| fits(*n)).count() as u64;
@@ -114,7 +114,7 @@ fn a_bounded_node_tells_its_memory_and_refuses_writes_beyond() {
 }
 
 #[test]
-fn bytes_in_use_follow_keys_that_are_set_again_deleted_or_expire() {
+fn bytes_in_use_follow_every_change_of_keys() {
     let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
     let used = || node.lock().bytes;
     node.set_foreign(b"a", &[0; 100], None);

@@ -1,4 +1,4 @@
-//! What the Redis client says of a failure, for those who know this service and not the client.
+//! Translates failures of the Redis client for people who know this service and not the client.
 
 use fred::error::{Error, ErrorKind};
 
@@ -25,8 +25,8 @@ impl From<Error> for LinkError {
             {
                 (LinkErrorKind::Error, text.to_owned())
             }
-            (ErrorKind::IO, _) => (LinkErrorKind::Broken, in_words(text)),
-            (ErrorKind::Protocol, _) => (LinkErrorKind::Broken, no_reply(text)),
+            (ErrorKind::IO, _) => (LinkErrorKind::Broken, translated_io_error(text)),
+            (ErrorKind::Protocol, _) => (LinkErrorKind::Broken, invalid_reply(text)),
             (kind, _) => (LinkErrorKind::Broken, format!("{}: {text}", kind.to_str())),
         };
         let remedy = match word {
@@ -44,15 +44,16 @@ impl From<Error> for LinkError {
     }
 }
 
-/// What a node sent in place of a reply. The parser may quote all of it.
-fn no_reply(text: &str) -> String {
+/// Describes bytes that a node sent in place of a reply. The parser may quote all of them, so they
+/// are cut.
+fn invalid_reply(text: &str) -> String {
     const QUOTED: usize = 200;
     let why: String = text.trim_start_matches("Decode Error: ").chars().take(QUOTED).collect();
-    format!("the node answers something that is no Redis reply: {why}")
+    format!("the node's answer is no Redis reply: {why}")
 }
 
-/// What the system or TLS said. The client keeps no more of it than how Rust shows it to programmers.
-fn in_words(text: &str) -> String {
+/// Translates an error of the system or of TLS. The client keeps only Rust's debug text of it.
+fn translated_io_error(text: &str) -> String {
     const CERTIFICATES: [(&str, &str); 8] = [
         ("NotValidForName", "the node's certificate does not name this host"),
         ("UnknownIssuer", "the node's certificate comes from an authority that is not trusted"),
@@ -75,7 +76,7 @@ fn in_words(text: &str) -> String {
     quoted.map_or_else(|| text.to_owned(), str::to_lowercase)
 }
 
-/// Why no connection came about. A server that speaks TLS resets one that does not.
+/// Adds a remedy to a failed connection. A server that speaks TLS resets a connection without TLS.
 pub(super) fn on_connecting(error: LinkError, is_tls: bool) -> LinkError {
     let differs = if is_tls {
         error.detail.contains("does not speak TLS")
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_in_words() {
+    fn failures_are_translated() {
         for (text, words) in [
             (
                 r#"Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }"#,
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_is_a_hint_at_tls_only_where_none_was_spoken() {
+    fn a_reset_suggests_tls_only_without_tls() {
         let reset = || LinkError::broken("connection reset by peer");
         assert_eq!(on_connecting(reset(), false).remedy, Some(Remedy::MatchTls));
         assert_eq!(on_connecting(reset(), true).remedy, None);

@@ -1,4 +1,4 @@
-//! The scripts, and what they are called with.
+//! The Lua scripts.
 
 pub(super) const SWAP_MARKER: &str = include_str!("../swap_marker.lua");
 pub(super) const STORED: &str = include_str!("../stored.lua");
@@ -8,9 +8,9 @@ const LOCKS: &str = include_str!("../locks.lua");
 
 use crate::node::SafetyRules;
 
-/// The script of lock operations; in a `mutation-testing` build with the given rules. Its text begins with the run_id, so
-/// every Redis process has a digest of its own: one that was restarted behind our back answers NOSCRIPT before we have even
-/// seen the connection break.
+/// The script of lock operations; in a `mutation-testing` build with the given rules. Its text
+/// begins with the run_id, so its digest differs for every Redis process. A restarted process
+/// answers NOSCRIPT, even before we notice that the connection broke.
 pub(super) fn locks(run_id: &str, rules: SafetyRules) -> String {
     let switch = |text: String, (name, on): (&str, bool)| {
         text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"))
@@ -18,7 +18,7 @@ pub(super) fn locks(run_id: &str, rules: SafetyRules) -> String {
     switches(rules).into_iter().filter(|(_, on)| !on).fold(format!("-- {run_id}\n{LOCKS}"), switch)
 }
 
-/// Whether all rules are on that a master runs.
+/// Whether all rules that run on a master are on.
 pub(super) fn all_on(rules: SafetyRules) -> bool {
     switches(rules).into_iter().all(|(_, on)| on)
 }

@@ -1,9 +1,10 @@
-//! One connection to one master, from connect to the first error. Never repaired: what failed is dropped, and a new session
-//! is opened. That is what keeps a command of before a restart from running after it; the client's own reconnect and replay
-//! logic gives no such promise, so it stays off (no policy, one attempt).
+//! One connection to one master, from connect to the first error. A failed connection is never
+//! repaired: it is dropped, and a new session is opened. So no command of before a restart can run
+//! after it. The client's own reconnect and replay logic gives no such promise, so it stays off (no
+//! policy, one attempt).
 //!
-//! A future of the client that was polled once and is dropped is still written and its reply consumed: a deadline means
-//! "unknown", never "not run".
+//! A future of the client that was polled once and is then dropped is still written, and its reply
+//! consumed. So a deadline means "unknown", never "not run".
 
 use parking_lot::Mutex;
 use std::pin::pin;
@@ -40,7 +41,7 @@ use crate::node::link::{
 };
 use crate::node::{Effect, Engine, Failure, Hint, Reason, Remedy, Task, Vote, hint};
 
-/// Messages of a subscription that are kept for a reader that comes late.
+/// The most messages of a subscription that wait for a slow reader.
 const MESSAGES: usize = 1024;
 
 /// The way to one master.
@@ -58,7 +59,7 @@ impl RedisLink {
     }
 
     /// Connects, authenticates and selects the database.
-    async fn open(self, listens: bool) -> Result<RedisSession, LinkError> {
+    async fn open(self, is_subscriber: bool) -> Result<RedisSession, LinkError> {
         let Target { url, settings } = self.0.as_ref();
         let deadline = settings.call_deadline();
         let is_tls = url.tls;
@@ -70,8 +71,8 @@ impl RedisLink {
             #[cfg(feature = "tls")]
             tls: if url.tls { Some(secured(settings, deadline).await?) } else { None },
             fail_fast: true,
-            // In the older protocol a connection that listens can ask nothing, not even whether anybody is there.
-            version: if listens { RespVersion::RESP3 } else { RespVersion::RESP2 },
+            // In RESP2 a subscribed connection cannot send requests such as PUBLISH.
+            version: if is_subscriber { RespVersion::RESP3 } else { RespVersion::RESP2 },
             ..Config::default()
         };
         let client = Builder::from_config(config)
@@ -83,18 +84,19 @@ impl RedisLink {
                 connection.tcp.nodelay = Some(true);
             })
             .with_performance_config(|performance| {
-                if listens {
+                if is_subscriber {
                     performance.broadcast_channel_capacity = MESSAGES;
                 }
             })
             .build()?;
-        // The client tells the outcome to those who listen at that moment: listen first.
+        // The client reports the outcome only to current subscribers, so subscribe before
+        // connecting.
         let listener = client.clone();
         let mut outcome = pin!(listener.wait_for_connect());
         let early = poll!(outcome.as_mut());
         debug_assert!(early.is_pending(), "nothing was connected yet");
         let connection = client.connect();
-        // Held from here on, so that the connection ends with the session however the start goes.
+        // Held from here on, so that the connection ends with the session even if the start fails.
         let task = connection.abort_handle();
         let session = RedisSession {
             target: self,
@@ -104,7 +106,7 @@ impl RedisLink {
             loaded: Arc::default(),
         };
         if let Err(error) = outcome.await {
-            // The connection task knows more than "cancelled".
+            // The connection task has the cause; this error is only "cancelled".
             return Err(match timeout(deadline, connection).await {
                 Ok(Ok(Err(cause))) => failure::on_connecting(cause.into(), is_tls),
                 _ => error.into(),
@@ -114,7 +116,8 @@ impl RedisLink {
         Ok(session)
     }
 
-    /// The client does not say when the node refuses a subscription, so a probe is published. Messages before it are lost.
+    /// The client does not report when the node refuses a subscription, so a test message is
+    /// published. Messages before it are lost.
     async fn open_subscription(self, nonce: u64) -> Result<RedisSubscription, LinkError> {
         let Target { url, settings } = self.0.as_ref();
         let deadline = settings.call_deadline();
@@ -136,7 +139,7 @@ impl RedisLink {
         };
         let subscribed = timeout(deadline, subscribed).await.map_err(late)?;
         subscribed.map_err(|error| forbidden(error.into()))?;
-        let comes_back = async {
+        let wait_for_echo = async {
             loop {
                 match messages.recv().await {
                     Ok(message) if message.value.as_bytes() == Some(probe.as_bytes()) => {
@@ -149,13 +152,13 @@ impl RedisLink {
                 }
             }
         };
-        match timeout(deadline, comes_back).await {
-            Ok(came_back) => {
-                came_back.map(|()| RedisSubscription { ended: session.closed(), session, messages })
+        match timeout(deadline, wait_for_echo).await {
+            Ok(echoed) => {
+                echoed.map(|()| RedisSubscription { ended: session.closed(), session, messages })
             }
             Err(_) => Err(LinkError {
                 kind: LinkErrorKind::Refused,
-                detail: format!("what is published on the channel {channel} does not come back"),
+                detail: format!("messages published on the channel {channel} do not arrive"),
                 remedy: Some(Remedy::AllowHints),
             }),
         }
@@ -180,7 +183,7 @@ impl Link for RedisLink {
     }
 }
 
-/// A usable connection. Ends when dropped.
+/// A usable connection. Dropping it ends it.
 struct RedisSession {
     target: RedisLink,
     client: Client,
@@ -189,8 +192,8 @@ struct RedisSession {
     loaded: Arc<OnceLock<Loaded>>,
 }
 
-/// What calls of this session begin with, and how they are made. Both ways name the process of the node: another one refuses
-/// the call.
+/// The header of this session's calls, and the way to run them. Both ways identify the node's
+/// process: another process refuses the call.
 struct Loaded {
     header: Header,
     way: Way,
@@ -198,7 +201,7 @@ struct Loaded {
 
 #[derive(Clone)]
 enum Way {
-    /// The script of this digest, which belongs to the process.
+    /// The script with this digest, which belongs to the process.
     Script(Str),
     /// The module's command, with the run_id of the process.
     Module(Bytes),
@@ -206,14 +209,14 @@ enum Way {
 
 const MODULE_CALL: &str = "REDLOCK.CALL";
 
-/// As the module answers it.
+/// Calls the module.
 async fn by_module(client: Client, run_id: Bytes, call: Vec<u8>) -> Result<Value, LinkError> {
     let command = CustomCommand::new_static(MODULE_CALL, None, false);
     let answer = client
         .custom::<Value, _>(command, vec![Value::Bytes(run_id), Value::Bytes(call.into())])
         .await;
     answer.map_err(|error| match LinkError::from(error) {
-        // It was unloaded, and nothing ran.
+        // The module was unloaded, and nothing ran.
         LinkError { kind: LinkErrorKind::Error | LinkErrorKind::Broken, detail, .. }
             if detail.contains("unknown command") =>
         {
@@ -223,8 +226,8 @@ async fn by_module(client: Client, run_id: Bytes, call: Vec<u8>) -> Result<Value
     })
 }
 
-/// What a master refuses as a whole because it takes no writes, as the script says it: for each operation, and for the next
-/// look.
+/// The votes of a call that a master refused as a whole because it accepts no writes. They equal
+/// the script's: an error for each operation, and one for the next probe.
 fn no_writes(operations: usize, error: LinkError) -> Result<Answer, LinkError> {
     let words = ["MISCONF", "NOREPLICAS", "READONLY"];
     if !words.iter().any(|word| error.detail.starts_with(word)) {
@@ -242,7 +245,7 @@ impl RedisSession {
 }
 
 impl Session for RedisSession {
-    fn look(&self) -> Answering<ProbeReply> {
+    fn probe(&self) -> Answering<ProbeReply> {
         let client = self.client.clone();
         let key = marker_key(self.prefix());
         let caught_up_key = caught_up_key(self.prefix());
@@ -250,7 +253,8 @@ impl Session for RedisSession {
             let info: Result<String, LinkError> =
                 client.info(Some(InfoKind::Default)).await.map_err(LinkError::from);
             let info = match info {
-                // Forbidden or renamed: such a node is ineligible, which the facts of an empty answer say in words.
+                // INFO is forbidden or renamed. The facts of an empty answer make the node
+                // ineligible, with the reason.
                 Err(error) if is_forbidden(&error) => String::new(),
                 answer => answer?,
             };
@@ -264,7 +268,7 @@ impl Session for RedisSession {
                     .chunks_exact(2)
                     .map(|pair| (pair[0].clone(), pair[1].clone()))
                     .collect::<Vec<_>>()),
-                // Forbidden or renamed, as managed services do.
+                // CONFIG is forbidden or renamed, as managed services do.
                 Err(LinkError {
                     kind: LinkErrorKind::Refused | LinkErrorKind::Error,
                     detail,
@@ -286,7 +290,7 @@ impl Session for RedisSession {
 
     fn swap_marker(
         &self,
-        MarkerSwap { run_id, from, to, looked_micros }: MarkerSwap,
+        MarkerSwap { run_id, from, to, probed_micros }: MarkerSwap,
     ) -> Answering<Swapped> {
         let client = self.client.clone();
         let key = marker_key(self.prefix());
@@ -294,7 +298,7 @@ impl Session for RedisSession {
         let database_key = database_key(self.prefix(), &to);
         async move {
             let keys = vec![key, database_key.clone()];
-            let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone(), looked_micros.to_string()];
+            let arguments = vec![run_id, from.unwrap_or_default(), to, database.clone(), probed_micros.to_string()];
             match client.eval(scripts::SWAP_MARKER, keys, arguments).await? {
                 Value::Integer(1) => Ok(Swapped::Done),
                 Value::Integer(2) => Ok(Swapped::OtherMarker),
@@ -304,7 +308,7 @@ impl Session for RedisSession {
                     detail: format!("the cluster uses database {used} here (its key {database_key}), not {database}"),
                     remedy: Some(Remedy::UseOneDatabase),
                 }),
-                other => Err(error(format!("the eligibility script answered {other:?}, which it cannot"))),
+                other => Err(error(format!("the marker script gave an impossible answer: {other:?}"))),
             }
         }
         .boxed()
@@ -339,7 +343,7 @@ impl Session for RedisSession {
             let parts: Vec<i64> = time.await?;
             match parts.as_slice() {
                 [seconds, micros] => Ok(seconds * 1_000_000 + micros),
-                _ => Err(error("TIME gave an answer it does not have")),
+                _ => Err(error("TIME gave an impossible answer")),
             }
         }
         .boxed()
@@ -358,10 +362,10 @@ impl Session for RedisSession {
         async move {
             let mut way = None;
             if is_native {
-                // The heartbeat, which a module of another version refuses as well as one that is not there.
+                // The heartbeat fails without the module, and with a module of another version.
                 let heartbeat = codec::pack_call(&header, [].iter());
                 match by_module(client.clone(), run_id.clone(), heartbeat).await {
-                    Ok(answer) if says(&answer) => way = Some(Way::Module(run_id)),
+                    Ok(answer) if is_heartbeat_answer(&answer) => way = Some(Way::Module(run_id)),
                     Err(error @ LinkError { kind: LinkErrorKind::Broken, .. }) => {
                         return Err(error);
                     }
@@ -375,7 +379,7 @@ impl Session for RedisSession {
                     Engine::Lua,
                 ),
             };
-            // A session is loaded once.
+            // A session is loaded only once.
             drop(loaded.set(Loaded { header, way }));
             Ok(engine)
         }
@@ -403,7 +407,7 @@ impl Session for RedisSession {
             };
             let answer =
                 answer.into_bytes().and_then(|answer| codec::unpack_answer(operations, answer));
-            answer.ok_or_else(|| error("the master gave an answer that it does not have"))
+            answer.ok_or_else(|| error("the master gave a malformed answer"))
         }
         .boxed()
     }
@@ -425,12 +429,12 @@ impl Session for RedisSession {
 
 impl Drop for RedisSession {
     fn drop(&mut self) {
-        // Dropping the client alone would leave its task and its connection behind.
+        // Dropping only the client would leave its task and its connection behind.
         self.task.abort();
     }
 }
 
-/// A connection on which hints come.
+/// A connection that receives hints.
 struct RedisSubscription {
     ended: BoxFuture<'static, String>,
     session: RedisSession,
@@ -450,7 +454,8 @@ impl Subscription for RedisSubscription {
                                 return Ok(Hint::received(text));
                             }
                         }
-                        // More than can be kept came at once: those are lost, as hints may be.
+                        // More messages arrived than can wait: the oldest are lost, which hints may
+                        // be.
                         Err(RecvError::Lagged(_)) => {}
                         Err(RecvError::Closed) => return Err(LinkError::broken("the client has ended")),
                     },
@@ -475,7 +480,7 @@ async fn secured(
         Ok(connector) => {
             connector.map(TlsConfig::from).map_err(|error| LinkError::broken(error.to_string()))
         }
-        Err(_) => Err(LinkError::broken("the files of certificates could not be read in time")),
+        Err(_) => Err(LinkError::broken("the certificate files could not be read in time")),
     }
 }
 
@@ -484,8 +489,8 @@ fn is_forbidden(error: &LinkError) -> bool {
     answered && (error.detail.starts_with("NOPERM") || error.detail.contains("unknown command"))
 }
 
-/// Whether that is an answer to a heartbeat.
-fn says(answer: &Value) -> bool {
+/// Whether this is an answer to a heartbeat.
+fn is_heartbeat_answer(answer: &Value) -> bool {
     answer.clone().into_bytes().is_some_and(|answer| codec::unpack_answer(0, answer).is_some())
 }
 

@@ -1,4 +1,4 @@
-//! What a real master's link and worker are told.
+//! The settings of a real master's link and worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,51 +9,52 @@ use crate::node::NodeRegistry;
 use crate::node::NodeSettings;
 use crate::node::eligibility::ClusterConfig;
 
-/// A question or call that takes longer, or longer than twice the node time-out, ends the session: rounds have given up
-/// by then.
+/// The time limit of a request or call; at least twice the node time-out. Reaching it ends the
+/// session; rounds have ended by then.
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
 
-/// What the link and the worker of a master need to know, from [`Settings::of_masters`](crate::Settings::of_masters): what
-/// masters and locks must agree on stands there once.
+/// The settings of one master, from [`Settings::of_masters`](crate::Settings::of_masters). There
+/// the values that masters and locks must share are given once.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisSettings {
-    /// What the scripts need.
+    /// The settings of the lock rules.
     pub(crate) node: NodeSettings,
-    /// Prefix of all keys; also names the marker.
+    /// The prefix of all keys, including the marker's.
     pub(crate) key_prefix: String,
-    /// What the marker must say.
+    /// The configuration that the marker must have.
     pub(crate) cluster_config: ClusterConfig,
     /// How long rounds wait for the node.
     pub(crate) node_timeout: Duration,
-    /// By how much of the time that passes clocks may run apart.
+    /// The fraction of elapsed time by which clocks may run apart.
     pub(crate) drift_factor: f64,
     /// Shared by the masters of one gateway.
     pub(crate) node_registry: Arc<NodeRegistry>,
-    /// What all gateways call the node in its marker; its address when `None`.
+    /// The node's name in its marker, equal on all gateways; its address when `None`.
     pub node_name: Option<String>,
-    /// Whether an operator says that the cluster is brand-new, see [`Redlock::bootstrap`](crate::Redlock::bootstrap).
+    /// Whether an operator declared the cluster brand-new, see
+    /// [`Redlock::bootstrap`](crate::Redlock::bootstrap).
     pub bootstrap: bool,
-    /// For nodes whose URL wants TLS.
+    /// TLS settings for `rediss://` nodes.
     #[cfg(feature = "tls")]
     pub tls: TlsSettings,
 }
 
 impl RedisSettings {
-    /// What the marker must say.
+    /// The configuration that the marker must have.
     pub fn cluster_config(&self) -> &ClusterConfig {
         &self.cluster_config
     }
 
-    /// With the waits of another clock skew, under the same marker.
+    /// Waits for another clock skew, under the same marker.
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
     pub fn waiting_for_skew(mut self, max_clock_skew: Duration) -> Self {
-        self.node = self.node.with_max_clock_offset(max_clock_skew);
+        self.node = self.node.with_max_clock_skew(max_clock_skew);
         self
     }
 
-    /// With quarantines that end at once.
+    /// Ends quarantines at once.
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
     pub fn without_quarantine(mut self) -> Self {

@@ -1,4 +1,4 @@
-//! What a master stores, and what it is given back: beside the calls, for a master that has lost its locks.
+//! Reads the locks that a master stores, and writes recovered locks to a master that lost them.
 
 use std::time::Duration;
 
@@ -19,16 +19,16 @@ use crate::node::link::{
 };
 use crate::node::{Keys, Record};
 
-/// Keys that are looked at for a page.
+/// The keys read for one page.
 const PAGE: u32 = 500;
 
-/// Every reply to a question of ours is within the limits that end a connection.
+/// Every reply to our requests is within the limits that end a connection.
 const _: () = {
     use redis_protocol::{MAX_BYTES, MAX_ELEMENTS, MAX_PUSH_BYTES};
     const PER_RECORD: usize = LONGEST_VALUE + 64;
-    // A call whose every operation finds a record.
+    // A call in which every operation finds a record.
     assert!(2 * MAX_BATCH * PER_RECORD <= MAX_BYTES);
-    // A page of records, each with its time. SCAN gives some keys more than it is asked for.
+    // A page of records, each with its time. SCAN returns some more keys than requested.
     assert!(PAGE as usize * 3 / 2 * PER_RECORD <= MAX_BYTES);
     assert!(4 * 2 * PAGE as usize <= MAX_ELEMENTS);
     // A hint names one lock.
@@ -111,7 +111,7 @@ pub(super) fn recover(
     }
 }
 
-/// What MATCH wants, for keys that begin with this.
+/// The MATCH pattern for keys with this prefix.
 fn pattern(prefix: &[u8]) -> String {
     let mut pattern = String::with_capacity(prefix.len() + 1);
     for c in String::from_utf8_lossy(prefix).chars() {

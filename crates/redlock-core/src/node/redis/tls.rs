@@ -1,7 +1,7 @@
-//! TLS towards a master: which authorities to trust, and what to show when it asks who we are.
+//! TLS towards a master: trusted authorities, and our client certificate.
 //!
-//! Files are read for every connection, so one that is opened after they were replaced uses what stands there then. A file
-//! that cannot be used costs that attempt; connections that are open go on.
+//! The files are read for every connection, so a new connection uses replaced files. An unusable
+//! file makes that attempt fail; open connections go on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use fred::types::config::TlsConnector;
 
 use crate::node::Remedy;
 
-/// How connections to `rediss://` nodes are secured; PEM files.
+/// TLS settings for `rediss://` nodes; all files are PEM.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// The authorities that a node's certificate must come from, and no others; those of the system when `None`.
+    /// The only trusted authorities for node certificates; those of the system when `None`.
     pub authorities: Option<PathBuf>,
-    /// Shown to nodes that want a certificate.
+    /// The certificate for nodes that require one.
     pub identity: Option<TlsIdentity>,
 }
 
-/// A certificate of our own.
+/// Our client certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsIdentity {
-    /// The certificate, and after it the intermediate ones.
+    /// The certificate, followed by the intermediate certificates.
     pub certificate: PathBuf,
-    /// The key that belongs to it, not encrypted.
+    /// The certificate's key, not encrypted.
     pub key: PathBuf,
 }
 
-/// A file that cannot be used: its path and why, by what it was given for.
+/// An unusable file: its path and the reason, by the file's purpose.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// [`TlsSettings::authorities`], or the system's.
@@ -48,7 +48,10 @@ pub enum TlsError {
 }
 
 impl TlsSettings {
-    /// Whether the files that are named can be used as they stand now.
+    /// Checks the configured files as they are now.
+    ///
+    /// # Errors
+    /// A file is missing or unusable.
     pub fn check(&self) -> Result<(), TlsError> {
         let authorities = match &self.authorities {
             Some(path) => only(path)?,
@@ -65,7 +68,8 @@ impl TlsSettings {
     }
 
     fn with_authorities(&self, authorities: RootCertStore) -> Result<ClientConfig, TlsError> {
-        // Named, so that a second provider somewhere in the process could not make the choice ambiguous.
+        // The provider is named, because a second provider in the process would make the default
+        // ambiguous.
         let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| TlsError::Authorities(error.to_string()))?
@@ -95,7 +99,7 @@ impl TlsSettings {
     }
 }
 
-/// What an operator can do about a handshake that failed. The client keeps no more of the error than its text.
+/// The remedy for a failed handshake. The client keeps only the text of its error.
 pub(super) fn remedy(failure: &str) -> Option<Remedy> {
     let cases = [
         ("InvalidCertificate(", Remedy::TrustNodeCertificate),
@@ -107,7 +111,7 @@ pub(super) fn remedy(failure: &str) -> Option<Remedy> {
     cases.into_iter().find(|(word, _)| failure.contains(word)).map(|(_, remedy)| remedy)
 }
 
-/// Files may lie where reading takes its time: not on a thread that serves.
+/// Reads the files on a blocking thread, because they may be on slow storage.
 pub(super) async fn connector(settings: &TlsSettings) -> Result<TlsConnector, TlsError> {
     let settings = settings.clone();
     match tokio::task::spawn_blocking(move || settings.config()).await {
@@ -140,7 +144,7 @@ fn only(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// Those that can be used: among the many of a system there is often one that cannot.
+/// The usable certificates of the system. Often a few of the many are unusable.
 fn of_the_system() -> Result<RootCertStore, TlsError> {
     let found = load_native_certs();
     let mut store = RootCertStore::empty();

@@ -1,4 +1,5 @@
-//! Where a master is and how to log in, parsed once; the password never leaves except into the connection.
+//! The address of a master and the login, parsed once. The password is used only for the
+//! connection.
 
 use std::fmt;
 
@@ -16,13 +17,17 @@ pub struct RedisUrl {
     name: String,
 }
 
-/// Why a text is no node URL. Says nothing of what stood between scheme and host: it may be a password.
+/// Why a text is no node URL. Contains nothing of the text between scheme and host, which may be a
+/// password.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}; expected redis://[[user]:password@]host[:port][/database] or rediss://… for TLS")]
 pub struct RedisUrlError(&'static str);
 
 impl RedisUrl {
     /// Parses a node URL. The port defaults to 6379.
+    ///
+    /// # Errors
+    /// The text is no such URL, or needs TLS in a build without TLS.
     pub fn parse(text: &str) -> Result<Self, RedisUrlError> {
         let url = Url::parse(text.trim()).map_err(|_| RedisUrlError("not a URL"))?;
         let tls = match url.scheme() {
@@ -60,17 +65,17 @@ impl RedisUrl {
         self.tls
     }
 
-    /// User and password, for what gateways derive from what they share and others do not know.
+    /// User and password, for secrets that gateways derive from what only they share.
     pub fn credentials(&self) -> (Option<&str>, Option<&str>) {
         (self.username.as_deref(), self.password.as_deref())
     }
 
-    /// The same node, to be logged in to with this password.
+    /// Replaces the password.
     pub fn with_password(self, password: &str) -> Self {
         Self { password: Some(password.to_owned()), ..self }
     }
 
-    /// `host:port`, fit for logs and metrics.
+    /// `host:port`, for logs and metrics.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -107,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_give_host_port_credentials_and_database() {
+    fn urls_have_host_port_credentials_and_database() {
         let url = RedisUrl::parse("rediss://us%65r:p%40ss@redis.example:7000/3").unwrap();
         assert_eq!((url.host.as_str(), url.port, url.tls), ("redis.example", 7000, true));
         assert_eq!(

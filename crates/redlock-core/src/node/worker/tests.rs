@@ -1,4 +1,4 @@
-//! The worker on a link that answers when it is told to.
+//! The worker on a scripted link.
 
 #![cfg(test)]
 
@@ -24,19 +24,19 @@ use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, SafetyRules, Voter
 const MAX_TTL: Duration = Duration::from_secs(300);
 const SKEW: Duration = Duration::from_secs(2);
 
-/// Everything is answered at once, but looks while they are held back. An answer that comes wakes nobody: as after a stop of
-/// the process, the timer is what the worker hears first.
+/// Answers everything at once, except probes while they are held back. A late answer wakes no task:
+/// as after a stop of the process, the timer wakes the worker first.
 #[derive(Clone, Default)]
-struct Submitted {
+struct ScriptedLink {
     sessions: Arc<AtomicU32>,
-    looks: Arc<AtomicU32>,
-    holds_back: Arc<AtomicBool>,
-    /// No call is answered any more, and the connection ends.
+    probes: Arc<AtomicU32>,
+    holds_probes: Arc<AtomicBool>,
+    /// Ends the connection; calls get no answer any more.
     breaks: Arc<Notify>,
     is_broken: Arc<AtomicBool>,
 }
 
-impl Link for Submitted {
+impl Link for ScriptedLink {
     fn connect(&self) -> Answering<Box<dyn Session>> {
         ready(Ok(Box::new(self.clone()) as Box<dyn Session>)).boxed()
     }
@@ -46,14 +46,14 @@ impl Link for Submitted {
     }
 }
 
-impl Session for Submitted {
-    fn look(&self) -> Answering<ProbeReply> {
+impl Session for ScriptedLink {
+    fn probe(&self) -> Answering<ProbeReply> {
         let marker = ClusterConfig::new("a:1", MAX_TTL, SKEW)
             .identity("a:1")
             .admitting(&Facts::volatile_master(), 7);
-        self.looks.fetch_add(1, Ordering::Relaxed);
-        let holds_back = self.holds_back.clone();
-        poll_fn(move |_| match holds_back.load(Ordering::Relaxed) {
+        self.probes.fetch_add(1, Ordering::Relaxed);
+        let holds_probes = self.holds_probes.clone();
+        poll_fn(move |_| match holds_probes.load(Ordering::Relaxed) {
             true => Poll::Pending,
             false => Poll::Ready(Ok(ProbeReply {
                 facts: Facts::volatile_master(),
@@ -81,7 +81,7 @@ impl Session for Submitted {
     }
 
     fn mark_caught_up(&self, _: &str) -> Answering<()> {
-        unreachable!("nobody catches up here")
+        unreachable!("no node catches up here")
     }
 
     fn time_micros(&self) -> Answering<i64> {
@@ -112,7 +112,7 @@ impl Session for Submitted {
     }
 }
 
-async fn admitted(link: &Submitted) -> RemoteNode {
+async fn admitted(link: &ScriptedLink) -> RemoteNode {
     let settings = DriverSettings {
         call_deadline: Duration::from_secs(1),
         question_deadline: Duration::from_secs(1),
@@ -143,10 +143,11 @@ impl Voter for Ballot {
     }
 }
 
-/// A request that comes at this moment would wait for its whole time limit, and report a time-out where the node is down.
+/// Otherwise the request would wait for its whole time limit, and report a time-out although the
+/// node is down.
 #[tokio::test(start_paused = true)]
-async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
-    let link = Submitted::default();
+async fn a_call_fails_at_once_when_the_connection_ends() {
+    let link = ScriptedLink::default();
     let node = admitted(&link).await;
     link.is_broken.store(true, Ordering::Relaxed);
     let (sender, vote) = oneshot::channel();
@@ -162,17 +163,17 @@ async fn a_call_on_a_connection_that_has_ended_fails_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_has_come_counts_although_the_process_stood_still_past_its_deadline() {
-    let link = Submitted::default();
+async fn an_arrived_answer_counts_after_its_deadline() {
+    let link = ScriptedLink::default();
     let node = admitted(&link).await;
-    let looks = link.looks.load(Ordering::Relaxed);
-    link.holds_back.store(true, Ordering::Relaxed);
-    while link.looks.load(Ordering::Relaxed) == looks {
+    let probes = link.probes.load(Ordering::Relaxed);
+    link.holds_probes.store(true, Ordering::Relaxed);
+    while link.probes.load(Ordering::Relaxed) == probes {
         tokio::time::advance(Duration::from_millis(100)).await;
     }
-    link.holds_back.store(false, Ordering::Relaxed);
+    link.holds_probes.store(false, Ordering::Relaxed);
     tokio::time::advance(Duration::from_secs(5)).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(link.sessions.load(Ordering::Relaxed), 1, "the session was dropped");
+    assert_eq!(link.sessions.load(Ordering::Relaxed), 1, "the session was kept");
     assert_eq!(node.status().borrow().state, NodeState::Admitted);
 }

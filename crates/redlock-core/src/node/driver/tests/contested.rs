@@ -1,4 +1,4 @@
-//! What is made of a process that has the file of the former one under its name.
+//! A new process with its predecessor's file under the same name is contested if both were alive.
 
 use super::*;
 use crate::node::eligibility::Durability;
@@ -7,12 +7,13 @@ fn durable_master() -> Facts {
     Facts { durability: Durability::Durable, ..Facts::volatile_master() }
 }
 
-/// What is done with a durable process that has the former one's file, when the session with the former one has ended.
-fn with_the_file_of_the_former(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action> {
+/// Connects to a durable process with its predecessor's file, after the predecessor's session has
+/// ended.
+fn restarted_with_the_file(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action> {
     let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
     bench.connect();
     let marker = Some(bench.marker.clone());
-    bench.on(Event::Looked(Ok(ProbeReply { facts, marker, is_caught_up: true })))
+    bench.on(Event::Probed(Ok(ProbeReply { facts, marker, is_caught_up: true })))
 }
 
 #[track_caller]
@@ -25,17 +26,17 @@ fn assert_contested(actions: &[Action]) {
 }
 
 #[test]
-fn a_process_whose_former_one_still_answers_is_contested() {
+fn a_process_with_a_live_predecessor_is_contested() {
     let mut bench = Bench::admitted_as(durable_master(), false);
     let other = Facts { run_id: "b".repeat(40), ..durable_master() };
     let moved = Event::Followed(Ok(ProbeReply { facts: other, marker: None, is_caught_up: false }));
     assert_eq!(bench.on(moved), [Action::Disconnect]);
-    assert_contested(&with_the_file_of_the_former(&mut bench, 0));
+    assert_contested(&restarted_with_the_file(&mut bench, 0));
 }
 
 #[test]
-fn a_process_that_ran_before_its_former_one_fell_silent_is_contested() {
-    // The former one fell silent 10 s ago. 11 s are told of one that has run for a little more than 10 s at least.
+fn a_process_older_than_its_predecessors_end_is_contested() {
+    // The predecessor fell silent 10 s ago. A process that reports 11 s has run for more than 10 s.
     for (uptime_seconds, is_contested) in
         [(0, false), (1, false), (10, false), (11, true), (3_600, true)]
     {
@@ -43,7 +44,7 @@ fn a_process_that_ran_before_its_former_one_fell_silent_is_contested() {
         bench.now += Duration::from_secs(10);
         bench.clock.advance(Duration::from_secs(10));
         assert_eq!(bench.on(Event::Closed("gone".into())), [Action::Disconnect]);
-        let actions = with_the_file_of_the_former(&mut bench, uptime_seconds);
+        let actions = restarted_with_the_file(&mut bench, uptime_seconds);
         if is_contested {
             assert_contested(&actions);
         } else {
