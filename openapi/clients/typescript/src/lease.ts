@@ -1,4 +1,4 @@
-// What a client needs to know of a granted or extended lock.
+// The part of a granted or extended lease that a client needs.
 
 import { now } from "./clock.js";
 
@@ -9,7 +9,7 @@ export interface Granted {
   elapsed: number;
 }
 
-/** Throws when it is no lease: a deadline counted from something else would never come. */
+/** Reads a lease. Throws if the answer is none, because a deadline of NaN would never come. */
 export function granted(data: unknown): Granted {
   const { token, fencing_token, validity_ms, elapsed_ms } = (data ?? {}) as Record<string, unknown>;
   if (typeof token !== "string" || !/^[A-Za-z0-9.]+$/.test(token)) {
@@ -25,8 +25,9 @@ export function granted(data: unknown): Granted {
 }
 
 /**
- * Until when it may be trusted, if it was asked for then for so long. What was on the way is lost, what was spent in the
- * gateway is not: its validity was counted afterwards. No answer is believed that says more than can be.
+ * Returns the moment until which a lease may be trusted. `sent` is when the request was sent, `ttl` the TTL it asked for.
+ * Time on the network counts against the validity. Time in the gateway does not, because the gateway computes the validity
+ * afterwards. An answer with more than `ttl`, or with more elapsed time than has passed, is cut to these.
  */
 export function deadlineOf({ elapsed, validity }: Granted, sent: number, ttl: number): number {
   return sent + Math.min(elapsed, now() - sent) + Math.min(validity, ttl);
