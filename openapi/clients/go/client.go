@@ -25,7 +25,8 @@ const (
 	longestPause = 2 * time.Second
 	// After this time without a connection the next gateway is asked.
 	connectLimit = 2 * time.Second
-	// How long an idle connection is kept. An extension that reuses it needs no name server. A gateway keeps it for 75 s.
+	// How long an idle connection is kept. An extension that reuses it needs no name server. A
+	// gateway keeps it for 75 s.
 	idleLimit = 70 * time.Second
 	// With less time no answer can be expected, and earlier answers say more than a missing one.
 	shortestTry = 50 * time.Millisecond
@@ -35,15 +36,18 @@ const (
 
 // Config names the gateways and the API key.
 type Config struct {
-	// URLs of one or several gateways over the same masters: "http://127.0.0.1:8080". A path is kept.
+	// URLs of one or several gateways over the same masters: "http://127.0.0.1:8080". A path is
+	// kept.
 	URLs []string
 	// Key is the API key; empty for gateways without keys.
 	Key string
-	// HTTPClient is for TLS settings and the like; redirects are never followed. Its Timeout must be 0 or longer
-	// than a wait. Nil is a client without a proxy from the environment, and without HTTP/2.
+	// HTTPClient is for TLS settings and the like; redirects are never followed. Its Timeout must
+	// be 0 or longer than a wait. Nil is a client without a proxy from the environment, and without
+	// HTTP/2.
 	HTTPClient *http.Client
-	// Turn is the longest wait of one request. Set it below the limits of proxies in front of the gateways. 0 is
-	// 20 s, or 5 s with several gateways, so that a hanging one cannot use up the time.
+	// Turn is the longest wait of one request. Set it below the limits of proxies in front of the
+	// gateways. 0 is 20 s, or 5 s with several gateways, so that a hanging one cannot use up the
+	// time.
 	Turn time.Duration
 	// Logger gets losses, and locks that were not released. Nil logs nothing.
 	Logger *slog.Logger
@@ -60,7 +64,8 @@ type Client struct {
 	current atomic.Int64
 }
 
-// New makes a client. It connects to nothing yet. The error is a [*SetupError] that names the wrong argument.
+// New makes a client. It connects to nothing yet. The error is a [*SetupError] that names the wrong
+// argument.
 func New(config Config) (*Client, error) {
 	if len(config.URLs) == 0 {
 		return nil, &SetupError{"no URL of a gateway was given, such as http://127.0.0.1:8080"}
@@ -154,8 +159,8 @@ type question struct {
 	heard func(what string)
 }
 
-// ask asks one gateway after the other until one answers, with pauses. It returns when the answered request was
-// sent.
+// ask asks one gateway after the other until one answers, with pauses. It returns when the answered
+// request was sent.
 func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 	pause := firstPause
 	for {
@@ -294,7 +299,8 @@ func (p *Problem) mayPass() bool {
 	return false
 }
 
-// pause returns how long to wait before the request is repeated; false if it would be refused again.
+// pause returns how long to wait before the request is repeated; false if it would be refused
+// again.
 func (f *failure) pause() (time.Duration, bool) {
 	switch {
 	case f.problem == nil:

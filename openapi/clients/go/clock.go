@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// moment is a point on a clock that nobody can set. On Linux the clock runs on while the machine sleeps, so a
-// lock is known to be lost after a suspend. The monotonic clock of time.Time stands still during a suspend.
+// moment is a point on a clock that nobody can set. On Linux the clock runs on while the machine
+// sleeps, so a lock is known to be lost after a suspend. The monotonic clock of time.Time stands
+// still during a suspend.
 type moment time.Duration
 
 // Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length.

@@ -7,15 +7,16 @@ import (
 	"time"
 )
 
-// ErrReleased is the cause of a guard's context after [Guard.Release]. [Guard.Check] then returns it.
+// ErrReleased is the cause of a guard's context after [Guard.Release]. [Guard.Check] then returns
+// it.
 var ErrReleased = errors.New("the lock was released by its guard")
 
 // Problem is a gateway's error answer (RFC 9457).
 type Problem struct {
 	// Status is the HTTP status.
 	Status int
-	// Code is the kind of problem, for programs: "invalid_ttl". It is "proxy" or "not_a_gateway" if something
-	// other than a gateway answered.
+	// Code is the kind of problem, for programs: "invalid_ttl". It is "proxy" or "not_a_gateway" if
+	// something other than a gateway answered.
 	Code string
 	// Detail says what happened, with the value and what is allowed.
 	Detail string
@@ -49,8 +50,8 @@ func (e *HeldError) Error() string {
 	return text
 }
 
-// RefusedError reports that the gateway refuses the request; a repetition would be refused too. Detail says what
-// is allowed.
+// RefusedError reports that the gateway refuses the request; a repetition would be refused too.
+// Detail says what is allowed.
 type RefusedError struct {
 	Problem
 }
@@ -91,12 +92,13 @@ const (
 	Taken LossReason = "taken"
 	// MaxHold means that the lock was held for the longest time that is allowed.
 	MaxHold LossReason = "max_hold"
-	// Unconfirmed means that no gateway confirmed an extension, and the deadline is near or has passed.
+	// Unconfirmed means that no gateway confirmed an extension, and the deadline is near or has
+	// passed.
 	Unconfirmed LossReason = "unconfirmed"
 )
 
-// LostError reports that a lock is no longer held, or may no longer be held. It is then the cause of the
-// guard's context.
+// LostError reports that a lock is no longer held, or may no longer be held. It is then the cause
+// of the guard's context.
 type LostError struct {
 	// Name is the name of the lock.
 	Name string
@@ -125,8 +127,8 @@ func label(holder string) string {
 	return fmt.Sprintf("%q", holder)
 }
 
-// isLoss reports whether the problem means that a token no longer holds its lock. The code decides, because a
-// proxy's error page has a status too.
+// isLoss reports whether the problem means that a token no longer holds its lock. The code decides,
+// because a proxy's error page has a status too.
 func (p Problem) isLoss() bool {
 	return p.Code == "lock_not_found" || p.Code == "not_holder" || p.Code == "max_hold_reached"
 }

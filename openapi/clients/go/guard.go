@@ -11,20 +11,22 @@ import (
 )
 
 const (
-	// One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the lease, and
-	// at most longestTry.
+	// One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up
+	// the lease, and at most longestTry.
 	longestTry  = 5 * time.Second
 	shareOfATry = 4
 	oneRelease  = 2 * time.Second
 	// How long a release is tried at least, also after the deadline.
 	leastRelease = time.Second
-	// How long a release is tried at most. Finished work does not wait longer; the lock then ends with its TTL.
+	// How long a release is tried at most. Finished work does not wait longer; the lock then ends
+	// with its TTL.
 	longestRelease = 5 * time.Second
 	// The detail of a loss if no extension has failed before.
 	unanswered = "none was answered in time"
 )
 
-// Guard is a held lock. It extends the lock in the background and reports its loss. Several goroutines may use it.
+// Guard is a held lock. It extends the lock in the background and reports its loss. Several
+// goroutines may use it.
 type Guard struct {
 	client       *Client
 	name         string
@@ -90,15 +92,15 @@ func (g *Guard) Token() string {
 	return g.token
 }
 
-// FencingToken returns a number larger than that of every earlier grant of this lock; below 2^53. Give it to the
-// resource with every write, and let the resource refuse smaller tokens:
-// UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1.
+// FencingToken returns a number larger than that of every earlier grant of this lock; below 2^53.
+// Give it to the resource with every write, and let the resource refuse smaller tokens: UPDATE …
+// SET …, fence = $1 WHERE id = $2 AND fence <= $1.
 func (g *Guard) FencingToken() int64 {
 	return g.fencingToken
 }
 
-// Left returns how long the lock is still ours, unless somebody takes it away by force; 0 if it is lost or
-// released. It grows with each extension.
+// Left returns how long the lock is still ours, unless somebody takes it away by force; 0 if it is
+// lost or released. It grows with each extension.
 func (g *Guard) Left() time.Duration {
 	if g.Check() != nil {
 		return 0
@@ -107,20 +109,20 @@ func (g *Guard) Left() time.Duration {
 	return deadline.left()
 }
 
-// Context returns a child of the context of [Client.Lock]. It is cancelled when the lock is lost or released:
-// [context.Cause] is a [*LostError] or [ErrReleased]. Use it for the work.
+// Context returns a child of the context of [Client.Lock]. It is cancelled when the lock is lost or
+// released: [context.Cause] is a [*LostError] or [ErrReleased]. Use it for the work.
 func (g *Guard) Context() context.Context {
 	return g.context
 }
 
-// Lost returns a channel that is closed on a loss, at the latest the margin before the deadline. [Guard.Check]
-// returns the reason.
+// Lost returns a channel that is closed on a loss, at the latest the margin before the deadline.
+// [Guard.Check] returns the reason.
 func (g *Guard) Lost() <-chan struct{} {
 	return g.lost
 }
 
-// Check returns nil while the lock is ours. It compares the clock too, so it is right after a pause of the whole
-// process. Otherwise it returns a [*LostError] or [ErrReleased].
+// Check returns nil while the lock is ours. It compares the clock too, so it is right after a pause
+// of the whole process. Otherwise it returns a [*LostError] or [ErrReleased].
 func (g *Guard) Check() error {
 	g.state.Lock()
 	defer g.state.Unlock()
@@ -135,12 +137,13 @@ func (g *Guard) Check() error {
 	return nil
 }
 
-// Release cancels the guard's context and releases the lock, trying for 5 s at most. It returns nil if the lock is
-// no longer held, and if it is called again; call [Guard.Check] before. If ctx has ended already, Release still
-// asks the gateways for 2 s, so that a deferred release frees the lock of a cancelled request too.
+// Release cancels the guard's context and releases the lock, trying for 5 s at most. It returns nil
+// if the lock is no longer held, and if it is called again; call [Guard.Check] before. If ctx has
+// ended already, Release still asks the gateways for 2 s, so that a deferred release frees the lock
+// of a cancelled request too.
 //
-// The error is a [*RefusedError], an [*UnavailableError], or that of ctx: no gateway confirmed the release, and the
-// lock ends with its TTL.
+// The error is a [*RefusedError], an [*UnavailableError], or that of ctx: no gateway confirmed the
+// release, and the lock ends with its TTL.
 func (g *Guard) Release(ctx context.Context) error {
 	g.state.Lock()
 	g.isReleased = true
@@ -228,7 +231,8 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 			g.lose(refused.asLoss(g.name))
 			return false
 		case refused != nil:
-			// For example an expired key. The lock is ours until its deadline; the cause may be fixed by then.
+			// For example an expired key. The lock is ours until its deadline; the cause may be
+			// fixed by then.
 			g.hear(refused.String())
 		}
 		if !sleep(ctx, min(giveUp.left()/8, longestTry)) {
@@ -237,8 +241,8 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 	}
 }
 
-// loseInTime reports the loss if the deadline has not moved in time. It does nothing else, so that no hanging
-// request can delay it.
+// loseInTime reports the loss if the deadline has not moved in time. It does nothing else, so that
+// no hanging request can delay it.
 func (g *Guard) loseInTime(ctx context.Context) {
 	for {
 		_, deadline := g.lease()

@@ -34,15 +34,15 @@ type request struct {
 	metadata          map[string]string
 }
 
-// TTL is how long the lock outlives its holder: 30 s by default, in whole milliseconds. The guard extends it long
-// before. The gateway has limits (by default 10 ms to 5 minutes).
+// TTL is how long the lock outlives its holder: 30 s by default, in whole milliseconds. The guard
+// extends it long before. The gateway has limits (by default 10 ms to 5 minutes).
 func TTL(ttl time.Duration) Option {
 	return func(r *request) { r.ttl = ttl }
 }
 
-// Wait is how long to wait for the lock while somebody else holds it. By default 0: [Client.Lock] returns at once.
-// A wait that is longer than the gateway allows is split into several requests. Each of them starts at the end of
-// the queue.
+// Wait is how long to wait for the lock while somebody else holds it. By default 0: [Client.Lock]
+// returns at once. A wait that is longer than the gateway allows is split into several requests.
+// Each of them starts at the end of the queue.
 func Wait(wait time.Duration) Option {
 	return func(r *request) { r.wait = max(0, wait) }
 }
@@ -57,20 +57,21 @@ func Metadata(metadata map[string]string) Option {
 	return func(r *request) { r.metadata = maps.Clone(metadata) }
 }
 
-// Margin is how long before its deadline a lock that could not be extended counts as lost. Set it to the time that
-// your work needs to stop, less than half of the TTL. By default a tenth of the TTL, at most 2 s.
+// Margin is how long before its deadline a lock that could not be extended counts as lost. Set it
+// to the time that your work needs to stop, less than half of the TTL. By default a tenth of the
+// TTL, at most 2 s.
 func Margin(margin time.Duration) Option {
 	return func(r *request) { r.margin, r.hasMargin = margin, true }
 }
 
-// Lock acquires the lock, and keeps it until [Guard.Release]. Without a release it is extended until the process
-// ends.
+// Lock acquires the lock, and keeps it until [Guard.Release]. Without a release it is extended
+// until the process ends.
 //
-// If ctx ends before the answer, the request leaves the queue. Afterwards the end of ctx ends the guard's context,
-// but not the guard. To limit only the wait, use [Wait].
+// If ctx ends before the answer, the request leaves the queue. Afterwards the end of ctx ends the
+// guard's context, but not the guard. To limit only the wait, use [Wait].
 //
-// The error is a [*HeldError], a [*RefusedError] that says what is allowed, an [*UnavailableError], a
-// [*SetupError], or that of ctx.
+// The error is a [*HeldError], a [*RefusedError] that says what is allowed, an [*UnavailableError],
+// a [*SetupError], or that of ctx.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Guard, error) {
 	r := request{ttl: 30 * time.Second}
 	for _, option := range options {
@@ -92,12 +93,12 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Gua
 	return newGuard(ctx, c, name, r, lease, sent), nil
 }
 
-// WithLock runs work under the lock. A loss cancels the context of work, and [context.Cause] is then a
-// [*LostError]. The lock is released when work has ended, also by a panic.
+// WithLock runs work under the lock. A loss cancels the context of work, and [context.Cause] is
+// then a [*LostError]. The lock is released when work has ended, also by a panic.
 //
-// WithLock returns the error of work. If work ended after the loss, the error is a [*LostError] that also wraps the
-// error of work, even if work did not notice the loss. If the lock is not acquired, the errors are those of
-// [Client.Lock].
+// WithLock returns the error of work. If work ended after the loss, the error is a [*LostError]
+// that also wraps the error of work, even if work did not notice the loss. If the lock is not
+// acquired, the errors are those of [Client.Lock].
 func (c *Client) WithLock(
 	ctx context.Context, name string, work func(ctx context.Context, guard *Guard) error, options ...Option,
 ) error {
@@ -106,7 +107,8 @@ func (c *Client) WithLock(
 		return err
 	}
 	defer func() {
-		// The work was done under the lock, so a failed release is no error. The lock ends with its TTL.
+		// The work was done under the lock, so a failed release is no error. The lock ends with its
+		// TTL.
 		if err := guard.Release(context.WithoutCancel(ctx)); err != nil {
 			c.log.Warn("a lock was not released, and ends with its TTL", "name", name, "error", err)
 		}
@@ -142,8 +144,8 @@ func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease
 	return lease, sent, err
 }
 
-// releaseByKey releases the grants of unanswered requests with this key. Without an answer the lock ends with its
-// TTL.
+// releaseByKey releases the grants of unanswered requests with this key. Without an answer the lock
+// ends with its TTL.
 func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
 	_, _ = c.ask(ctx, question{
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
@@ -182,7 +184,8 @@ func (c *Client) granted(ctx context.Context, name string, r request, key string
 			if _, deadline := validity(lease, sent, r.ttl); !deadline.hasPassed() {
 				return lease, sent, nil
 			}
-			// The answer took longer than the lock lives. The next request extends the lock, or gets a new grant.
+			// The answer took longer than the lock lives. The next request extends the lock, or
+			// gets a new grant.
 		case !errors.As(err, &refused):
 			return lease, sent, err
 		case refused.Code == "invalid_wait" && longest > shortestTurn:
@@ -205,16 +208,18 @@ func (c *Client) granted(ctx context.Context, name string, r request, key string
 	return lease, 0, &UnavailableError{What: []string{"answers took longer than the lock lives"}}
 }
 
-// validity returns how long a lease may be trusted, and until when. sent is when the request was sent. Time on the
-// network counts against the validity. Time in the gateway does not, because the gateway computes the validity
-// afterwards. An answer with more than ttl, or with more elapsed time than has passed, is cut to these.
+// validity returns how long a lease may be trusted, and until when. sent is when the request was
+// sent. Time on the network counts against the validity. Time in the gateway does not, because the
+// gateway computes the validity afterwards. An answer with more than ttl, or with more elapsed time
+// than has passed, is cut to these.
 func validity(lease api.Lease, sent moment, ttl time.Duration) (time.Duration, moment) {
 	elapsed := min(milliseconds(int64(lease.ElapsedMs)), now().since(sent))
 	trusted := min(milliseconds(int64(lease.ValidityMs)), ttl)
 	return trusted, sent.add(elapsed + trusted)
 }
 
-// count converts to milliseconds. A value that does not fit is cut; the gateway refuses it as beyond its limits.
+// count converts to milliseconds. A value that does not fit is cut; the gateway refuses it as
+// beyond its limits.
 func count(d time.Duration) *int32 {
 	return pointerTo(int32(min(max(d.Milliseconds(), math.MinInt32), math.MaxInt32)))
 }

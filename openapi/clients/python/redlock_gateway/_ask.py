@@ -1,4 +1,4 @@
-"""Asks one of several gateways until one answers, and decides by the answer whether to ask again."""
+"""Asks one of several gateways until one answers, and decides whether to ask again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ log = logging.getLogger("redlock_gateway")
 # All times are in seconds.
 # The first and the longest pause between two rounds over all gateways.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-# How long an idle connection is kept, so that an extension needs no name server. A gateway keeps it for 75 s.
+# How long an idle connection is kept, so that an extension needs no name server. A gateway keeps it
+# for 75 s.
 _IDLE = 70.0
 # After this time without a connection the next gateway is asked.
 _CONNECT = 2.0
@@ -37,7 +38,8 @@ SHORTEST_TRY = 0.05
 # For requests that no lease waits for.
 ONE_TRY, ALL_TRIES = 2.0, 5.0
 
-# Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status, but no code.
+# Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status,
+# but no code.
 _LOSSES = {"lock_not_found", "not_holder", "max_hold_reached"}
 
 
@@ -53,9 +55,10 @@ class Grant:
     def deadline(self, sent: float, ttl: float) -> float:
         """Returns the moment until which the grant may be trusted.
 
-        ``sent`` is when the request was sent, ``ttl`` the TTL it asked for. Time on the network counts against the
-        validity. Time in the gateway does not, because the gateway computes the validity afterwards. An answer with
-        more than ``ttl`` or with more elapsed time than has passed is cut to these.
+        ``sent`` is when the request was sent, ``ttl`` the TTL it asked for. Time on the network
+        counts against the validity. Time in the gateway does not, because the gateway computes the
+        validity afterwards. An answer with more than ``ttl``, or with more elapsed time than has
+        passed, is cut to these.
         """
         return sent + min(self.elapsed, now() - sent) + min(self.validity, ttl)
 
@@ -85,7 +88,9 @@ def loss_of(problem: Problem) -> Loss:
 
 
 class Failure(Exception):
-    """A failed try. ``pause`` is the time before the next one, in seconds; None if it would be refused again."""
+    """A failed try. ``pause`` is the time before the next one, in seconds; None if it would be
+    refused again.
+    """
 
     def __init__(self, text: str, problem: Problem | None = None, pause: float | None = 0.0) -> None:
         super().__init__(text)
@@ -96,7 +101,8 @@ class Failure(Exception):
 def failure(response: httpx.Response) -> Failure:
     """Reads an answer that is no success, and whose body has arrived.
 
-    The body is read leniently: the generated code would reject a whole answer because of an unknown code.
+    The body is read leniently, because the generated code would reject a whole answer with an
+    unknown code.
     """
     status, url = response.status_code, str(response.request.url)
     try:
@@ -184,8 +190,8 @@ class Gateways:
     ) -> tuple[T, float]:
         """Asks one gateway after the other until one answers, with pauses.
 
-        Returns the answer, and when its request was sent. A gateway may execute a request twice, so it must be
-        idempotent. Raises Refused and Unavailable.
+        Returns the answer, and when its request was sent. A gateway may execute a request twice, so
+        it must be idempotent. Raises Refused and Unavailable.
         """
         pause = _FIRST_PAUSE
         while True:
@@ -207,7 +213,8 @@ class Gateways:
                     soonest = min(soonest, failed.pause or 0.0)
                     heard.append(str(failed))
                 except Exception as error:
-                    # After an error of a library below it is unknown whether the request was executed.
+                    # After an error of a library below it is unknown whether the request was
+                    # executed.
                     log.debug("asking the next gateway after %s: %r", self.urls[at], error)
                     soonest = 0.0
                     heard.append(f"{self.urls[at]}: {type(error).__name__}: {error}")

@@ -1,6 +1,7 @@
 """One thread with an event loop, which makes all requests of this process.
 
-A blocked event loop or a busy thread of the user must not lose a lock, so extensions do not depend on them.
+A blocked event loop or a busy thread of the user must not lose a lock, so extensions do not depend
+on them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ log = logging.getLogger("redlock_gateway")
 
 
 class Background:
-    """The background thread. It is a daemon: a process can end without it, and its locks then end with their TTL."""
+    """The background thread. It is a daemon: a process can end without it, and its locks then end
+    with their TTL.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -35,7 +38,8 @@ class Background:
 
     def _run(self) -> None:
         written_elsewhere()
-        # A SystemExit from one coroutine ends run_forever. The thread must go on, because it extends all locks.
+        # A SystemExit from one coroutine ends run_forever. The thread must go on, because it
+        # extends all locks.
         while not self.loop.is_closed():
             try:
                 self.loop.run_forever()
@@ -47,7 +51,9 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T], *, to_the_end: bool = False) -> T:
-        """Runs a coroutine and waits. An interruption cancels the coroutine, unless ``to_the_end`` is set."""
+        """Runs a coroutine and waits. An interruption cancels the coroutine, unless ``to_the_end``
+        is set.
+        """
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("this would wait for itself: it was called by the background thread itself")
@@ -67,7 +73,8 @@ class Background:
 
 _mutex = threading.Lock()
 _current: Background | None = None
-# Objects from before a fork share sockets and the epoll instance with the parent, so they must not be freed.
+# Objects from before a fork share sockets and the epoll instance with the parent, so they must not
+# be freed.
 left_behind: list[object] = []
 
 

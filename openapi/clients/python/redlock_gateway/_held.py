@@ -1,4 +1,6 @@
-"""The renewal of a lock. It runs in the background thread, except for the values that a guard reads."""
+"""The renewal of a lock. It runs in the background thread, except for the values that a guard
+reads.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,19 @@ from .errors import Loss, Refused, Unavailable
 
 log = logging.getLogger("redlock_gateway")
 
-# One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the lease; in seconds.
+# One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
+# lease; in seconds.
 _LONGEST_TRY = 5.0
 _SHARE_OF_A_TRY = 4
-# How long a release is tried, in seconds. Finished work does not wait longer; the lock then ends with its TTL.
+# How long a release is tried, in seconds. Finished work does not wait longer; the lock then ends
+# with its TTL.
 _LONGEST_RELEASE = 5.0
 
 
 async def release_until(gateways: Gateways, name: str, token: str, until: float) -> None:
-    """Releases a lock. A lock that is no longer held counts as released, because a repeated request may find that."""
+    """Releases a lock. A lock that is no longer held counts as released, because a repeated request
+    may find that.
+    """
     try:
         await gateways.ask(
             lambda api: release_lock.asyncio_detailed(name, client=api, lock_token=token),
@@ -39,7 +45,9 @@ async def release_until(gateways: Gateways, name: str, token: str, until: float)
 
 
 async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) -> None:
-    """Releases the grants of unanswered requests with this key. Without an answer the lock ends with its TTL."""
+    """Releases the grants of unanswered requests with this key. Without an answer the lock ends
+    with its TTL.
+    """
     with suppress(Refused, Unavailable):
         await gateways.ask(
             lambda api: release_lock.asyncio_detailed(name, client=api, idempotency_key=idempotency_key),
@@ -50,12 +58,15 @@ async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) ->
 
 
 class Held:
-    """The state of a renewal. It has no reference to the guard, so that a dropped guard can be freed."""
+    """The state of a renewal. It has no reference to the guard, so that a dropped guard can be
+    freed.
+    """
 
     def __init__(self, gateways: Gateways, name: str, granted: Grant, sent: float, ttl: float, margin: float) -> None:
         self.gateways, self.name, self.ttl, self.margin = gateways, name, ttl, margin
         self.token, self.fencing_token = granted.token, granted.fencing_token
-        # When the lease was last confirmed, and its deadline. Replaced as a whole, so readers need no mutex.
+        # When the lease was last confirmed, and its deadline. Replaced as a whole, so readers need
+        # no mutex.
         self.lease = (sent, granted.deadline(sent, ttl))
         self.extended = threading.Condition()
         self.extensions = 0
@@ -100,7 +111,8 @@ class Held:
                 except Refused as refused:
                     if is_loss(refused.problem):
                         return loss_of(refused.problem)
-                    # For example an expired key. The lock is ours until its deadline; the cause may be fixed by then.
+                    # For example an expired key. The lock is ours until its deadline; the cause may
+                    # be fixed by then.
                     heard, has_said = str(refused), True
                 except Unavailable as unavailable:
                     # Keep an answer of a gateway rather than a later timeout: it says more.
@@ -129,11 +141,13 @@ class Held:
         log.warning("the lock %r was lost: %s", self.name, loss)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
-        """Calls the callback in its own thread. It may block: other locks are extended meanwhile."""
+        """Calls the callback in its own thread. It may block without delaying other locks."""
         self.listen(lambda loss: _call(callback, loss))
 
     def listen(self, listener: Callable[[Loss], None]) -> None:
-        """Calls the listener in the background thread, or at once after a loss. It must neither block nor raise."""
+        """Calls the listener in the background thread, or at once after a loss. It must neither
+        block nor raise.
+        """
         with self._listening:
             loss = self.loss
             if loss is None:
@@ -146,7 +160,9 @@ class Held:
             self._listeners.remove(listener)
 
     def loss_now(self) -> Loss | None:
-        """Returns the loss, by the clock too. Takes no mutex, so it is right in a forked child and after a pause."""
+        """Returns the loss, by the clock too. Takes no mutex, so it is right in a forked child and
+        after a pause.
+        """
         if self.loss is None and self.lease[1] <= now():
             return Loss("unconfirmed", "its deadline has passed, and nothing has extended it")
         return self.loss
@@ -171,7 +187,8 @@ class Held:
             except Exception as error:
                 log.warning("the lock %r was not released, and ends with its TTL: %s", self.name, error)
 
-        # A garbage collection may call this anywhere, so it takes no mutex. A forked child has no part in the lock.
+        # A garbage collection may call this anywhere, so it takes no mutex. A forked child has no
+        # part in the lock.
         if not self.is_released and self.process == os.getpid():
             asyncio.run_coroutine_threadsafe(release(), self._loop)
 

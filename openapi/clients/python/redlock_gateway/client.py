@@ -27,8 +27,8 @@ from .guard import Guard
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# All times are in seconds.
-# A longer wait is split into several requests: many proxies end a request that is silent for half a minute.
+# All times are in seconds. A longer wait is split into several requests: many proxies end a request
+# that is silent for half a minute.
 _LONGEST_TURN = 20.0
 _SHORTEST_TURN = 0.1
 # The same with several gateways, so that a hanging one cannot use up the time.
@@ -44,7 +44,9 @@ _guard: ContextVar[Guard] = ContextVar("redlock_gateway.guard")
 
 
 def current_guard() -> Guard:
-    """Returns the guard of a function decorated with ``client.locked``. Raises LookupError elsewhere."""
+    """Returns the guard of a function decorated with ``client.locked``. Raises LookupError
+    elsewhere.
+    """
     return _guard.get()
 
 
@@ -65,8 +67,8 @@ class Client:
             url: One gateway or several. A path is kept: ``https://example.com/locks-of-team-a``.
             key: The API key.
             ssl_context: For https: your own authorities and client certificates.
-            longest_turn: How many seconds one request may wait for a lock; a longer wait is split into several
-                requests. By default 20, or 5 with several gateways.
+            longest_turn: How many seconds one request may wait for a lock; a longer wait is split
+                into several requests. By default 20, or 5 with several gateways.
 
         """
         urls = [_parsed(each) for each in ([url] if isinstance(url, str) else url)]
@@ -97,12 +99,13 @@ class Client:
         Args:
             name: 1 to 255 bytes of ``[A-Za-z0-9._:@/+~-]``.
             ttl: How many seconds the lock outlives its holder. It is extended at a third of that.
-            wait: How many seconds to wait while somebody else holds the lock; ``math.inf`` for no limit.
+            wait: How many seconds to wait while somebody else holds the lock; ``math.inf`` for no
+                limit.
             owner: A label for people, shown to anybody who asks for the holder.
             metadata: Stored beside the lock, for people.
-            margin: How many seconds before its deadline a lock that could not be extended counts as lost. Set it
-                to the time that your work needs to stop, less than half of the TTL. By default a tenth of the TTL, at
-                most 2.
+            margin: How many seconds before its deadline a lock that could not be extended counts
+                as lost. Set it to the time that your work needs to stop, less than half of the TTL.
+                By default a tenth of the TTL, at most 2.
 
         """
         return Lock(self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin)
@@ -117,7 +120,8 @@ class Client:
         metadata: Mapping[str, str] | None = None,
         margin: float | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorates a function or coroutine function: each call runs under the lock. Arguments are those of lock().
+        """Decorates a function or coroutine function: each call runs under the lock. Arguments are
+        those of lock().
 
         Inside the function ``current_guard()`` returns the guard. After a loss LockLost is raised instead of returning
         the result.
@@ -176,7 +180,9 @@ class Client:
         return status
 
     def close(self) -> None:
-        """Closes the connections. Release all guards first, because none can be extended afterwards."""
+        """Closes the connections. Release all guards first, because none can be extended
+        afterwards.
+        """
         background().run(self._gateways.close())
 
     async def aclose(self) -> None:
@@ -197,7 +203,9 @@ class Client:
 
 
 class Lock:
-    """A lock to acquire, made by ``client.lock``. It may be entered again, also by several threads at once."""
+    """A lock to acquire, made by ``client.lock``. It may be entered again, also by several threads
+    at once.
+    """
 
     def __init__(
         self,
@@ -226,7 +234,8 @@ class Lock:
             self._labels["owner"] = owner
         if metadata:
             self._labels["metadata"] = dict(metadata)
-        # The owner and guard of each open `with`. One lock may be open in several threads and tasks.
+        # The owner and guard of each open `with`. One lock may be open in several threads and
+        # tasks.
         self._open: list[tuple[object, Guard]] = []
         self._mutex = threading.Lock()
 
@@ -269,7 +278,8 @@ class Lock:
         who = _who()
         with self._mutex:
             mine = [at for at, (whose, _) in enumerate(self._open) if whose == who]
-            # Some frameworks leave in another task than they entered. With one open `with` it is clear which to close.
+            # Some frameworks leave in another task than they entered. With one open `with` it is
+            # clear which to close.
             if not mine and len(self._open) != 1:
                 raise RuntimeError("a lock was left by another task than had entered it: call client.lock for each")
             return self._open.pop(mine[-1] if mine else 0)[1]
@@ -317,7 +327,8 @@ class Lock:
                     pause = 1.0 if problem.retry_after is None else problem.retry_after
                     await asyncio.sleep(max(min(pause, end_of_wait - now()), 0.0))
                 continue
-            # The answer took longer than the lock lives. The next request extends the lock, or gets a new grant.
+            # The answer took longer than the lock lives. The next request extends the lock, or gets
+            # a new grant.
             if granted.deadline(sent, self._ttl) > now():
                 return Guard(Held(gateways, self._name, granted, sent, self._ttl, self._margin))
         raise Unavailable(["answers took longer than the lock lives"])

@@ -1,16 +1,21 @@
-"""The clock of deadlines. Nobody can set it, and where the platform allows it runs on while the machine sleeps."""
+"""The clock of deadlines. Nobody can set it, and where the platform allows it runs on while the
+machine sleeps.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-# Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length (seconds).
+# Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length
+# (seconds).
 _PIECE = 0.5
 
 
 def now() -> float:
-    """Returns seconds on the clock of :attr:`Guard.deadline`, which counts time in suspend where the platform can."""
+    """Returns seconds on the clock of :attr:`Guard.deadline`, which counts time in suspend where
+    the platform can.
+    """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()

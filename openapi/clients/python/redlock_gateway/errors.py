@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Problem:
-    """The body of an error answer (RFC 9457). Codes that this version does not know are kept as they are."""
+    """The body of an error answer (RFC 9457). Codes that this version does not know are kept as
+    they are.
+    """
 
     status: int
     """The HTTP status."""
@@ -35,9 +37,10 @@ class Loss:
 
     kind: Literal["gone", "taken", "max_hold", "unconfirmed", "released"]
     """
-    ``gone``: somebody released it, or it expired. ``taken``: somebody else holds it. ``max_hold``: it was held
-    for the longest time that is allowed. ``unconfirmed``: no gateway confirmed an extension, and the deadline is
-    near. ``released``: its own guard released it; only ``check()`` reports this, as it is no loss.
+    ``gone``: somebody released the lock, or it expired. ``taken``: somebody else holds it.
+    ``max_hold``: it was held for the longest time that is allowed. ``unconfirmed``: no gateway
+    confirmed an extension, and the deadline is near. ``released``: its own guard released it; only
+    ``check()`` reports this, as it is no loss.
     """
     detail: str
     """The kind in words, with the last answers."""
@@ -82,7 +85,7 @@ class Refused(RedlockError):
 
     @property
     def code(self) -> str:
-        """The kind of problem, for programs: ``invalid_ttl``, ``unauthenticated``, ``forbidden``, …"""
+        """The kind of problem: ``invalid_ttl``, ``unauthenticated``, ``forbidden``, …"""
         return self.problem.code
 
     @property
@@ -134,7 +137,7 @@ class Unavailable(RedlockError):
 
     @property
     def code(self) -> str | None:
-        """The code of the last answer: ``quorum_unavailable``, ``overloaded``, ``rate_limited``, …"""
+        """The last answer's code: ``quorum_unavailable``, ``overloaded``, ``rate_limited``, …"""
         return None if self.problem is None else self.problem.code
 
     @property

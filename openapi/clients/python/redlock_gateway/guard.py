@@ -21,7 +21,9 @@ log = logging.getLogger("redlock_gateway")
 
 
 class _Body:
-    """The body of an ``async with``, cancelled on a loss. It counts cancellations as asyncio.timeout does."""
+    """The body of an ``async with``, cancelled on a loss. It counts cancellations as
+    asyncio.timeout does.
+    """
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -53,9 +55,10 @@ class _Body:
 class Guard:
     """A held lock, extended at a third of its validity until it is released or lost.
 
-    ``with guard:`` and ``async with guard:`` release the lock at the end. After a loss the block raises LockLost, even
-    if the work succeeded. A loss cancels the body of an ``async with`` at once. A dropped guard is released in the
-    background. A guard cannot stop work that does not check it: give ``fencing_token`` to each resource you write to.
+    ``with guard:`` and ``async with guard:`` release the lock at the end. After a loss the block
+    raises LockLost, even if the work succeeded. A loss cancels the body of an ``async with`` at
+    once. A dropped guard is released in the background. A guard cannot stop work that does not
+    check it: give ``fencing_token`` to each resource you write to.
     """
 
     def __init__(self, held: Held) -> None:
@@ -89,7 +92,8 @@ class Guard:
 
     @property
     def deadline(self) -> float:
-        """The end of the validity on ``redlock_gateway.now()``. Until then the lock is ours, unless taken away.
+        """The end of the validity on ``redlock_gateway.now()``. Until then the lock is ours, unless
+        taken away.
 
         Each extension moves the deadline.
         """
@@ -119,7 +123,8 @@ class Guard:
             raise LockLost(loss)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
-        """Calls the callback once on a loss, in its own thread; at once if the lock is lost already.
+        """Calls the callback once on a loss, in its own thread; at once if the lock is lost
+        already.
 
         For example to end a child process: ``guard.on_lost(lambda _: process.terminate())``. Its exceptions are logged.
         """
@@ -145,7 +150,9 @@ class Guard:
             self._held.forget(tell)
 
     def wait_extended(self, timeout: float | None = None) -> bool:
-        """Waits for the next confirmed extension. Returns False on a loss, or after ``timeout`` seconds."""
+        """Waits for the next confirmed extension. Returns False on a loss, or after ``timeout``
+        seconds.
+        """
         held = self._held
         with held.extended:
             before = held.extensions
@@ -153,7 +160,8 @@ class Guard:
             return held.extensions > before
 
     def release(self) -> None:
-        """Releases the lock, trying for 5 s at most. Raises nothing if it is no longer held: call check() before.
+        """Releases the lock, trying for 5 s at most. Raises nothing if it is no longer held: call
+        check() before.
 
         Raises Unavailable if no gateway confirmed the release (the lock then ends with its TTL), and Refused.
         """
@@ -161,7 +169,9 @@ class Guard:
             background().run(self._held.release(), to_the_end=True)
 
     async def arelease(self) -> None:
-        """Does the same as release(), for asyncio. After a cancellation the release goes on in the background."""
+        """Does the same as release(), for asyncio. After a cancellation the release goes on in the
+        background.
+        """
         if self._held.process == os.getpid():
             await background().arun(self._held.release(), to_the_end=True)
 
@@ -196,7 +206,8 @@ class Guard:
         _raise_lost(loss, error, is_ours)
 
     def _not_released(self, why: Exception) -> None:
-        # The lock was ours until the work was done, so a failed release is no error. The lock ends with its TTL.
+        # The lock was ours until the work was done, so a failed release is no error. The lock ends
+        # with its TTL.
         log.warning("the lock %r was not released, and ends with its TTL: %s", self.name, why)
 
 

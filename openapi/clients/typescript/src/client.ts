@@ -5,7 +5,10 @@ import type { components } from "./generated/openapi.js";
 import { Guard, release } from "./guard.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 
-/** A longer wait is split into several requests: many proxies end a request that is silent for half a minute. */
+/**
+ * A longer wait is split into several requests: many proxies end a request that is silent for half
+ * a minute.
+ */
 const LONGEST_TURN = 20_000;
 const SHORTEST_TURN = 100;
 /** The same with several gateways, so that a hanging one cannot use up the time. */
@@ -24,26 +27,36 @@ export type LockList = components["schemas"]["LockList"];
 
 /** The gateways, and the API key. */
 export interface ClientOptions {
-  /** One gateway, or several over the same masters. A path is kept: `https://example.com/locks-of-team-a`. */
+  /**
+   * One gateway, or several over the same masters. A path is kept:
+   * `https://example.com/locks-of-team-a`.
+   */
   readonly url: string | readonly string[];
   /** The API key. */
   readonly key?: string | undefined;
   /**
-   * The longest wait of one request, in milliseconds: by default 20 s, or 5 s with several gateways. A longer wait is split
-   * into several requests. Set it below the gateway's maximum (25 s) and below the limit of a proxy in front.
+   * The longest wait of one request, in milliseconds: by default 20 s, or 5 s with several
+   * gateways. A longer wait is split into several requests. Set it below the gateway's maximum (25
+   * s) and below the limit of a proxy in front.
    */
   readonly maxTurnMs?: number | undefined;
-  /** Called for every loss, and for every lock that could not be released; for a log. Its exceptions are ignored. */
+  /**
+   * Called for every loss, and for every lock that could not be released; for a log. Its exceptions
+   * are ignored.
+   */
   readonly warn?: ((message: string, error: Error) => void) | undefined;
 }
 
 /** How to acquire a lock. */
 export interface LockOptions {
-  /** How long the lock outlives its holder, in milliseconds: by default 30000. The guard extends it long before. */
+  /**
+   * How long the lock outlives its holder, in milliseconds: by default 30000. The guard extends it
+   * long before.
+   */
   readonly ttlMs?: number | undefined;
   /**
-   * How long to wait for the lock while somebody else holds it, in milliseconds; `Infinity` is allowed. By default 0: `lock`
-   * rejects at once.
+   * How long to wait for the lock while somebody else holds it, in milliseconds; `Infinity` is
+   * allowed. By default 0: `lock` rejects at once.
    */
   readonly waitMs?: number | undefined;
   /** A label for people, shown to anybody who asks for the holder. */
@@ -51,15 +64,22 @@ export interface LockOptions {
   /** Stored beside the lock, for people. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
   /**
-   * How long before its deadline a lock that could not be extended counts as lost, in milliseconds. Set it to the time that
-   * your work needs to stop, less than half of the TTL. By default a tenth of the TTL, at most 2000.
+   * How long before its deadline a lock that could not be extended counts as lost, in milliseconds.
+   * Set it to the time that your work needs to stop, less than half of the TTL. By default a tenth
+   * of the TTL, at most 2000.
    */
   readonly marginMs?: number | undefined;
-  /** Ends the wait: the request leaves the queue, and the signal's reason is thrown. A held lock is not affected. */
+  /**
+   * Ends the wait: the request leaves the queue, and the signal's reason is thrown. A held lock is
+   * not affected.
+   */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** The work under a lock. `signal` is aborted when the lock is lost; its reason is a `LockLostError`. */
+/**
+ * The work under a lock. `signal` is aborted when the lock is lost; its reason is a
+ * `LockLostError`.
+ */
 export type Work<T> = (signal: AbortSignal, guard: Guard) => T | PromiseLike<T>;
 
 /** A client of one or several gateways over the same masters. */
@@ -105,8 +125,9 @@ export class Client {
   }
 
   /**
-   * Does the work under a lock, and releases the lock. Work stops only if it observes its signal; `withLock` waits for its end
-   * in any case. If the work ended after a loss, the loss is thrown instead of the result, with an error of the work as the cause.
+   * Does the work under a lock, and releases the lock. Work stops only if it observes its signal;
+   * `withLock` waits for its end in any case. If the work ended after a loss, the loss is thrown
+   * instead of the result, with an error of the work as the cause.
    *
    * @throws {LockLostError} if the lock was lost before the work ended.
    * @throws the errors of {@link Client.lock} and of the work.
@@ -220,7 +241,8 @@ export class Client {
         if (now() < deadline) {
           return { lease: answer, sent, deadline };
         }
-        // The answer took longer than the lock lives. The next request extends the lock, or gets a new grant.
+        // The answer took longer than the lock lives. The next request extends the lock, or gets a
+        // new grant.
       } catch (error) {
         if (!(error instanceof RefusedError)) {
           throw error;

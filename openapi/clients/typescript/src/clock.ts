@@ -1,10 +1,14 @@
-// The clock of deadlines. On Linux performance.now() and timers stand still while the machine sleeps (CLOCK_MONOTONIC). Two
-// clocks run on: the wall clock, which somebody may set back meanwhile, and the machine's uptime (CLOCK_BOOTTIME). The uptime is
-// coarse, and needs Linux and a Node.js with process.getBuiltinModule. So every jump of one of them ahead of performance.now()
-// counts as time that has passed, and after a suspend a lock is known to be lost. Setting the wall clock ahead loses locks, but
-// never keeps one that has expired.
+// The clock of deadlines. On Linux performance.now() and timers stand still while the machine
+// sleeps (CLOCK_MONOTONIC). Two clocks run on: the wall clock, which somebody may set back
+// meanwhile, and the machine's uptime (CLOCK_BOOTTIME). The uptime is coarse, and needs Linux and a
+// Node.js with process.getBuiltinModule. So every jump of one of them ahead of performance.now()
+// counts as time that has passed, and after a suspend a lock is known to be lost. Setting the wall
+// clock ahead loses locks, but never keeps one that has expired.
 
-/** A clock that runs on while the machine sleeps, in milliseconds. Jumps below its noise add up until they exceed it. */
+/**
+ * A clock that runs on while the machine sleeps, in milliseconds. Jumps below its noise add up
+ * until they exceed it.
+ */
 interface Sleepless {
   read: () => number;
   noise: number;
@@ -19,7 +23,10 @@ interface MaybeNode {
 
 /** Longest time between two readings in milliseconds; a longer pause would look like a jump. */
 const PAUSE = 25;
-/** Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length, in milliseconds. */
+/**
+ * Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length,
+ * in milliseconds.
+ */
 const PIECE = 500;
 
 const sleepless: Sleepless[] = [{ read: () => Date.now(), noise: 50, offset: Infinity }];
@@ -32,14 +39,15 @@ if (os !== undefined) {
 let skipped = 0;
 
 /**
- * Returns milliseconds on the clock of deadlines: `performance.now()` plus all jumps of the wall clock or the machine's uptime
- * ahead of it. Only differences are meaningful.
+ * Returns milliseconds on the clock of deadlines: `performance.now()` plus all jumps of the wall
+ * clock or the machine's uptime ahead of it. Only differences are meaningful.
  */
 export function now(): number {
   const before = performance.now();
   const readings = sleepless.map((clock) => clock.read());
   const monotonic = performance.now();
-  // A pause between the readings would look like a jump back, and the next reading like a jump ahead.
+  // A pause between the readings would look like a jump back, and the next reading like a jump
+  // ahead.
   if (monotonic - before < PAUSE) {
     const seen = sleepless.map((clock, at) => ({ clock, offset: readings[at]! - monotonic }));
     const jumps = seen.map(({ clock, offset }) => (offset > clock.offset + clock.noise ? offset - clock.offset : 0));
@@ -53,7 +61,10 @@ export function now(): number {
   return monotonic + skipped;
 }
 
-/** Resolves at the moment, also if the machine sleeps meanwhile, or at once when the signal is aborted. */
+/**
+ * Resolves at the moment, also if the machine sleeps meanwhile, or at once when the signal is
+ * aborted.
+ */
 export async function reached(moment: number, signal?: AbortSignal, keepsAlive = true): Promise<void> {
   for (let left = moment - now(); left > 0 && !signal?.aborted; left = moment - now()) {
     await pause(Math.min(left, PIECE), signal, keepsAlive);

@@ -31,7 +31,10 @@ export class SetupError extends RedlockError {
   override readonly name = "SetupError";
 }
 
-/** A gateway refuses the request; a repetition would be refused too. The message says what is allowed. */
+/**
+ * A gateway refuses the request; a repetition would be refused too. The message says what is
+ * allowed.
+ */
 export class RefusedError extends RedlockError {
   override readonly name: string = "RefusedError";
   /** The whole answer. */
@@ -114,7 +117,10 @@ export class UnavailableError extends RedlockError {
  */
 export type LossKind = "gone" | "taken" | "max_hold" | "unconfirmed";
 
-/** The lock was lost. The reason of `guard.signal`, and the error of `withLock` if work ended after the loss. */
+/**
+ * The lock was lost. The reason of `guard.signal`, and the error of `withLock` if work ended after
+ * the loss.
+ */
 export class LockLostError extends RedlockError {
   override readonly name = "LockLostError";
   /** The lock's name. */
@@ -136,8 +142,8 @@ export class LockLostError extends RedlockError {
   }
 
   /**
-   * Finds the loss in a caught error, if there is one. If the block of an `await using` threw too, JavaScript makes one
-   * `SuppressedError` of both errors.
+   * Finds the loss in a caught error, if there is one. If the block of an `await using` threw too,
+   * JavaScript makes one `SuppressedError` of both errors.
    */
   static in(caught: unknown): LockLostError | undefined {
     if (caught instanceof LockLostError) {

@@ -9,7 +9,10 @@ import type { paths } from "./generated/openapi.js";
 /** The first and the longest pause between two rounds over all gateways, in milliseconds. */
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2_000;
-/** With less time no answer can be expected, and earlier answers say more than a missing one. In milliseconds. */
+/**
+ * With less time no answer can be expected, and earlier answers say more than a missing one. In
+ * milliseconds.
+ */
 export const SHORTEST_TRY = 50;
 /** Limits of requests that no lease waits for, in milliseconds. */
 export const ONE_TRY = 2_000;
@@ -71,8 +74,9 @@ export class Gateways {
   }
 
   /**
-   * Asks one gateway after the other until one answers, with pauses. Returns the answer, and when its request was sent. A
-   * gateway may execute a request twice, so it must be idempotent. `read` throws if an answer is unusable.
+   * Asks one gateway after the other until one answers, with pauses. Returns the answer, and when
+   * its request was sent. A gateway may execute a request twice, so it must be idempotent. `read`
+   * throws if an answer is unusable.
    */
   async ask<T>(
     send: (to: Try) => Promise<Answer>,
@@ -167,7 +171,8 @@ async function attempt<T>(
   let isLate = false;
   const over = now() + limit;
   void reached(over, request.signal).then(async () => {
-    // After a blocked event loop timers run first: an answer that has arrived meanwhile is read in the next turn of the loop.
+    // After a blocked event loop timers run first: an answer that has arrived meanwhile is read in
+    // the next turn of the loop.
     if (now() > over + LATE) {
       await reached(now() + LATE, request.signal);
     }
@@ -228,7 +233,10 @@ function isProblem(body: unknown): body is Problem {
   return typeof code === "string" && typeof detail === "string";
 }
 
-/** Returns whether a repeated request may succeed. The next gateway may not have this one's defect (500). */
+/**
+ * Returns whether a repeated request may succeed. The next gateway may not have this one's defect
+ * (500).
+ */
 function mayPass(status: number): boolean {
   return [408, 429, 500, 502, 503, 504].includes(status);
 }

@@ -6,16 +6,22 @@ import { type Gateways, ONE_TRY, pathOf, SHORTEST_TRY } from "./gateways.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 
 /**
- * One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the lease, and at most this, in
- * milliseconds.
+ * One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
+ * lease, and at most this, in milliseconds.
  */
 const LONGEST_TRY = 5_000;
 const SHARE_OF_A_TRY = 4;
 
-/** How long a release is tried, in milliseconds. Finished work does not wait longer; the lock then ends with its TTL. */
+/**
+ * How long a release is tried, in milliseconds. Finished work does not wait longer; the lock then
+ * ends with its TTL.
+ */
 const LONGEST_RELEASE = 5_000;
 
-/** Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status, but no code. */
+/**
+ * Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status,
+ * but no code.
+ */
 const LOSSES: readonly string[] = ["lock_not_found", "not_holder", "max_hold_reached"];
 
 /** @internal */
@@ -31,18 +37,22 @@ export interface Held {
 }
 
 /**
- * A held lock, extended in the background, whose loss is reported. `await using` releases it at the end of the block. A guard
- * does not keep a process alive.
+ * A held lock, extended in the background, whose loss is reported. `await using` releases it at the
+ * end of the block. A guard does not keep a process alive.
  */
 export class Guard implements AsyncDisposable {
   /** The lock's name. */
   readonly name: string;
   /**
-   * A number larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the
-   * resource refuse smaller ones: `UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1`.
+   * A number larger than that of every earlier grant of this lock. Give it to the resource with
+   * every write, and let the resource refuse smaller ones: `UPDATE … SET …, fence = $1 WHERE id =
+   * $2 AND fence <= $1`.
    */
   readonly fencingToken: number;
-  /** Aborted on a loss, at the latest the margin before the deadline. Its reason is the {@link LockLostError}. */
+  /**
+   * Aborted on a loss, at the latest the margin before the deadline. Its reason is the {@link
+   * LockLostError}.
+   */
   readonly signal: AbortSignal;
   /** Resolves with the loss. It stays pending if the lock is released before. */
   readonly lost: Promise<LockLostError>;
@@ -76,7 +86,10 @@ export class Guard implements AsyncDisposable {
     return this.#held.lease.token;
   }
 
-  /** Until when the lock is ours, on the clock of {@link now}, in milliseconds. Each extension moves it. */
+  /**
+   * Until when the lock is ours, on the clock of {@link now}, in milliseconds. Each extension moves
+   * it.
+   */
   get deadline(): number {
     return this.#deadline;
   }
@@ -92,7 +105,8 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Throws unless the lock is ours at this moment. Compares the clock too, so it is right after a blocked event loop.
+   * Throws unless the lock is ours at this moment. Compares the clock too, so it is right after a
+   * blocked event loop.
    *
    * @throws {LockLostError} if the lock was lost.
    * @throws {SetupError} if the lock was released.
@@ -114,10 +128,11 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Releases the lock, trying for 5 s at most. Throws nothing if the lock was lost before or is no longer held; call
-   * {@link Guard.check} before. A second call returns the promise of the first.
+   * Releases the lock, trying for 5 s at most. Throws nothing if the lock was lost before or is no
+   * longer held; call {@link Guard.check} before. A second call returns the promise of the first.
    *
-   * @throws {UnavailableError} if no gateway confirmed the release: then the lock ends with its TTL.
+   * @throws {UnavailableError} if no gateway confirmed the release: then the lock ends with its
+   * TTL.
    * @throws {RefusedError} if the gateway refuses the release.
    */
   release(): Promise<void> {
@@ -136,9 +151,11 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Releases the lock. A release without confirmation is no error, because the work was done while the lock was ours.
+   * Releases the lock. A release without confirmation is no error, because the work was done while
+   * the lock was ours.
    *
-   * @throws {LockLostError} if the lock was lost before, unless {@link Guard.check} has thrown the loss already.
+   * @throws {LockLostError} if the lock was lost before, unless {@link Guard.check} has thrown the
+   * loss already.
    */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.ended();
@@ -148,7 +165,8 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Releases after the work has ended, and returns the loss, if any. After a loss the release runs in the background.
+   * Releases after the work has ended, and returns the loss, if any. After a loss the release runs
+   * in the background.
    *
    * @internal
    */
@@ -177,7 +195,10 @@ export class Guard implements AsyncDisposable {
     this.#warn("a lock was lost", loss);
   }
 
-  /** Called after all other notifications. An exception of the log, now or later, must not reach the caller. */
+  /**
+   * Called after all other notifications. An exception of the log, now or later, must not reach the
+   * caller.
+   */
   #warn(message: string, error: Error): void {
     void new Promise<unknown>((resolve) => resolve(this.#held.warn?.(message, error))).catch(() => {});
   }
@@ -210,7 +231,8 @@ export class Guard implements AsyncDisposable {
             this.#lose(LockLostError.told(name, error.problem));
             return;
           }
-          // For example an expired key. The lock is ours until its deadline; the cause may be fixed by then.
+          // For example an expired key. The lock is ours until its deadline; the cause may be fixed
+          // by then.
           heard = error instanceof UnavailableError ? error.heard : [String((error as Error).message)];
           await reached(now() + Math.min((givenUp - now()) / 8, LONGEST_TRY), stop, false);
         }
@@ -247,8 +269,9 @@ function deferred(): Deferred {
 }
 
 /**
- * Releases by the token, or by the key of a request whose answer never arrived. Throws nothing if the lock is no longer held,
- * because a repeated request may find that the first one has released it.
+ * Releases by the token, or by the key of a request whose answer never arrived. Throws nothing if
+ * the lock is no longer held, because a repeated request may find that the first one has released
+ * it.
  *
  * @internal
  */

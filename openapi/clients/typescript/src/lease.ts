@@ -25,9 +25,10 @@ export function granted(data: unknown): Granted {
 }
 
 /**
- * Returns the moment until which a lease may be trusted. `sent` is when the request was sent, `ttl` the TTL it asked for.
- * Time on the network counts against the validity. Time in the gateway does not, because the gateway computes the validity
- * afterwards. An answer with more than `ttl`, or with more elapsed time than has passed, is cut to these.
+ * Returns the moment until which a lease may be trusted. `sent` is when the request was sent, `ttl`
+ * the TTL it asked for. Time on the network counts against the validity. Time in the gateway does
+ * not, because the gateway computes the validity afterwards. An answer with more than `ttl`, or
+ * with more elapsed time than has passed, is cut to these.
  */
 export function deadlineOf({ elapsed, validity }: Granted, sent: number, ttl: number): number {
   return sent + Math.min(elapsed, now() - sent) + Math.min(validity, ttl);
