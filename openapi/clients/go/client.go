@@ -92,7 +92,7 @@ func New(config Config) (*Client, error) {
 	doer.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	key := strings.TrimSpace(config.Key)
 	if strings.ContainsFunc(key, func(char rune) bool { return char <= ' ' || char > '~' }) {
-		return nil, &SetupError{"the API key has characters that cannot stand in a header"}
+		return nil, &SetupError{"the API key has characters that a header cannot contain"}
 	}
 	for _, text := range config.URLs {
 		if err := checkURL(text); err != nil {
@@ -143,7 +143,7 @@ func checkURL(text string) error {
 	case parsed.Scheme != "http" && parsed.Scheme != "https" || parsed.Host == "":
 		return refused("it has to begin with http:// or https://, and name a host")
 	case parsed.User != nil || parsed.RawQuery != "" || parsed.ForceQuery || parsed.Fragment != "":
-		return refused("nothing but scheme, host, port and path belongs there; a key goes into Config.Key")
+		return refused("only scheme, host, port and path are allowed; an API key goes into Config.Key")
 	}
 	return nil
 }
@@ -238,16 +238,16 @@ func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit
 	}
 	if q.answer == nil {
 		if response.StatusCode != http.StatusNoContent {
-			return unclear("answered %s, which no gateway does", response.Status)
+			return unclear("answered %s, as no gateway does", response.Status)
 		}
 		return nil
 	}
 	*q.answer = api.Lease{}
 	if err := json.Unmarshal(body, q.answer); err != nil {
-		return unclear("answered %s, and no lease: %v", response.Status, err)
+		return unclear("answered %s, without a lease: %v", response.Status, err)
 	}
 	if !isToken(q.answer.Token) {
-		return unclear("answered %s, and a token that is none", response.Status)
+		return unclear("answered %s, with a malformed token", response.Status)
 	}
 	return nil
 }
@@ -276,7 +276,7 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 	problem := &Problem{
 		Status: response.StatusCode,
 		Code:   "not_a_gateway",
-		Detail: fmt.Sprintf("%s answered %s, and not in the words of a gateway", server, response.Status),
+		Detail: fmt.Sprintf("%s answered %s, but not as a gateway does", server, response.Status),
 	}
 	if problem.mayPass() {
 		seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))

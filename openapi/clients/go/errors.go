@@ -114,7 +114,7 @@ func (e *LostError) Error() string {
 	why := map[LossReason]string{
 		Gone:        "it was released by somebody else or has expired",
 		Taken:       label(e.Holder) + " holds it",
-		MaxHold:     "it was held for as long as it may be",
+		MaxHold:     "it was held for the longest time that is allowed",
 		Unconfirmed: "no gateway has confirmed an extension before its deadline",
 	}[e.Reason]
 	return fmt.Sprintf("the lock %q was lost: %s (%s)", e.Name, why, e.Detail)

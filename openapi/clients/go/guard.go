@@ -132,7 +132,7 @@ func (g *Guard) Check() error {
 	case g.isReleased:
 		return ErrReleased
 	case g.deadline.hasPassed():
-		return &LostError{Name: g.name, Reason: Unconfirmed, Detail: "nothing has run since"}
+		return &LostError{Name: g.name, Reason: Unconfirmed, Detail: "no code ran until the deadline had passed"}
 	}
 	return nil
 }

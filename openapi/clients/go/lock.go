@@ -79,12 +79,12 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Gua
 	}
 	// Such a name would change the path of the URL, and the gateway could not refuse it.
 	if name == "" || name == "." || name == ".." {
-		return nil, &SetupError{fmt.Sprintf("%q is no name of a lock: paths of URLs end there", name)}
+		return nil, &SetupError{fmt.Sprintf("%q is no name of a lock: it would change the path of the URL", name)}
 	}
 	if !r.hasMargin {
 		r.margin = min(r.ttl/10, longestMargin)
 	} else if r.margin < 0 || r.margin >= r.ttl-r.margin {
-		return nil, &SetupError{fmt.Sprintf("the margin of %v has to be 0 or more, and less than half of the TTL of %v", r.margin, r.ttl)}
+		return nil, &SetupError{fmt.Sprintf("the margin is %v; it has to be 0 or more, and less than half of the TTL of %v", r.margin, r.ttl)}
 	}
 	lease, sent, err := c.acquire(ctx, name, r)
 	if err != nil {

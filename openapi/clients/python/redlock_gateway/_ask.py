@@ -69,7 +69,7 @@ def grant(answer: object) -> Grant:
         raise ValueError("a lease was expected")
     token, fencing_token = answer.token, int(answer.fencing_token)
     if not (token.isascii() and token.replace(".", "").isalnum()):
-        raise ValueError("its token is none")
+        raise ValueError("its token is malformed")
     return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000)
 
 
@@ -83,7 +83,7 @@ def loss_of(problem: Problem) -> Loss:
     if problem.status == 404:
         return Loss("gone", f"it was released by somebody else or has expired ({problem.detail})")
     if problem.code == "max_hold_reached":
-        return Loss("max_hold", f"it was held for as long as it may be ({problem.detail})")
+        return Loss("max_hold", f"it was held for the longest time that is allowed ({problem.detail})")
     return Loss("taken", f"{problem.holder or 'somebody else'} holds it", problem.holder)
 
 
@@ -123,7 +123,7 @@ def failure(response: httpx.Response) -> Failure:
         # The next gateway may not have this one's defect.
         return Failure(str(problem), problem, (problem.retry_after or 0.0) if is_retryable else None)
     # A proxy's own page. Some proxies send Retry-After.
-    detail = f"{url} answered {status}, and not in the words of a gateway"
+    detail = f"{url} answered {status}, but not as a gateway does"
     if not is_retryable or status == 500:
         return Failure(detail, Problem(status, "not_a_gateway", detail), 0.0 if is_retryable else None)
     after = response.headers.get("Retry-After", "")

@@ -44,7 +44,7 @@ class Background:
             try:
                 self.loop.run_forever()
             except BaseException:
-                log.exception("the background thread goes on after this")
+                log.exception("the background thread continues after this error")
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts a coroutine in the thread."""
@@ -56,7 +56,7 @@ class Background:
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("this would wait for itself: it was called by the background thread itself")
+            raise RuntimeError("the background thread cannot wait for itself")
         future = self.start(work)
         try:
             return future.result()

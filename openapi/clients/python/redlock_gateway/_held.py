@@ -164,7 +164,7 @@ class Held:
         after a pause.
         """
         if self.loss is None and self.lease[1] <= now():
-            return Loss("unconfirmed", "its deadline has passed, and nothing has extended it")
+            return Loss("unconfirmed", "its deadline has passed without an extension")
         return self.loss
 
     async def release(self) -> None:

@@ -77,7 +77,7 @@ class Client:
         if key is not None:
             key = key.strip()
             if not key or not all("!" <= character <= "~" for character in key):
-                raise SetupError("the API key cannot stand in a header")
+                raise SetupError("the API key has characters that a header cannot contain")
         if ssl_context is None and any(each.startswith("https:") for each in urls):
             ssl_context = ssl.create_default_context()
         self._gateways = Gateways(urls, key, ssl_context)
@@ -222,12 +222,12 @@ class Lock:
         self._gateways, self._longest_turn, self._name = gateways, longest_turn, name
         self._ttl = _span("ttl", ttl)
         if math.isnan(wait) or wait < 0:
-            raise SetupError(f"a wait of {wait} s cannot be")
+            raise SetupError(f"wait is {wait} s; it has to be 0 or more")
         self._wait = wait
         self._margin = min(ttl / 10, _LONGEST_MARGIN) if margin is None else margin
         if not 0 <= self._margin < ttl / 2:
             raise SetupError(
-                f"a margin of {self._margin} s has to be 0 or more, and less than half of the ttl of {ttl} s"
+                f"margin is {self._margin} s and has to be 0 or more, and less than half of the ttl of {ttl} s"
             )
         self._labels: dict[str, Any] = {}
         if owner is not None:
@@ -281,7 +281,7 @@ class Lock:
             # Some frameworks leave in another task than they entered. With one open `with` it is
             # clear which to close.
             if not mine and len(self._open) != 1:
-                raise RuntimeError("a lock was left by another task than had entered it: call client.lock for each")
+                raise RuntimeError("a lock was left by a task that had not entered it: call client.lock in each task")
             return self._open.pop(mine[-1] if mine else 0)[1]
 
     async def _acquire(self) -> Guard:
@@ -344,14 +344,14 @@ def _who() -> object:
 
 def _span(what: str, seconds: float) -> float:
     if not math.isfinite(seconds) or seconds <= 0:
-        raise SetupError(f"a {what} of {seconds} s cannot be")
+        raise SetupError(f"{what} is {seconds} s; it has to be finite and more than 0")
     return seconds
 
 
 def _named(name: str) -> None:
     # Such a name would change the path of the URL. The gateway checks all other names.
     if name in ("", ".", ".."):
-        raise SetupError(f"{name!r} is no name of a lock: paths of URLs end there")
+        raise SetupError(f"{name!r} is no name of a lock: it would change the path of the URL")
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -369,5 +369,5 @@ def _parsed(url: str) -> str:
     if parts.scheme not in ("http", "https") or not host:
         raise SetupError(f"{shown!r} is no URL of a gateway: it has to begin with http:// or https://, and name a host")
     if parts.query or parts.fragment or "@" in parts.netloc:
-        raise SetupError(f"{shown!r} is no URL of a gateway: nothing but scheme, host, port and path belongs there")
+        raise SetupError(f"{shown!r} is no URL of a gateway: only scheme, host, port and path are allowed")
     return url.rstrip("/")

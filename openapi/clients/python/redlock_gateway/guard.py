@@ -133,21 +133,21 @@ class Guard:
     async def wait_lost(self) -> Loss:
         """Waits for the loss, and returns it."""
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[Loss] = loop.create_future()
+        lost: asyncio.Future[Loss] = loop.create_future()
 
         def resolve(loss: Loss) -> None:
-            if not told.done():
-                told.set_result(loss)
+            if not lost.done():
+                lost.set_result(loss)
 
-        def tell(loss: Loss) -> None:
+        def notify(loss: Loss) -> None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(resolve, loss)
 
-        self._held.listen(tell)
+        self._held.listen(notify)
         try:
-            return await told
+            return await lost
         finally:
-            self._held.forget(tell)
+            self._held.forget(notify)
 
     def wait_extended(self, timeout: float | None = None) -> bool:
         """Waits for the next confirmed extension. Returns False on a loss, or after ``timeout``

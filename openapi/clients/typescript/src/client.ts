@@ -273,7 +273,7 @@ function milliseconds(option: string, value: number, least: number): number {
 
 function body<T>(data: unknown): T {
   if (typeof data !== "object" || data === null) {
-    throw new Error("there is no answer in it");
+    throw new Error("the answer has no body");
   }
   return data as T;
 }

@@ -167,12 +167,12 @@ export class LockLostError extends RedlockError {
   }
 
   /** @internal */
-  static told(lock: string, { code, detail, holder }: Problem): LockLostError {
+  static fromProblem(lock: string, { code, detail, holder }: Problem): LockLostError {
     switch (code) {
       case "lock_not_found":
         return new LockLostError(lock, "gone", `it was released by somebody else or has expired (${detail})`);
       case "max_hold_reached":
-        return new LockLostError(lock, "max_hold", `it was held for as long as it may be (${detail})`);
+        return new LockLostError(lock, "max_hold", `it was held for the longest time that is allowed (${detail})`);
       default:
         return new LockLostError(lock, "taken", `${holder ?? "somebody else"} holds it`, holder);
     }

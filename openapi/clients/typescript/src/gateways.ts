@@ -62,7 +62,7 @@ export class Gateways {
       try {
         new Headers(headers);
       } catch {
-        throw new SetupError("the API key cannot stand in a header");
+        throw new SetupError("the API key has characters that a header cannot contain");
       }
     }
     // A redirect would send the token to another host.
@@ -129,12 +129,12 @@ export class Gateways {
 /** A name as part of a path. Other characters are encoded, and the gateway checks them. */
 export function pathOf(name: string): { name: string } {
   if (name === "" || name === "." || name === "..") {
-    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: paths of URLs end there`);
+    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: it would change the path of the URL`);
   }
   try {
     encodeURIComponent(name);
   } catch {
-    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: half of a character is in it`);
+    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: it contains half of a character`);
   }
   return { name };
 }
@@ -153,7 +153,7 @@ function parsed(text: string): string {
     throw refused("it has to begin with http:// or https://, and name a host");
   }
   if (url.search !== "" || url.hash !== "" || url.username !== "" || url.password !== "") {
-    throw refused("nothing but scheme, host, port and path belongs there; a key is an option of its own");
+    throw refused("only scheme, host, port and path are allowed; use the option key for an API key");
   }
   return url.href.replace(/\/+$/, "");
 }
@@ -218,7 +218,7 @@ function failure(url: string, response: Response, body: unknown): Failure {
     return { problem: { ...body, status } };
   }
   // A proxy's own page. Some proxies send Retry-After.
-  const detail = `${url} answered ${status}, and not in the words of a gateway`;
+  const detail = `${url} answered ${status}, but not as a gateway does`;
   if (!mayPass(status)) {
     return { problem: { status, code: "not_a_gateway", detail } };
   }

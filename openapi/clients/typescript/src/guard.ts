@@ -180,7 +180,7 @@ export class Guard implements AsyncDisposable {
 
   #lossByNow(): LockLostError | undefined {
     if (this.loss === undefined && this.#release === undefined && now() >= this.#deadline) {
-      this.#lose(LockLostError.unconfirmed(this.name, ["nothing has run since"]));
+      this.#lose(LockLostError.unconfirmed(this.name, ["no code ran until the deadline had passed"]));
     }
     return this.loss;
   }
@@ -228,7 +228,7 @@ export class Guard implements AsyncDisposable {
           isConfirmed = true;
         } catch (error) {
           if (error instanceof RefusedError && LOSSES.includes(error.code)) {
-            this.#lose(LockLostError.told(name, error.problem));
+            this.#lose(LockLostError.fromProblem(name, error.problem));
             return;
           }
           // For example an expired key. The lock is ours until its deadline; the cause may be fixed

@@ -13,12 +13,12 @@ export interface Granted {
 export function granted(data: unknown): Granted {
   const { token, fencing_token, validity_ms, elapsed_ms } = (data ?? {}) as Record<string, unknown>;
   if (typeof token !== "string" || !/^[A-Za-z0-9.]+$/.test(token)) {
-    throw new Error("there is no token in it");
+    throw new Error("the answer has no token");
   }
   const lease = { token, fencingToken: fencing_token, validity: validity_ms, elapsed: elapsed_ms };
   for (const number of [lease.fencingToken, lease.validity, lease.elapsed]) {
     if (!Number.isSafeInteger(number) || (number as number) < 0) {
-      throw new Error("there is no lease in it");
+      throw new Error("the answer has no lease");
     }
   }
   return lease as Granted;
