@@ -93,8 +93,9 @@ func (g *Guard) Token() string {
 }
 
 // FencingToken returns a number larger than that of every earlier grant of this lock; below 2^53.
-// Give it to the resource with every write, and let the resource refuse smaller tokens: UPDATE …
-// SET …, fence = $1 WHERE id = $2 AND fence <= $1.
+// Give it to the resource with every write, and let the resource refuse smaller tokens:
+//
+//	UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1
 func (g *Guard) FencingToken() int64 {
 	return g.fencingToken
 }
