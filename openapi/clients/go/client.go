@@ -20,47 +20,52 @@ import (
 )
 
 const (
-	// Between two rounds over all gateways: the first pause, and the longest.
+	// The first and the longest pause between two rounds over all gateways.
 	firstPause   = 50 * time.Millisecond
 	longestPause = 2 * time.Second
-	// A gateway that cannot even be connected to is left for the next one.
+	// After this time without a connection the next gateway is asked.
 	connectLimit = 2 * time.Second
-	// How long an idle connection is kept. An extension that reuses it needs no name server. A gateway keeps it for 75 s.
+	// How long an idle connection is kept. An extension that reuses it needs no name server. A
+	// gateway keeps it for 75 s.
 	idleLimit = 70 * time.Second
-	// With less time an answer is not to be expected, and what was heard before tells more than its absence.
+	// With less time no answer can be expected, and earlier answers say more than a missing one.
 	shortestTry = 50 * time.Millisecond
-	// Of an answer; none of a gateway's comes near.
-	mostBytes = 1 << 20
+	// The largest answer in bytes. Those of a gateway are far smaller.
+	maxBytes = 1 << 20
 )
 
-// Config says where the gateways are, and how to be known there.
+// Config names the gateways and the API key.
 type Config struct {
-	// URLs of one or several gateways over the same masters: "http://127.0.0.1:8080". A path is kept.
+	// URLs of one or several gateways over the same masters: "http://127.0.0.1:8080". A path is
+	// kept.
 	URLs []string
 	// Key is the API key; empty for gateways without keys.
 	Key string
-	// HTTPClient is for TLS settings and the like; redirects are never followed. Its Timeout has to be 0 or longer than a wait.
-	// Nil is a client without a proxy of the environment, and without HTTP/2.
+	// HTTPClient is for TLS settings and the like; redirects are never followed. Its Timeout must
+	// be 0 or longer than a wait. Nil is a client without a proxy from the environment, and without
+	// HTTP/2.
 	HTTPClient *http.Client
-	// Turn is the longest wait that one request asks for: below what proxies in front of the gateways allow. 0 is 20 s, or 5 s
-	// where there are several gateways, so that one that hangs does not have all the time.
+	// Turn is the longest wait of one request. Set it below the limits of proxies in front of the
+	// gateways. 0 is 20 s, or 5 s with several gateways, so that a hanging one cannot use up the
+	// time.
 	Turn time.Duration
-	// Logger hears of losses, and of locks that were not released. Nil is silence.
+	// Logger gets losses, and locks that were not released. Nil logs nothing.
 	Logger *slog.Logger
 }
 
-// Client is a service of one or several gateways over the same masters. It may be used by several goroutines.
+// Client asks one or several gateways over the same masters. Several goroutines may use it.
 type Client struct {
 	gateways []*api.Client
 	turn     time.Duration
 	log      *slog.Logger
-	// After a try that was not answered in time.
+	// Closes idle connections after a try that was not answered in time.
 	hangUp func()
 	// The index of the gateway that answered last.
 	current atomic.Int64
 }
 
-// New makes a client. Nothing is connected yet. The error is a [*SetupError], with what cannot work.
+// New makes a client. It connects to nothing yet. The error is a [*SetupError] that names the wrong
+// argument.
 func New(config Config) (*Client, error) {
 	if len(config.URLs) == 0 {
 		return nil, &SetupError{"no URL of a gateway was given, such as http://127.0.0.1:8080"}
@@ -83,11 +88,11 @@ func New(config Config) (*Client, error) {
 		doer.Transport = transport
 		client.hangUp = transport.CloseIdleConnections
 	}
-	// A token goes where it was meant to go.
+	// A redirect would send the token to another host.
 	doer.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	key := strings.TrimSpace(config.Key)
 	if strings.ContainsFunc(key, func(char rune) bool { return char <= ' ' || char > '~' }) {
-		return nil, &SetupError{"the API key has characters that cannot stand in a header"}
+		return nil, &SetupError{"the API key has characters that a header cannot contain"}
 	}
 	for _, text := range config.URLs {
 		if err := checkURL(text); err != nil {
@@ -104,7 +109,7 @@ func New(config Config) (*Client, error) {
 
 func newTransport() *http.Transport {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	// No proxy of the environment that a lock would depend on unseen.
+	// A proxy from the environment would be a hidden dependency of each lock.
 	transport.Proxy = nil
 	transport.DialContext = (&net.Dialer{Timeout: connectLimit, KeepAlive: 15 * time.Second}).DialContext
 	// HTTP/2 would send each repetition over the one connection that hangs.
@@ -127,7 +132,7 @@ func identify(key string) api.RequestEditorFn {
 }
 
 func checkURL(text string) error {
-	// What is in front of an @ may be a password, also in the parser's own words.
+	// Text before an @ may be a password, and the parser's error contains it too.
 	refused := func(why string) error {
 		return &SetupError{fmt.Sprintf("%q is no URL of a gateway: %s", text[strings.LastIndex(text, "@")+1:], why)}
 	}
@@ -138,23 +143,24 @@ func checkURL(text string) error {
 	case parsed.Scheme != "http" && parsed.Scheme != "https" || parsed.Host == "":
 		return refused("it has to begin with http:// or https://, and name a host")
 	case parsed.User != nil || parsed.RawQuery != "" || parsed.ForceQuery || parsed.Fragment != "":
-		return refused("nothing but scheme, host, port and path belongs there; a key goes into Config.Key")
+		return refused("only scheme, host, port and path are allowed; an API key goes into Config.Key")
 	}
 	return nil
 }
 
-// question is what a gateway is asked. It must do no harm when it is done twice.
+// question is one request. A gateway may execute it twice, so it must be idempotent.
 type question struct {
 	send func(ctx context.Context, gateway *api.Client) (*http.Response, error)
-	// Nil when there is nothing in the answer.
+	// Nil if the answer has no body.
 	answer *api.Lease
 	until  moment
 	oneTry time.Duration
-	// Hears of each failure; may be nil.
+	// Gets each failure; may be nil.
 	heard func(what string)
 }
 
-// ask asks one gateway after the other until one answers, with pauses, and says when the request was sent that was answered.
+// ask asks one gateway after the other until one answers, with pauses. It returns when the answered
+// request was sent.
 func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 	pause := firstPause
 	for {
@@ -188,7 +194,7 @@ func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 			if failure.problem != nil {
 				unavailable.Last = failure.problem
 			}
-			// Unless another request has gone on to it meanwhile.
+			// Another request may have moved on to the next gateway meanwhile.
 			c.current.CompareAndSwap(at, (at+1)%int64(len(c.gateways)))
 		}
 		rest := max(time.Duration(float64(pause)*(0.5+rand.Float64())), soonest)
@@ -202,7 +208,7 @@ func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 	}
 }
 
-// try asks this gateway, and waits for its answer for so long at most; nil when it did what it was asked.
+// try asks one gateway, and waits for its answer up to limit; nil on success.
 func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit time.Duration) *failure {
 	unclear := func(format string, values ...any) *failure {
 		return &failure{unclear: gateway.Server + " " + fmt.Sprintf(format, values...)}
@@ -212,12 +218,12 @@ func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit
 	response, err := q.send(limited, gateway)
 	var body []byte
 	if err == nil {
-		body, err = io.ReadAll(io.LimitReader(response.Body, mostBytes))
+		body, err = io.ReadAll(io.LimitReader(response.Body, maxBytes))
 		response.Body.Close()
 	}
 	if err != nil {
 		if limited.Err() != nil && ctx.Err() == nil {
-			// Behind a cut network every kept connection is dead, and each would cost a try of its own.
+			// Behind a cut network every idle connection is dead, and each would cost another try.
 			c.hangUp()
 			return unclear("did not answer within %.1f s", limit.Seconds())
 		}
@@ -232,45 +238,45 @@ func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit
 	}
 	if q.answer == nil {
 		if response.StatusCode != http.StatusNoContent {
-			return unclear("answered %s, which no gateway does", response.Status)
+			return unclear("answered %s, as no gateway does", response.Status)
 		}
 		return nil
 	}
 	*q.answer = api.Lease{}
 	if err := json.Unmarshal(body, q.answer); err != nil {
-		return unclear("answered %s, and no lease: %v", response.Status, err)
+		return unclear("answered %s, without a lease: %v", response.Status, err)
 	}
 	if !isToken(q.answer.Token) {
-		return unclear("answered %s, and a token that is none", response.Status)
+		return unclear("answered %s, with a malformed token", response.Status)
 	}
 	return nil
 }
 
-// failure is how a request ended that brought nothing.
+// failure is a failed request.
 type failure struct {
-	// Nil when it cannot be known whether it was done: no answer, or none of a gateway.
+	// Nil if it is unknown whether the request was executed: no answer, or none of a gateway.
 	problem *Problem
 	unclear string
 }
 
 func refusal(server string, response *http.Response, body []byte) *failure {
-	var told api.Problem
-	if json.Unmarshal(body, &told) == nil && told.Code != "" {
+	var parsed api.Problem
+	if json.Unmarshal(body, &parsed) == nil && parsed.Code != "" {
 		return &failure{problem: &Problem{
 			Status:     response.StatusCode,
-			Code:       string(told.Code),
-			Detail:     told.Detail,
-			RequestID:  valueOf(told.RequestID),
-			Holder:     valueOf(told.Holder),
-			ExpiresIn:  milliseconds(valueOf(told.ExpiresInMs)),
-			RetryAfter: milliseconds(valueOf(told.RetryAfterMs)),
+			Code:       string(parsed.Code),
+			Detail:     parsed.Detail,
+			RequestID:  valueOf(parsed.RequestID),
+			Holder:     valueOf(parsed.Holder),
+			ExpiresIn:  milliseconds(valueOf(parsed.ExpiresInMs)),
+			RetryAfter: milliseconds(valueOf(parsed.RetryAfterMs)),
 		}}
 	}
-	// A proxy's own page. Some of them say when to come back.
+	// A proxy's own page. Some proxies send Retry-After.
 	problem := &Problem{
 		Status: response.StatusCode,
 		Code:   "not_a_gateway",
-		Detail: fmt.Sprintf("%s answered %s, and not in the words of a gateway", server, response.Status),
+		Detail: fmt.Sprintf("%s answered %s, but not as a gateway does", server, response.Status),
 	}
 	if problem.mayPass() {
 		seconds, err := strconv.Atoi(response.Header.Get("Retry-After"))
@@ -283,7 +289,7 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 	return &failure{problem: problem}
 }
 
-// mayPass is whether the same may be answered otherwise a little later.
+// mayPass reports whether a repeated request may succeed a little later.
 func (p *Problem) mayPass() bool {
 	switch p.Status {
 	case http.StatusRequestTimeout, http.StatusTooManyRequests,
@@ -293,7 +299,8 @@ func (p *Problem) mayPass() bool {
 	return false
 }
 
-// pause is how long to wait before the same is asked again; false when it would be refused again.
+// pause returns how long to wait before the request is repeated; false if it would be refused
+// again.
 func (f *failure) pause() (time.Duration, bool) {
 	switch {
 	case f.problem == nil:
@@ -301,7 +308,7 @@ func (f *failure) pause() (time.Duration, bool) {
 	case f.problem.mayPass():
 		return f.problem.RetryAfter, true
 	default:
-		// A defect of the gateway may be gone with the next one.
+		// The next gateway may not have this one's defect.
 		return 0, f.problem.Status == http.StatusInternalServerError
 	}
 }
@@ -313,7 +320,7 @@ func (f *failure) String() string {
 	return f.unclear
 }
 
-// ended is why a context ended, in words that errors.Is finds the usual ones in.
+// ended returns why a context ended, as an error that wraps ctx.Err() for errors.Is.
 func ended(ctx context.Context) error {
 	if cause := context.Cause(ctx); !errors.Is(cause, ctx.Err()) {
 		return fmt.Errorf("%w: %w", ctx.Err(), cause)
@@ -329,7 +336,7 @@ func valueOf[T any](pointer *T) T {
 	return value
 }
 
-// milliseconds of what somebody else says: nothing negative, and nothing that overflows.
+// milliseconds converts a number from an answer; it allows no negative value and no overflow.
 func milliseconds(count int64) time.Duration {
 	const most = int64(24 * time.Hour / time.Millisecond)
 	return time.Duration(min(max(count, 0), most)) * time.Millisecond

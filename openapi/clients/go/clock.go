@@ -5,11 +5,12 @@ import (
 	"time"
 )
 
-// moment is a point on a clock that nobody sets and that, on Linux, goes on while the machine sleeps: after a suspended night a
-// lock is known to be lost. A time.Time stands still then.
+// moment is a point on a clock that nobody can set. On Linux the clock runs on while the machine
+// sleeps, so a lock is known to be lost after a suspend. The monotonic clock of time.Time stands
+// still during a suspend.
 type moment time.Duration
 
-// Timers stand still while the machine sleeps; so a long pause is slept in pieces of this length.
+// Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length.
 const piece = 500 * time.Millisecond
 
 var processStart = time.Now()
@@ -22,12 +23,12 @@ func (m moment) add(d time.Duration) moment {
 	return m + moment(d)
 }
 
-// since is how long after the earlier one it is; negative when it is before.
+// since returns the time from the earlier moment to m; negative if m is before it.
 func (m moment) since(earlier moment) time.Duration {
 	return time.Duration(m - earlier)
 }
 
-// left is how long it is until then; nothing when it has passed.
+// left returns the time until m; 0 after m.
 func (m moment) left() time.Duration {
 	return max(0, m.since(now()))
 }
@@ -36,7 +37,7 @@ func (m moment) hasPassed() bool {
 	return m.left() == 0
 }
 
-// reached waits until it has come, also when the machine has slept meanwhile; false when ctx ended before.
+// reached waits for m, also if the machine sleeps meanwhile; false if ctx ended before.
 func (m moment) reached(ctx context.Context) bool {
 	for {
 		left := m.left()

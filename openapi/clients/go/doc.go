@@ -1,5 +1,5 @@
-// Package redlock holds locks of a redlock-gateway: it acquires a lock, extends it while work goes on, and tells at once when it
-// is lost.
+// Package redlock holds locks of a redlock-gateway: it acquires a lock, extends it while work goes
+// on, and reports a loss at once.
 //
 //	client, err := redlock.New(redlock.Config{URLs: []string{"http://127.0.0.1:8080"}})
 //	…
@@ -14,10 +14,11 @@
 //	            │ guard                        │ PATCH: a new deadline    │ lost │ deadline
 //	                                           └─ 404, 409: lost now
 //
-// What a guard promises: a lock that could not be extended is told lost while there is still the margin left of the time in
-// which nobody else can be granted it. One that was taken away (by force, or by its token) is told at the next extension, and
-// may be another's by then. What it cannot promise: that work which does not look stops. Give [Guard.FencingToken] to whatever
-// is written to, and let it refuse smaller ones.
+// If a lock cannot be extended, its guard reports the loss a margin before anybody else can be
+// granted the lock. If a lock is taken away (by force, or by its token), the guard reports the loss
+// at the next extension; the lock may be another's by then. A guard cannot stop work that does not
+// check it. Give [Guard.FencingToken] to each resource you write to, and let the resource refuse
+// smaller tokens.
 //
 // Package api, below this one, is the generated client of every operation, without a guard.
 package redlock

@@ -7,36 +7,37 @@ import (
 	"time"
 )
 
-// ErrReleased is the cause of a guard's context after [Guard.Release], and what [Guard.Check] says then.
+// ErrReleased is the cause of a guard's context after [Guard.Release]. [Guard.Check] then returns
+// it.
 var ErrReleased = errors.New("the lock was released by its guard")
 
 // Problem is a gateway's error answer (RFC 9457).
 type Problem struct {
 	// Status is the HTTP status.
 	Status int
-	// Code is the kind of problem, as a word to program against: "invalid_ttl". It is "proxy" or "not_a_gateway" when something
-	// else than a gateway answered.
+	// Code is the kind of problem, for programs: "invalid_ttl". It is "proxy" or "not_a_gateway" if
+	// something other than a gateway answered.
 	Code string
 	// Detail says what happened, with the value and what is allowed.
 	Detail string
-	// RequestID is what to look for in the gateway's log; empty if it was not told.
+	// RequestID identifies the request in the gateway's log; empty if unknown.
 	RequestID string
-	// Holder is the label of whoever holds the lock; empty if it has none.
+	// Holder is the holder's label; empty if there is none.
 	Holder string
-	// ExpiresIn is when the holder's lock expires unless it is extended; 0 if it was not told.
+	// ExpiresIn is when the holder's lock expires unless it is extended; 0 if unknown.
 	ExpiresIn time.Duration
-	// RetryAfter is when trying again makes sense; 0 if it was not told.
+	// RetryAfter is when trying again makes sense; 0 if unknown.
 	RetryAfter time.Duration
 }
 
-// String is for people: code, status and detail.
+// String returns code, status and detail, for people.
 func (p Problem) String() string {
 	return fmt.Sprintf("%s (%d): %s", p.Code, p.Status, p.Detail)
 }
 
-// HeldError says that somebody else has the lock, and had it until the wait ended.
+// HeldError reports that somebody else held the lock until the wait ended.
 type HeldError struct {
-	// Name is the lock's.
+	// Name is the name of the lock.
 	Name string
 	Problem
 }
@@ -49,8 +50,8 @@ func (e *HeldError) Error() string {
 	return text
 }
 
-// RefusedError says that the gateway refuses the request as it is; a repetition would be refused too. Detail says what is
-// allowed.
+// RefusedError reports that the gateway refuses the request; a repetition would be refused too.
+// Detail says what is allowed.
 type RefusedError struct {
 	Problem
 }
@@ -59,9 +60,9 @@ func (e *RefusedError) Error() string {
 	return "the gateway refused: " + e.String()
 }
 
-// UnavailableError says that no gateway decided.
+// UnavailableError reports that no gateway decided.
 type UnavailableError struct {
-	// What is the last thing that was heard of each URL.
+	// What is the last answer or failure of each URL.
 	What []string
 	// Last is the last answer of a gateway; nil if there was none.
 	Last *Problem
@@ -71,9 +72,9 @@ func (e *UnavailableError) Error() string {
 	return "no gateway decided: " + strings.Join(e.What, "; ")
 }
 
-// SetupError says that nothing was asked: what was given cannot work.
+// SetupError reports that an argument cannot work; no request was sent.
 type SetupError struct {
-	// What is wrong, with the value.
+	// What describes the error, with the value.
 	What string
 }
 
@@ -81,29 +82,31 @@ func (e *SetupError) Error() string {
 	return e.What
 }
 
-// LossReason is a word for why a lock was lost.
+// LossReason is the reason why a lock was lost, for programs.
 type LossReason string
 
 const (
-	// Gone means that it is free: somebody else released it, or it has expired.
+	// Gone means that the lock is free: somebody else released it, or it has expired.
 	Gone LossReason = "gone"
-	// Taken means that somebody else holds it.
+	// Taken means that somebody else holds the lock.
 	Taken LossReason = "taken"
-	// MaxHold means that it was held for as long as a lock may be.
+	// MaxHold means that the lock was held for the longest time that is allowed.
 	MaxHold LossReason = "max_hold"
-	// Unconfirmed means that no gateway has confirmed an extension, and its deadline is near or has passed.
+	// Unconfirmed means that no gateway confirmed an extension, and the deadline is near or has
+	// passed.
 	Unconfirmed LossReason = "unconfirmed"
 )
 
-// LostError says that a lock is not held any more, or may not be. It is the cause of the guard's context then.
+// LostError reports that a lock is no longer held, or may no longer be held. It is then the cause
+// of the guard's context.
 type LostError struct {
-	// Name is the lock's.
+	// Name is the name of the lock.
 	Name string
-	// Reason is a word to program against.
+	// Reason is the kind of loss, for programs.
 	Reason LossReason
-	// Detail is what the gateways said.
+	// Detail is the answer of the gateways.
 	Detail string
-	// Holder is the label of whoever holds it now, with the reason Taken; empty if it was not told.
+	// Holder is the label of the new holder, with the reason Taken; empty if unknown.
 	Holder string
 }
 
@@ -111,7 +114,7 @@ func (e *LostError) Error() string {
 	why := map[LossReason]string{
 		Gone:        "it was released by somebody else or has expired",
 		Taken:       label(e.Holder) + " holds it",
-		MaxHold:     "it was held for as long as it may be",
+		MaxHold:     "it was held for the longest time that is allowed",
 		Unconfirmed: "no gateway has confirmed an extension before its deadline",
 	}[e.Reason]
 	return fmt.Sprintf("the lock %q was lost: %s (%s)", e.Name, why, e.Detail)
@@ -124,7 +127,8 @@ func label(holder string) string {
 	return fmt.Sprintf("%q", holder)
 }
 
-// isLoss is whether a gateway says by this that a token holds its lock no more. A page of a proxy has a status too.
+// isLoss reports whether the problem means that a token no longer holds its lock. The code decides,
+// because a proxy's error page has a status too.
 func (p Problem) isLoss() bool {
 	return p.Code == "lock_not_found" || p.Code == "not_holder" || p.Code == "max_hold_reached"
 }

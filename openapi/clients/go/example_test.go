@@ -10,7 +10,7 @@ import (
 	redlock "github.com/redlock-gateway/redlock-gateway/openapi/clients/go"
 )
 
-// The fencing token keeps out whoever holds the lock no more and has not noticed.
+// The fencing token keeps out a former holder that has not noticed its loss.
 func ExampleClient_WithLock() {
 	var db *sql.DB
 	client, err := redlock.New(redlock.Config{URLs: []string{"http://gateway-1:8080", "http://gateway-2:8080"}, Key: "rlk.…"})

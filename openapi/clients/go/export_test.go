@@ -2,17 +2,17 @@ package redlock
 
 import "time"
 
-// Deadline is on the clock of the guard.
+// Deadline returns the deadline on the clock of the guard.
 func (g *Guard) Deadline() time.Duration {
 	_, deadline := g.lease()
 	return time.Duration(deadline)
 }
 
-// UntilDeadline is also told of a lost guard; negative when it has passed.
+// UntilDeadline returns the time to the deadline, also for a lost guard; negative after it.
 func (g *Guard) UntilDeadline() time.Duration {
 	_, deadline := g.lease()
 	return deadline.since(now())
 }
 
-// NewTransport is what a client uses that was given none.
+// NewTransport makes the transport of a client without an HTTPClient.
 var NewTransport = newTransport

@@ -11,19 +11,22 @@ import (
 )
 
 const (
-	// For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease, and no more than this.
+	// One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up
+	// the lease, and at most longestTry.
 	longestTry  = 5 * time.Second
 	shareOfATry = 4
 	oneRelease  = 2 * time.Second
-	// For how long a release is tried at least, also after the deadline.
+	// How long a release is tried at least, also after the deadline.
 	leastRelease = time.Second
-	// And at most: work that is done is not held up for longer. The TTL does the rest.
+	// How long a release is tried at most. Finished work does not wait longer; the lock then ends
+	// with its TTL.
 	longestRelease = 5 * time.Second
-	// What was heard of an extension before any failed.
+	// The detail of a loss if no extension has failed before.
 	unanswered = "none was answered in time"
 )
 
-// Guard is a lock that is held: extended in the background, and lost out loud. It may be used by several goroutines.
+// Guard is a held lock. It extends the lock in the background and reports its loss. Several
+// goroutines may use it.
 type Guard struct {
 	client       *Client
 	name         string
@@ -31,7 +34,7 @@ type Guard struct {
 	fencingToken int64
 	ttl          time.Duration
 	margin       time.Duration
-	// What work looks at.
+	// The context of the work.
 	context context.Context
 	cancel  context.CancelCauseFunc
 	lost    chan struct{}
@@ -64,7 +67,7 @@ func newGuard(ctx context.Context, client *Client, name string, r request, lease
 	}
 	guard.validity, guard.deadline = validity(lease, sent, r.ttl)
 	guard.context, guard.cancel = context.WithCancelCause(ctx)
-	// Work may go on after its context has ended, and the lock is kept for it until the release.
+	// Work may go on after its context has ended, so the lock is kept until the release.
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	guard.stop = stop
 	guard.ended.Add(2)
@@ -79,24 +82,26 @@ func newGuard(ctx context.Context, client *Client, name string, r request, lease
 	return guard
 }
 
-// Name is the lock's.
+// Name returns the name of the lock.
 func (g *Guard) Name() string {
 	return g.name
 }
 
-// Token is the secret by which the lock is extended and released.
+// Token returns the secret that extends and releases the lock.
 func (g *Guard) Token() string {
 	return g.token
 }
 
-// FencingToken is larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the
-// resource refuse smaller ones: UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1. Below 2^53.
+// FencingToken returns a number larger than that of every earlier grant of this lock; below 2^53.
+// Give it to the resource with every write, and let the resource refuse smaller tokens:
+//
+//	UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1
 func (g *Guard) FencingToken() int64 {
 	return g.fencingToken
 }
 
-// Left is for how long the lock is certainly ours, unless somebody takes it away by force; 0 when it is lost or released. It
-// grows with each extension.
+// Left returns how long the lock is still ours, unless somebody takes it away by force; 0 if it is
+// lost or released. It grows with each extension.
 func (g *Guard) Left() time.Duration {
 	if g.Check() != nil {
 		return 0
@@ -105,19 +110,20 @@ func (g *Guard) Left() time.Duration {
 	return deadline.left()
 }
 
-// Context is that of [Client.Lock], cancelled when the lock is lost or released: [context.Cause] is a [*LostError], or
-// [ErrReleased]. Do the work with it.
+// Context returns a child of the context of [Client.Lock]. It is cancelled when the lock is lost or
+// released: [context.Cause] is a [*LostError] or [ErrReleased]. Use it for the work.
 func (g *Guard) Context() context.Context {
 	return g.context
 }
 
-// Lost is closed when the lock is lost, at the latest the margin before its deadline. [Guard.Check] says why.
+// Lost returns a channel that is closed on a loss, at the latest the margin before the deadline.
+// [Guard.Check] returns the reason.
 func (g *Guard) Lost() <-chan struct{} {
 	return g.lost
 }
 
-// Check is nil while the lock is certainly ours, by the clock too: also where nothing has run for a while. Otherwise it is
-// a [*LostError], or [ErrReleased].
+// Check returns nil while the lock is ours. It compares the clock too, so it is right after a pause
+// of the whole process. Otherwise it returns a [*LostError] or [ErrReleased].
 func (g *Guard) Check() error {
 	g.state.Lock()
 	defer g.state.Unlock()
@@ -127,17 +133,18 @@ func (g *Guard) Check() error {
 	case g.isReleased:
 		return ErrReleased
 	case g.deadline.hasPassed():
-		return &LostError{Name: g.name, Reason: Unconfirmed, Detail: "nothing has run since"}
+		return &LostError{Name: g.name, Reason: Unconfirmed, Detail: "no code ran until the deadline had passed"}
 	}
 	return nil
 }
 
-// Release cancels the guard's context, releases the lock, and tries for 5 s at most. It is quiet when the lock is not held any
-// more, and when it is called again; ask [Guard.Check] before. When ctx has ended already, one gateway after the other is still
-// asked for 2 s, so that a deferred release frees the lock of a cancelled request too.
+// Release cancels the guard's context and releases the lock, trying for 5 s at most. It returns nil
+// if the lock is no longer held, and if it is called again; call [Guard.Check] before. If ctx has
+// ended already, Release still asks the gateways for 2 s, so that a deferred release frees the lock
+// of a cancelled request too.
 //
-// The error is a [*RefusedError], an [*UnavailableError], or that of ctx: no gateway has confirmed it, and the lock ends with its
-// TTL.
+// The error is a [*RefusedError], an [*UnavailableError], or that of ctx: no gateway confirmed the
+// release, and the lock ends with its TTL.
 func (g *Guard) Release(ctx context.Context) error {
 	g.state.Lock()
 	g.isReleased = true
@@ -165,7 +172,7 @@ func (g *Guard) Release(ctx context.Context) error {
 		until:  until,
 		oneTry: oneRelease,
 	})
-	// A repetition meets what the first one did.
+	// A repeated request may find that the first one has released the lock.
 	var refused *RefusedError
 	if errors.As(err, &refused) && refused.isLoss() {
 		err = nil
@@ -180,7 +187,7 @@ func (g *Guard) lease() (time.Duration, moment) {
 	return g.validity, g.deadline
 }
 
-// extendUntilLost moves the deadline, and tells of a loss that a gateway tells of.
+// extendUntilLost extends the lock, and reports a loss that a gateway reports.
 func (g *Guard) extendUntilLost(ctx context.Context) {
 	for {
 		validity, deadline := g.lease()
@@ -193,12 +200,12 @@ func (g *Guard) extendUntilLost(ctx context.Context) {
 	}
 }
 
-// extend is false when there is nothing to extend any more.
+// extend returns false if the lock can no longer be extended.
 func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 	for {
 		left := giveUp.left()
 		if left < shortestTry {
-			// The rest is for loseInTime.
+			// loseInTime reports the loss.
 			return false
 		}
 		var lease api.Lease
@@ -225,7 +232,8 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 			g.lose(refused.asLoss(g.name))
 			return false
 		case refused != nil:
-			// A key that has ended, say. The lock is ours until its deadline, and somebody may mend it.
+			// For example an expired key. The lock is ours until its deadline; the cause may be
+			// fixed by then.
 			g.hear(refused.String())
 		}
 		if !sleep(ctx, min(giveUp.left()/8, longestTry)) {
@@ -234,8 +242,8 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 	}
 }
 
-// loseInTime tells of the loss when the deadline has not moved in time. It is alone with this, so that nothing that hangs can
-// hold it up.
+// loseInTime reports the loss if the deadline has not moved in time. It does nothing else, so that
+// no hanging request can delay it.
 func (g *Guard) loseInTime(ctx context.Context) {
 	for {
 		_, deadline := g.lease()
@@ -248,10 +256,10 @@ func (g *Guard) loseInTime(ctx context.Context) {
 			continue
 		}
 		loss := &LostError{Name: g.name, Reason: Unconfirmed, Detail: g.heard}
-		isNews := g.settle(loss)
+		isNew := g.settle(loss)
 		g.state.Unlock()
-		if isNews {
-			g.tell(loss)
+		if isNew {
+			g.report(loss)
 		}
 		return
 	}
@@ -263,7 +271,7 @@ func (g *Guard) hear(what string) {
 	g.heard = what
 }
 
-// extended moves the deadline; false when it does not move. What is told lost stays lost.
+// extended moves the deadline; false if it does not move. A lock that is reported lost stays lost.
 func (g *Guard) extended(validity time.Duration, deadline moment) bool {
 	g.state.Lock()
 	defer g.state.Unlock()
@@ -276,14 +284,14 @@ func (g *Guard) extended(validity time.Duration, deadline moment) bool {
 
 func (g *Guard) lose(loss *LostError) {
 	g.state.Lock()
-	isNews := g.settle(loss)
+	isNew := g.settle(loss)
 	g.state.Unlock()
-	if isNews {
-		g.tell(loss)
+	if isNew {
+		g.report(loss)
 	}
 }
 
-// settle is false when it was lost or released before. Under the lock of the state.
+// settle records the loss; false if the lock was lost or released before. The caller holds g.state.
 func (g *Guard) settle(loss *LostError) bool {
 	if g.loss != nil || g.isReleased {
 		return false
@@ -292,10 +300,10 @@ func (g *Guard) settle(loss *LostError) bool {
 	return true
 }
 
-func (g *Guard) tell(loss *LostError) {
+func (g *Guard) report(loss *LostError) {
 	g.cancel(loss)
 	close(g.lost)
 	g.stop()
-	// Apart: a log that nobody reads must hold up neither a release nor whoever waits for one.
+	// In a goroutine of its own: an unread log must delay neither a release nor its waiters.
 	go g.client.log.Warn("a lock was lost", "name", g.name, "error", loss)
 }

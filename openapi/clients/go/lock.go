@@ -16,15 +16,15 @@ import (
 
 const (
 	shortestTurn = 100 * time.Millisecond
-	// Beside its wait, for one request to acquire.
+	// For one request to acquire, in addition to its wait.
 	oneAcquisition = 5 * time.Second
-	// For how long a lock is asked for that nobody decides on, also without a wait.
+	// How long to ask for a lock that no gateway decides about, also without a wait.
 	undecided = 5 * time.Second
-	// The end of a lease that is left for whoever has to stop: a tenth of the TTL, and no more than this.
+	// The margin at the end of a lease, for work to stop, is a tenth of the TTL, and at most this.
 	longestMargin = 2 * time.Second
 )
 
-// Option is how a lock is acquired.
+// Option changes how a lock is acquired.
 type Option func(*request)
 
 type request struct {
@@ -34,19 +34,20 @@ type request struct {
 	metadata          map[string]string
 }
 
-// TTL is for how long the lock outlives its holder: 30 s unless this says otherwise. It is extended long before. Whole
-// milliseconds; the gateway has limits (by default 10 ms to 5 minutes).
+// TTL is how long the lock outlives its holder: 30 s by default, in whole milliseconds. The guard
+// extends it long before. The gateway has limits (by default 10 ms to 5 minutes).
 func TTL(ttl time.Duration) Option {
 	return func(r *request) { r.ttl = ttl }
 }
 
-// Wait is how long to wait for the lock while somebody else holds it, 0 by default: whoever is refused is told at once. It may be
-// longer than the gateway allows: it is asked for in turns, and each turn stands at the end of the queue.
+// Wait is how long to wait for the lock while somebody else holds it. By default 0: [Client.Lock]
+// returns at once. A wait that is longer than the gateway allows is split into several requests.
+// Each of them starts at the end of the queue.
 func Wait(wait time.Duration) Option {
 	return func(r *request) { r.wait = max(0, wait) }
 }
 
-// Owner is a label for people: shown to whoever asks who holds the lock.
+// Owner is a label for people, shown to anybody who asks for the holder.
 func Owner(label string) Option {
 	return func(r *request) { r.owner = label }
 }
@@ -56,31 +57,34 @@ func Metadata(metadata map[string]string) Option {
 	return func(r *request) { r.metadata = maps.Clone(metadata) }
 }
 
-// Margin is how long before its deadline a lock that could not be extended is given up for lost: as long as work takes to stop.
-// A tenth of the TTL by default, 2 s at most; it has to be less than half of the TTL.
+// Margin is how long before its deadline a lock that could not be extended counts as lost. Set it
+// to the time that your work needs to stop, less than half of the TTL. By default a tenth of the
+// TTL, at most 2 s.
 func Margin(margin time.Duration) Option {
 	return func(r *request) { r.margin, r.hasMargin = margin, true }
 }
 
-// Lock acquires the lock, and keeps it until [Guard.Release]. Call that, or it is extended until the process ends.
+// Lock acquires the lock, and keeps it until [Guard.Release]. Without a release it is extended
+// until the process ends.
 //
-// When ctx ends before there is an answer, the queue is left. Afterwards ctx ends the guard's context, but not the guard. To
-// bound the waiting alone, use [Wait].
+// If ctx ends before the answer, the request leaves the queue. Afterwards the end of ctx ends the
+// guard's context, but not the guard. To limit only the wait, use [Wait].
 //
-// The error is a [*HeldError], a [*RefusedError] with what is allowed, an [*UnavailableError], a [*SetupError], or that of ctx.
+// The error is a [*HeldError], a [*RefusedError] that says what is allowed, an [*UnavailableError],
+// a [*SetupError], or that of ctx.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Guard, error) {
 	r := request{ttl: 30 * time.Second}
 	for _, option := range options {
 		option(&r)
 	}
-	// What a client would take for steps through the path does not reach the gateway that could refuse it.
+	// Such a name would change the path of the URL, and the gateway could not refuse it.
 	if name == "" || name == "." || name == ".." {
-		return nil, &SetupError{fmt.Sprintf("%q is no name of a lock: paths of URLs end there", name)}
+		return nil, &SetupError{fmt.Sprintf("%q is no name of a lock: it would change the path of the URL", name)}
 	}
 	if !r.hasMargin {
 		r.margin = min(r.ttl/10, longestMargin)
 	} else if r.margin < 0 || r.margin >= r.ttl-r.margin {
-		return nil, &SetupError{fmt.Sprintf("the margin of %v has to be 0 or more, and less than half of the TTL of %v", r.margin, r.ttl)}
+		return nil, &SetupError{fmt.Sprintf("the margin is %v; it has to be 0 or more, and less than half of the TTL of %v", r.margin, r.ttl)}
 	}
 	lease, sent, err := c.acquire(ctx, name, r)
 	if err != nil {
@@ -89,11 +93,12 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Gua
 	return newGuard(ctx, c, name, r, lease, sent), nil
 }
 
-// WithLock runs work under the lock. Its context is cancelled when the lock is lost; [context.Cause] is a [*LostError] then. The
-// lock is released when work has ended, also by a panic.
+// WithLock runs work under the lock. A loss cancels the context of work, and [context.Cause] is
+// then a [*LostError]. The lock is released when work has ended, also by a panic.
 //
-// It returns what work returned. Work that ended after the loss is reported as lost even if it did not look: the error is
-// a [*LostError] then, and has the one of work beside it. What keeps the lock from being acquired is told as by [Client.Lock].
+// WithLock returns the error of work. If work ended after the loss, the error is a [*LostError]
+// that also wraps the error of work, even if work did not notice the loss. If the lock is not
+// acquired, the errors are those of [Client.Lock].
 func (c *Client) WithLock(
 	ctx context.Context, name string, work func(ctx context.Context, guard *Guard) error, options ...Option,
 ) error {
@@ -102,7 +107,8 @@ func (c *Client) WithLock(
 		return err
 	}
 	defer func() {
-		// Whatever becomes of the release, the work was done under the lock, which ends with its TTL.
+		// The work was done under the lock, so a failed release is no error. The lock ends with its
+		// TTL.
 		if err := guard.Release(context.WithoutCancel(ctx)); err != nil {
 			c.log.Warn("a lock was not released, and ends with its TTL", "name", name, "error", err)
 		}
@@ -118,17 +124,17 @@ func (c *Client) WithLock(
 	return fmt.Errorf("%w; the work ended with: %w", lost, err)
 }
 
-// acquire says what was granted, and when the request was sent that was answered.
+// acquire returns the lease, and when the answered request was sent.
 func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease, moment, error) {
 	random := make([]byte, 16)
 	_, _ = rand.Read(random) // It never fails.
-	// The same for all repetitions: whichever is answered tells of the same grant.
+	// All repetitions use the same key, so each answer is about the same grant.
 	key := hex.EncodeToString(random)
 	lease, sent, err := c.granted(ctx, name, r, key)
 	var refused *RefusedError
 	var held *HeldError
 	if err != nil && !errors.As(err, &refused) && !errors.As(err, &held) {
-		// It may have been granted, and nobody has the token.
+		// The lock may have been granted, and nobody has the token.
 		if ctx.Err() != nil {
 			go c.releaseByKey(context.WithoutCancel(ctx), name, key)
 		} else {
@@ -138,8 +144,8 @@ func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease
 	return lease, sent, err
 }
 
-// releaseByKey releases what requests with this key were granted that were not answered. When nobody answers now either, the
-// lock ends with its TTL.
+// releaseByKey releases the grants of unanswered requests with this key. Without an answer the lock
+// ends with its TTL.
 func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
 	_, _ = c.ask(ctx, question{
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
@@ -178,7 +184,8 @@ func (c *Client) granted(ctx context.Context, name string, r request, key string
 			if _, deadline := validity(lease, sent, r.ttl); !deadline.hasPassed() {
 				return lease, sent, nil
 			}
-			// The answer was on its way for longer than the lock lives. Asked again, it is extended or granted anew.
+			// The answer took longer than the lock lives. The next request extends the lock, or
+			// gets a new grant.
 		case !errors.As(err, &refused):
 			return lease, sent, err
 		case refused.Code == "invalid_wait" && longest > shortestTurn:
@@ -188,7 +195,7 @@ func (c *Client) granted(ctx context.Context, name string, r request, key string
 		case endOfWait.hasPassed():
 			return lease, sent, &HeldError{Name: name, Problem: refused.Problem}
 		case now().since(asked) < turn/2:
-			// Answered before its turn was over: not to be asked again at once.
+			// The answer came before the requested wait was over. Pause before the next request.
 			pause := refused.RetryAfter
 			if pause == 0 {
 				pause = time.Second
@@ -201,15 +208,18 @@ func (c *Client) granted(ctx context.Context, name string, r request, key string
 	return lease, 0, &UnavailableError{What: []string{"answers took longer than the lock lives"}}
 }
 
-// validity is for how long a lease may be trusted, and until when, if it was asked for then. What was on the way is lost, what was
-// spent in the gateway is not: the validity was counted afterwards. No answer is believed that says more than can be.
+// validity returns how long a lease may be trusted, and until when. sent is when the request was
+// sent. Time on the network counts against the validity. Time in the gateway does not, because the
+// gateway computes the validity afterwards. An answer with more than ttl, or with more elapsed time
+// than has passed, is cut to these.
 func validity(lease api.Lease, sent moment, ttl time.Duration) (time.Duration, moment) {
 	elapsed := min(milliseconds(int64(lease.ElapsedMs)), now().since(sent))
 	trusted := min(milliseconds(int64(lease.ValidityMs)), ttl)
 	return trusted, sent.add(elapsed + trusted)
 }
 
-// count is in milliseconds; what does not fit is beyond all limits of a gateway, which says so.
+// count converts to milliseconds. A value that does not fit is cut; the gateway refuses it as
+// beyond its limits.
 func count(d time.Duration) *int32 {
 	return pointerTo(int32(min(max(d.Milliseconds(), math.MinInt32), math.MaxInt32)))
 }

@@ -1,4 +1,4 @@
-"""Holds locks of a redlock-gateway: extends them while work goes on, and tells at once when one is lost.
+"""Holds locks of a redlock-gateway: extends them while work goes on, and reports a loss at once.
 
     from redlock_gateway import Client
 
@@ -8,7 +8,7 @@
             guard.check()
             write(row, guard.fencing_token)
 
-All times are floats in seconds. The generated code below it, with every other call, is ``redlock_gateway._api``.
+All times are floats in seconds. ``redlock_gateway._api`` is the generated code, with every other call.
 """
 
 from ._api.models import LockStatus

@@ -1,4 +1,4 @@
-"""How one of several gateways is asked until it answers, and what its answer means for whoever may ask again."""
+"""Asks one of several gateways until one answers, and decides whether to ask again."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ Send = Callable[[Api], Coroutine[Any, Any, Response[Any]]]
 
 log = logging.getLogger("redlock_gateway")
 
-# All in seconds.
-# Between two rounds over all gateways: the first pause, and the longest.
+# All times are in seconds.
+# The first and the longest pause between two rounds over all gateways.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-# An idle connection is kept for so long: to extend a lock no name server is asked. A gateway keeps it for 75 s.
+# How long an idle connection is kept, so that an extension needs no name server. A gateway keeps it
+# for 75 s.
 _IDLE = 70.0
-# A gateway that cannot even be connected to is left for the next one.
+# After this time without a connection the next gateway is asked.
 _CONNECT = 2.0
-# With less time an answer is not to be expected, and what was heard before tells more than its absence.
+# With less time no answer can be expected, and earlier answers say more than a missing one.
 SHORTEST_TRY = 0.05
-# For requests that hold no lease up.
+# For requests that no lease waits for.
 ONE_TRY, ALL_TRIES = 2.0, 5.0
 
-# By these a gateway says that a token holds its lock no more. A page of a proxy has a status too, but no code.
+# Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status,
+# but no code.
 _LOSSES = {"lock_not_found", "not_holder", "max_hold_reached"}
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What a guard needs to know of a granted or extended lock."""
+    """The part of a granted or extended lease that a guard needs."""
 
     token: str
     fencing_token: int
@@ -51,40 +53,44 @@ class Grant:
     elapsed: float
 
     def deadline(self, sent: float, ttl: float) -> float:
-        """Until when it may be trusted, if it was asked for then and for so long.
+        """Returns the moment until which the grant may be trusted.
 
-        What was on the way is lost; what was spent in the gateway is not, its validity was counted afterwards.
-        No answer is believed that says more than can be.
+        ``sent`` is when the request was sent, ``ttl`` the TTL it asked for. Time on the network
+        counts against the validity. Time in the gateway does not, because the gateway computes the
+        validity afterwards. An answer with more than ``ttl``, or with more elapsed time than has
+        passed, is cut to these.
         """
         return sent + min(self.elapsed, now() - sent) + min(self.validity, ttl)
 
 
 def grant(answer: object) -> Grant:
-    """Of a lease. ValueError when it is none."""
+    """Reads a lease. Raises ValueError if the answer is none."""
     if not isinstance(answer, Lease):
         raise ValueError("a lease was expected")
     token, fencing_token = answer.token, int(answer.fencing_token)
     if not (token.isascii() and token.replace(".", "").isalnum()):
-        raise ValueError("its token is none")
+        raise ValueError("its token is malformed")
     return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000)
 
 
 def is_loss(problem: Problem) -> bool:
-    """Whether the token holds its lock no more."""
+    """Returns whether the token no longer holds its lock."""
     return problem.code in _LOSSES
 
 
 def loss_of(problem: Problem) -> Loss:
-    """What a refused extension says."""
+    """Returns the loss that a refused extension reports."""
     if problem.status == 404:
         return Loss("gone", f"it was released by somebody else or has expired ({problem.detail})")
     if problem.code == "max_hold_reached":
-        return Loss("max_hold", f"it was held for as long as it may be ({problem.detail})")
+        return Loss("max_hold", f"it was held for the longest time that is allowed ({problem.detail})")
     return Loss("taken", f"{problem.holder or 'somebody else'} holds it", problem.holder)
 
 
 class Failure(Exception):
-    """An answer that brought nothing, or none. ``pause`` is for whoever asks again; None: it would be refused again."""
+    """A failed try. ``pause`` is the time before the next one, in seconds; None if it would be
+    refused again.
+    """
 
     def __init__(self, text: str, problem: Problem | None = None, pause: float | None = 0.0) -> None:
         super().__init__(text)
@@ -93,9 +99,10 @@ class Failure(Exception):
 
 
 def failure(response: httpx.Response) -> Failure:
-    """Of an answer that is no success, whose body has been read.
+    """Reads an answer that is no success, and whose body has arrived.
 
-    It is read leniently and by hand: the generated code refuses whole answers for a code that is new to it.
+    The body is read leniently, because the generated code would reject a whole answer with an
+    unknown code.
     """
     status, url = response.status_code, str(response.request.url)
     try:
@@ -111,14 +118,14 @@ def failure(response: httpx.Response) -> Failure:
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         problem = None
-    may_go_well = status in (408, 429, 500, 502, 503, 504)
+    is_retryable = status in (408, 429, 500, 502, 503, 504)
     if problem is not None:
-        # A defect of the gateway may be gone with the next one.
-        return Failure(str(problem), problem, (problem.retry_after or 0.0) if may_go_well else None)
-    # A proxy's own page. Some of them say when to come back.
-    detail = f"{url} answered {status}, and not in the words of a gateway"
-    if not may_go_well or status == 500:
-        return Failure(detail, Problem(status, "not_a_gateway", detail), 0.0 if may_go_well else None)
+        # The next gateway may not have this one's defect.
+        return Failure(str(problem), problem, (problem.retry_after or 0.0) if is_retryable else None)
+    # A proxy's own page. Some proxies send Retry-After.
+    detail = f"{url} answered {status}, but not as a gateway does"
+    if not is_retryable or status == 500:
+        return Failure(detail, Problem(status, "not_a_gateway", detail), 0.0 if is_retryable else None)
     after = response.headers.get("Retry-After", "")
     return Failure(detail, pause=float(after) if after.isascii() and after.isdigit() else 0.0)
 
@@ -131,14 +138,14 @@ def _seconds(milliseconds: Any) -> float | None:
     return None if milliseconds is None else float(milliseconds) / 1000
 
 
-async def _look(response: httpx.Response) -> None:
+async def _raise_failure(response: httpx.Response) -> None:
     if not response.is_success:
         await response.aread()
         raise failure(response)
 
 
 class Gateways:
-    """One or several gateways over the same masters. Everything here runs in the background thread."""
+    """One or several gateways over the same masters. All methods run in the background thread."""
 
     def __init__(self, urls: list[str], key: str | None, context: ssl.SSLContext | None) -> None:
         self.urls = urls
@@ -149,7 +156,7 @@ class Gateways:
         self._thread: Background | None = None
 
     def _api(self, at: int) -> Api:
-        # A forked child has a thread of its own, and needs connections of its own.
+        # A forked child has its own thread, and needs its own connections.
         if self._thread is not background():
             left_behind.append(self._apis)
             self._thread, self._apis = background(), [self._new(url) for url in self.urls]
@@ -157,14 +164,14 @@ class Gateways:
 
     def _new(self, url: str) -> Api:
         options: dict[str, Any] = {
-            # The limit of a whole try is kept by ask: httpx only limits its parts.
+            # ask() limits the whole try; httpx can limit only its parts.
             "timeout": httpx.Timeout(None, connect=_CONNECT),
             "verify_ssl": self._context or False if url.startswith("https:") else False,
-            # A token goes where it was meant to go.
+            # A redirect would send the token to another host.
             "follow_redirects": False,
             "httpx_args": {
-                "event_hooks": {"response": [_look]},
-                # No proxy of the environment that a lock would depend on unseen.
+                "event_hooks": {"response": [_raise_failure]},
+                # A proxy from the environment would be a hidden dependency of each lock.
                 "trust_env": False,
                 # Waiting requests must not keep an extension from being sent.
                 "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=_IDLE),
@@ -181,9 +188,10 @@ class Gateways:
         until: float,
         one_try: float,
     ) -> tuple[T, float]:
-        """Asks one gateway after the other until one answers, with pauses, and says when the answered request was sent.
+        """Asks one gateway after the other until one answers, with pauses.
 
-        What is asked must do no harm when it is done twice. Raises Refused and Unavailable.
+        Returns the answer, and when its request was sent. A gateway may execute a request twice, so
+        it must be idempotent. Raises Refused and Unavailable.
         """
         pause = _FIRST_PAUSE
         while True:
@@ -205,11 +213,12 @@ class Gateways:
                     soonest = min(soonest, failed.pause or 0.0)
                     heard.append(str(failed))
                 except Exception as error:
-                    # Whatever a library below raises: it cannot be known whether the request was done.
+                    # After an error of a library below it is unknown whether the request was
+                    # executed.
                     log.debug("asking the next gateway after %s: %r", self.urls[at], error)
                     soonest = 0.0
                     heard.append(f"{self.urls[at]}: {type(error).__name__}: {error}")
-                # Unless another request has gone on to it meanwhile.
+                # Another request may have moved on to the next gateway meanwhile.
                 if self._current == at:
                     self._current = (at + 1) % len(self.urls)
             rest = max(pause * random.uniform(0.5, 1.5), soonest)

@@ -1,6 +1,7 @@
-"""One thread with an event loop, in which all requests of this process are made.
+"""One thread with an event loop, which makes all requests of this process.
 
-A guard has to be extended whatever its user does: a blocked event loop or a busy thread must not lose the lock.
+A blocked event loop or a busy thread of the user must not lose a lock, so extensions do not depend
+on them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ log = logging.getLogger("redlock_gateway")
 
 
 class Background:
-    """The thread. It is a daemon: a process that ends does not wait for it, and its locks lapse."""
+    """The background thread. It is a daemon: a process can end without it, and its locks then end
+    with their TTL.
+    """
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -30,27 +33,30 @@ class Background:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """Returns whether the thread runs."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
         written_elsewhere()
-        # A SystemExit out of one piece of work ends the loop. All locks of the process are extended here.
+        # A SystemExit from one coroutine ends run_forever. The thread must go on, because it
+        # extends all locks.
         while not self.loop.is_closed():
             try:
                 self.loop.run_forever()
             except BaseException:
-                log.exception("the background thread goes on after this")
+                log.exception("the background thread continues after this error")
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs this in the thread."""
+        """Starts a coroutine in the thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T], *, to_the_end: bool = False) -> T:
-        """Waits for its result. Who is interrupted ends the work, unless it is to be done to the end."""
+        """Runs a coroutine and waits. An interruption cancels the coroutine, unless ``to_the_end``
+        is set.
+        """
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("this would wait for itself: it was called by the background thread itself")
+            raise RuntimeError("the background thread cannot wait for itself")
         future = self.start(work)
         try:
             return future.result()
@@ -60,19 +66,20 @@ class Background:
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T], *, to_the_end: bool = False) -> T:
-        """The same from another event loop."""
+        """Does the same from another event loop."""
         future = asyncio.wrap_future(self.start(work))
         return await (asyncio.shield(future) if to_the_end else future)
 
 
 _mutex = threading.Lock()
 _current: Background | None = None
-# What a fork left behind shares sockets and the epoll instance with the parent: freed, it would touch the parent's.
+# Objects from before a fork share sockets and the epoll instance with the parent, so they must not
+# be freed.
 left_behind: list[object] = []
 
 
 def background() -> Background:
-    """The thread of this process, started with the first use."""
+    """Returns the thread of this process; the first call starts it."""
     global _current
     with _mutex:
         if _current is None or not _current.is_alive:

@@ -1,4 +1,6 @@
-"""What the renewal of a lock knows and does; all but what the guard reads runs in the background thread."""
+"""The renewal of a lock. It runs in the background thread, except for the values that a guard
+reads.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,19 @@ from .errors import Loss, Refused, Unavailable
 
 log = logging.getLogger("redlock_gateway")
 
-# For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease; seconds at most.
+# One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
+# lease; in seconds.
 _LONGEST_TRY = 5.0
 _SHARE_OF_A_TRY = 4
-# For how long a release is tried, in seconds: work that is done is not held up for longer. The TTL does the rest.
+# How long a release is tried, in seconds. Finished work does not wait longer; the lock then ends
+# with its TTL.
 _LONGEST_RELEASE = 5.0
 
 
 async def release_until(gateways: Gateways, name: str, token: str, until: float) -> None:
-    """Releases a lock. That it is held no more counts as done: a repetition meets what the first one did."""
+    """Releases a lock. A lock that is no longer held counts as released, because a repeated request
+    may find that.
+    """
     try:
         await gateways.ask(
             lambda api: release_lock.asyncio_detailed(name, client=api, lock_token=token),
@@ -39,7 +45,9 @@ async def release_until(gateways: Gateways, name: str, token: str, until: float)
 
 
 async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) -> None:
-    """Releases what requests with this key were granted that were not answered. Left to the TTL when nobody answers."""
+    """Releases the grants of unanswered requests with this key. Without an answer the lock ends
+    with its TTL.
+    """
     with suppress(Refused, Unavailable):
         await gateways.ask(
             lambda api: release_lock.asyncio_detailed(name, client=api, idempotency_key=idempotency_key),
@@ -50,12 +58,15 @@ async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) ->
 
 
 class Held:
-    """What the renewal knows of a lock. It knows nothing of the guard, so that a guard that is dropped can be freed."""
+    """The state of a renewal. It has no reference to the guard, so that a dropped guard can be
+    freed.
+    """
 
     def __init__(self, gateways: Gateways, name: str, granted: Grant, sent: float, ttl: float, margin: float) -> None:
         self.gateways, self.name, self.ttl, self.margin = gateways, name, ttl, margin
         self.token, self.fencing_token = granted.token, granted.fencing_token
-        # When it was last confirmed, and until when that counts. Replaced as a whole: read without a lock.
+        # When the lease was last confirmed, and its deadline. Replaced as a whole, so readers need
+        # no mutex.
         self.lease = (sent, granted.deadline(sent, ttl))
         self.extended = threading.Condition()
         self.extensions = 0
@@ -73,7 +84,7 @@ class Held:
         try:
             self._lose(await self._extend_until_lost())
         except BaseException as error:
-            # A lock that nobody extends any more must not look held.
+            # A lock must not look held after its renewal has ended.
             self._lose(Loss("unconfirmed", f"the renewal has failed: {error!r}"))
 
     async def _extend_until_lost(self) -> Loss:
@@ -100,14 +111,15 @@ class Held:
                 except Refused as refused:
                     if is_loss(refused.problem):
                         return loss_of(refused.problem)
-                    # A key that has ended, say. The lock is ours until its deadline, and somebody may mend it.
+                    # For example an expired key. The lock is ours until its deadline; the cause may
+                    # be fixed by then.
                     heard, has_said = str(refused), True
                 except Unavailable as unavailable:
-                    # What a gateway has said tells more than the silence at the end of the time.
+                    # Keep an answer of a gateway rather than a later timeout: it says more.
                     if unavailable.problem is not None or not has_said:
                         heard, has_said = "; ".join(unavailable.heard), unavailable.problem is not None
                 else:
-                    # It is never shortened: an older answer may promise more.
+                    # The deadline never moves back: an older answer may promise more.
                     self.lease = (sent, max(granted.deadline(sent, self.ttl), deadline))
                     with self.extended:
                         self.extensions += 1
@@ -129,11 +141,13 @@ class Held:
         log.warning("the lock %r was lost: %s", self.name, loss)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
-        """Calls this in a thread of its own. It may do whatever it likes: other locks are extended meanwhile."""
+        """Calls the callback in its own thread. It may block without delaying other locks."""
         self.listen(lambda loss: _call(callback, loss))
 
     def listen(self, listener: Callable[[Loss], None]) -> None:
-        """Calls this in the background thread, or at once. It must neither block nor raise."""
+        """Calls the listener in the background thread, or at once after a loss. It must neither
+        block nor raise.
+        """
         with self._listening:
             loss = self.loss
             if loss is None:
@@ -146,9 +160,11 @@ class Held:
             self._listeners.remove(listener)
 
     def loss_now(self) -> Loss | None:
-        """Takes no lock: also right in a forked child and where the renewal has not run for a while."""
+        """Returns the loss, by the clock too. Takes no mutex, so it is right in a forked child and
+        after a pause.
+        """
         if self.loss is None and self.lease[1] <= now():
-            return Loss("unconfirmed", "its deadline has passed, and nothing has extended it")
+            return Loss("unconfirmed", "its deadline has passed without an extension")
         return self.loss
 
     async def release(self) -> None:
@@ -171,7 +187,8 @@ class Held:
             except Exception as error:
                 log.warning("the lock %r was not released, and ends with its TTL: %s", self.name, error)
 
-        # It may come out of a garbage collection anywhere, and takes no lock. A forked child has no part in the lock.
+        # A garbage collection may call this anywhere, so it takes no mutex. A forked child has no
+        # part in the lock.
         if not self.is_released and self.process == os.getpid():
             asyncio.run_coroutine_threadsafe(release(), self._loop)
 
@@ -186,5 +203,5 @@ def _call(callback: Callable[[Loss], object], loss: Loss) -> None:
     try:
         threading.Thread(target=call, name="redlock-gateway-lost", daemon=True).start()
     except RuntimeError:
-        # There are no more threads to be had. Late is better than never.
+        # No thread can be started. The callback runs here, late.
         call()

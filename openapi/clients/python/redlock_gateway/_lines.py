@@ -1,6 +1,6 @@
-"""Log lines of the background thread, written by a thread of their own.
+"""Writes the log lines of the background thread in a separate thread.
 
-A log that nobody reads blocks whoever writes it. The background thread extends all locks, so it writes no line itself.
+An unread log blocks its writer. The background thread extends all locks, so it must not write lines itself.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import logging
 import queue
 import threading
 
-# Lines that wait. Further ones are dropped.
-_MOST = 1000
-# What the background thread calls logs by these names, at every request where that is switched on.
+# The number of waiting lines. Further lines are dropped.
+_MAX_LINES = 1000
+# Libraries that the background thread calls log by these names, some of them for every request.
 _LOGGERS = [
     "redlock_gateway",
     "asyncio",
@@ -25,8 +25,8 @@ _here = threading.local()
 
 
 def written_elsewhere() -> None:
-    """From now on the lines of this thread are written by another thread."""
-    lines: queue.Queue[logging.LogRecord] = queue.Queue(_MOST)
+    """Lets another thread write the lines of this thread from now on."""
+    lines: queue.Queue[logging.LogRecord] = queue.Queue(_MAX_LINES)
     threading.Thread(target=_write, args=[lines], name="redlock-gateway-log", daemon=True).start()
     _here.lines = lines
 
@@ -37,7 +37,7 @@ def _write(lines: queue.Queue[logging.LogRecord]) -> None:
         try:
             logging.getLogger(line.name).handle(line)
         except BaseException:
-            # A handler of the user's. The next line may be written all the same.
+            # A handler of the user has failed. It may still write the next line.
             continue
 
 

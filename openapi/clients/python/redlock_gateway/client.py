@@ -1,4 +1,4 @@
-"""The gateways, and locks to be acquired."""
+"""The client of one or several gateways, and the acquisition of locks."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ from .guard import Guard
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# All in seconds.
-# A longer wait is asked for in turns: proxies in front end a request that is silent for half a minute.
+# All times are in seconds. A longer wait is split into several requests: many proxies end a request
+# that is silent for half a minute.
 _LONGEST_TURN = 20.0
 _SHORTEST_TURN = 0.1
-# Where there are several gateways: one that hangs must not have all the time.
+# The same with several gateways, so that a hanging one cannot use up the time.
 _TURN_OF_SEVERAL = 5.0
-# Beside its wait, for one request.
+# For one request, in addition to its wait.
 _ONE_TRY = 5.0
-# For how long a lock is asked for that nobody decides on, also without a wait.
+# How long to ask for a lock that no gateway decides about, also without a wait.
 _UNDECIDED = 5.0
-# The end of a lease that is left for whoever has to stop: a tenth of the TTL, and no more than this.
+# The margin at the end of a lease, for work to stop, is a tenth of the TTL, and at most this.
 _LONGEST_MARGIN = 2.0
 
 _guard: ContextVar[Guard] = ContextVar("redlock_gateway.guard")
 
 
 def current_guard() -> Guard:
-    """In a function that is decorated with ``client.locked``: its guard. Elsewhere LookupError is raised."""
+    """Returns the guard of a function decorated with ``client.locked``. Raises LookupError
+    elsewhere.
+    """
     return _guard.get()
 
 
 class Client:
-    """A service of one or several gateways over the same masters. Threads and tasks may share it."""
+    """A client of one or several gateways over the same masters. Threads and tasks may share it."""
 
     def __init__(
         self,
@@ -59,14 +61,14 @@ class Client:
         ssl_context: ssl.SSLContext | None = None,
         longest_turn: float | None = None,
     ) -> None:
-        """Nothing is connected yet. Raises SetupError, with the value, when something of this cannot work.
+        """Connects to nothing yet. Raises SetupError, with the value, if an argument cannot work.
 
         Args:
-            url: A gateway, or several; a path is kept: ``https://example.com/locks-of-team-a``.
+            url: One gateway or several. A path is kept: ``https://example.com/locks-of-team-a``.
             key: The API key.
-            ssl_context: For https: authorities and client certificates of your own.
-            longest_turn: How many seconds one request may wait for a lock; a longer wait is asked for in turns.
-                20 unless this says otherwise, 5 with several gateways.
+            ssl_context: For https: your own authorities and client certificates.
+            longest_turn: How many seconds one request may wait for a lock; a longer wait is split
+                into several requests. By default 20, or 5 with several gateways.
 
         """
         urls = [_parsed(each) for each in ([url] if isinstance(url, str) else url)]
@@ -75,7 +77,7 @@ class Client:
         if key is not None:
             key = key.strip()
             if not key or not all("!" <= character <= "~" for character in key):
-                raise SetupError("the API key cannot stand in a header")
+                raise SetupError("the API key has characters that a header cannot contain")
         if ssl_context is None and any(each.startswith("https:") for each in urls):
             ssl_context = ssl.create_default_context()
         self._gateways = Gateways(urls, key, ssl_context)
@@ -92,17 +94,18 @@ class Client:
         metadata: Mapping[str, str] | None = None,
         margin: float | None = None,
     ) -> Lock:
-        """A lock to be acquired: ``with client.lock("a") as guard:`` or ``async with``.
+        """Returns a lock to acquire: ``with client.lock("a") as guard:`` or ``async with``.
 
         Args:
             name: 1 to 255 bytes of ``[A-Za-z0-9._:@/+~-]``.
-            ttl: For how many seconds the lock outlives its holder. It is extended long before.
-            wait: How many seconds to wait while somebody else holds it; ``math.inf`` for as long as it takes.
-            owner: A label for people: shown to whoever asks who holds the lock.
+            ttl: How many seconds the lock outlives its holder. It is extended at a third of that.
+            wait: How many seconds to wait while somebody else holds the lock; ``math.inf`` for no
+                limit.
+            owner: A label for people, shown to anybody who asks for the holder.
             metadata: Stored beside the lock, for people.
-            margin: How many seconds before its deadline a lock that could not be extended is given up for lost; a
-                tenth of the TTL unless this says otherwise, 2 at most; less than half of the TTL. As long as work takes
-                to stop.
+            margin: How many seconds before its deadline a lock that could not be extended counts
+                as lost. Set it to the time that your work needs to stop, less than half of the TTL.
+                By default a tenth of the TTL, at most 2.
 
         """
         return Lock(self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin)
@@ -117,10 +120,11 @@ class Client:
         metadata: Mapping[str, str] | None = None,
         margin: float | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """A decorator, for functions and coroutine functions: each call runs under the lock. Arguments as of lock().
+        """Decorates a function or coroutine function: each call runs under the lock. Arguments are
+        those of lock().
 
-        ``current_guard()`` is the guard in the function. A result that came after the loss is not returned: LockLost is
-        raised instead.
+        Inside the function ``current_guard()`` returns the guard. After a loss LockLost is raised instead of returning
+        the result.
         """
         lock = functools.partial(self.lock, name, ttl=ttl, wait=wait, owner=owner, metadata=metadata, margin=margin)
         lock()
@@ -155,11 +159,11 @@ class Client:
         return decorate
 
     def status(self, name: str) -> LockStatus:
-        """What the nodes know of a lock. Raises Refused, Unavailable."""
+        """Returns the state of a lock on the masters. Raises Refused, Unavailable."""
         return background().run(self._status(name))
 
     async def astatus(self, name: str) -> LockStatus:
-        """As status(), for asyncio."""
+        """Does the same as status(), for asyncio."""
         return await background().arun(self._status(name))
 
     async def _status(self, name: str) -> LockStatus:
@@ -176,11 +180,13 @@ class Client:
         return status
 
     def close(self) -> None:
-        """Closes the connections. Guards that are still held cannot be extended any more: leave them before."""
+        """Closes the connections. Release all guards first, because none can be extended
+        afterwards.
+        """
         background().run(self._gateways.close())
 
     async def aclose(self) -> None:
-        """As close(), for asyncio."""
+        """Does the same as close(), for asyncio."""
         await background().arun(self._gateways.close())
 
     def __enter__(self) -> Client:
@@ -197,7 +203,9 @@ class Client:
 
 
 class Lock:
-    """A lock to be acquired, and how; made by ``client.lock``. It may be entered again, also by several at once."""
+    """A lock to acquire, made by ``client.lock``. It may be entered again, also by several threads
+    at once.
+    """
 
     def __init__(
         self,
@@ -214,31 +222,32 @@ class Lock:
         self._gateways, self._longest_turn, self._name = gateways, longest_turn, name
         self._ttl = _span("ttl", ttl)
         if math.isnan(wait) or wait < 0:
-            raise SetupError(f"a wait of {wait} s cannot be")
+            raise SetupError(f"wait is {wait} s; it has to be 0 or more")
         self._wait = wait
         self._margin = min(ttl / 10, _LONGEST_MARGIN) if margin is None else margin
         if not 0 <= self._margin < ttl / 2:
             raise SetupError(
-                f"a margin of {self._margin} s has to be 0 or more, and less than half of the ttl of {ttl} s"
+                f"margin is {self._margin} s and has to be 0 or more, and less than half of the ttl of {ttl} s"
             )
         self._labels: dict[str, Any] = {}
         if owner is not None:
             self._labels["owner"] = owner
         if metadata:
             self._labels["metadata"] = dict(metadata)
-        # Of each with that is open: whose it is. One lock may be open in several threads and tasks.
+        # The owner and guard of each open `with`. One lock may be open in several threads and
+        # tasks.
         self._open: list[tuple[object, Guard]] = []
         self._mutex = threading.Lock()
 
     def acquire(self) -> Guard:
-        """Acquires it. It is kept until the guard is released or dropped.
+        """Acquires the lock, and keeps it until the guard is released or dropped.
 
         Raises LockHeld, Refused with what is allowed, Unavailable.
         """
         return background().run(self._acquire())
 
     async def aacquire(self) -> Guard:
-        """As acquire(), for asyncio. Cancelled, it leaves the queue."""
+        """Does the same as acquire(), for asyncio. A cancellation leaves the queue."""
         return await background().arun(self._acquire())
 
     def __enter__(self) -> Guard:
@@ -269,18 +278,19 @@ class Lock:
         who = _who()
         with self._mutex:
             mine = [at for at, (whose, _) in enumerate(self._open) if whose == who]
-            # Some frameworks leave in another task than they entered. Of one there is no doubt.
+            # Some frameworks leave in another task than they entered. With one open `with` it is
+            # clear which to close.
             if not mine and len(self._open) != 1:
-                raise RuntimeError("a lock was left by another task than had entered it: call client.lock for each")
+                raise RuntimeError("a lock was left by a task that had not entered it: call client.lock in each task")
             return self._open.pop(mine[-1] if mine else 0)[1]
 
     async def _acquire(self) -> Guard:
-        # The same for all repetitions: whichever is answered tells of the same grant.
+        # All repetitions use the same key, so each answer is about the same grant.
         idempotency_key = secrets.token_hex(16)
         try:
             return await self._asked(idempotency_key)
         except (Unavailable, asyncio.CancelledError):
-            # It may have been granted, and nobody has the token.
+            # The lock may have been granted, and nobody has the token.
             await release_by_key(self._gateways, self._name, idempotency_key)
             raise
 
@@ -312,12 +322,13 @@ class Lock:
                     raise
                 if now() >= end_of_wait:
                     raise LockHeld(problem) from None
-                # Answered before its turn was over: not to be asked again at once.
+                # The answer came before the requested wait was over. Pause before the next request.
                 if now() - asked < turn / 2:
                     pause = 1.0 if problem.retry_after is None else problem.retry_after
                     await asyncio.sleep(max(min(pause, end_of_wait - now()), 0.0))
                 continue
-            # An answer may be on its way for longer than the lock lives. Asked again, it is extended or granted anew.
+            # The answer took longer than the lock lives. The next request extends the lock, or gets
+            # a new grant.
             if granted.deadline(sent, self._ttl) > now():
                 return Guard(Held(gateways, self._name, granted, sent, self._ttl, self._margin))
         raise Unavailable(["answers took longer than the lock lives"])
@@ -333,14 +344,14 @@ def _who() -> object:
 
 def _span(what: str, seconds: float) -> float:
     if not math.isfinite(seconds) or seconds <= 0:
-        raise SetupError(f"a {what} of {seconds} s cannot be")
+        raise SetupError(f"{what} is {seconds} s; it has to be finite and more than 0")
     return seconds
 
 
 def _named(name: str) -> None:
-    # Paths of URLs end there; whatever else is no name, the gateway says what is wrong with it.
+    # Such a name would change the path of the URL. The gateway checks all other names.
     if name in ("", ".", ".."):
-        raise SetupError(f"{name!r} is no name of a lock: paths of URLs end there")
+        raise SetupError(f"{name!r} is no name of a lock: it would change the path of the URL")
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -348,7 +359,7 @@ def _named(name: str) -> None:
 
 
 def _parsed(url: str) -> str:
-    # What is in front of an @ may be a password.
+    # Text before an @ may be a password.
     shown = url.rsplit("@", 1)[-1]
     try:
         parts = urlsplit(url)
@@ -358,5 +369,5 @@ def _parsed(url: str) -> str:
     if parts.scheme not in ("http", "https") or not host:
         raise SetupError(f"{shown!r} is no URL of a gateway: it has to begin with http:// or https://, and name a host")
     if parts.query or parts.fragment or "@" in parts.netloc:
-        raise SetupError(f"{shown!r} is no URL of a gateway: nothing but scheme, host, port and path belongs there")
+        raise SetupError(f"{shown!r} is no URL of a gateway: only scheme, host, port and path are allowed")
     return url.rstrip("/")

@@ -1,29 +1,34 @@
-"""The clock of deadlines: nobody sets it, and where the platform has one it goes on while the machine sleeps."""
+"""The clock of deadlines. Nobody can set it, and where the platform allows it runs on while the
+machine sleeps.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-# Timers stand still while the machine sleeps; a long pause is slept in pieces of this length (seconds).
+# Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length
+# (seconds).
 _PIECE = 0.5
 
 
 def now() -> float:
-    """Seconds on the clock of :attr:`Guard.deadline`. After a suspended night a lock is known to be lost."""
+    """Returns seconds on the clock of :attr:`Guard.deadline`, which counts time in suspend where
+    the platform can.
+    """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 async def reached(moment: float) -> None:
-    """Returns when it has come, also when the machine has slept meanwhile."""
+    """Waits for the moment, also if the machine sleeps meanwhile."""
     while (left := moment - now()) > 0:
         await asyncio.sleep(min(left, _PIECE))
 
 
 async def finished(task: asyncio.Task[object], until: float) -> bool:
-    """Whether the task has ended before that moment."""
+    """Waits, and returns whether the task has ended before that moment."""
     while not task.done():
         left = until - now()
         if left <= 0:

@@ -1,4 +1,4 @@
-"""What can go wrong, so told that a person can act on it."""
+"""Errors, with texts that a person can act on."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Problem:
-    """The body of an error answer (RFC 9457). Codes that this version does not know are kept as they are."""
+    """The body of an error answer (RFC 9457). Codes that this version does not know are kept as
+    they are.
+    """
 
     status: int
     """The HTTP status."""
     code: str
-    """The kind of problem, as a word to program against."""
+    """The kind of problem, for programs."""
     detail: str
     """What happened, with the value and what is allowed."""
     request_id: str | None = None
-    """Under this the gateway's log has more."""
+    """Identifies the request in the gateway's log."""
     retry_after: float | None = None
     """When trying again makes sense, in seconds."""
     holder: str | None = None
-    """The label of whoever holds the lock."""
+    """The holder's label."""
     expires_in: float | None = None
     """When the holder's lock expires unless it is extended, in seconds."""
 
@@ -31,27 +33,28 @@ class Problem:
 
 @dataclass(frozen=True)
 class Loss:
-    """Why a lock is not held any more, or may not be."""
+    """Why a lock is no longer held, or may no longer be held."""
 
     kind: Literal["gone", "taken", "max_hold", "unconfirmed", "released"]
     """
-    ``gone``: somebody released it, or it expired. ``taken``: somebody else holds it. ``max_hold``: it was held
-    for as long as a lock may be. ``unconfirmed``: no gateway confirmed an extension, and the deadline is near.
-    ``released``: by its own guard; this is never told as a loss, only by ``check()``.
+    ``gone``: somebody released the lock, or it expired. ``taken``: somebody else holds it.
+    ``max_hold``: it was held for the longest time that is allowed. ``unconfirmed``: no gateway
+    confirmed an extension, and the deadline is near. ``released``: its own guard released it; only
+    ``check()`` reports this, as it is no loss.
     """
     detail: str
-    """The kind in words, with what was heard last."""
+    """The kind in words, with the last answers."""
     holder: str | None = None
-    """For ``taken``: the label of whoever has it."""
+    """For ``taken``: the label of the new holder."""
 
     def __str__(self) -> str:
         return self.detail
 
 
 class RedlockError(Exception):
-    """Whatever this library raises."""
+    """The base class of all errors of this library."""
 
-    # Exceptions of which only the message is an argument cannot be pickled otherwise.
+    # Without this, exceptions with fields beside the message cannot be pickled.
     def __reduce__(self) -> Any:
         return _again, (type(self), self.args, self.__dict__)
 
@@ -64,11 +67,11 @@ def _again(kind: type[RedlockError], args: tuple[object, ...], fields: dict[str,
 
 
 class SetupError(RedlockError, ValueError):
-    """Nothing was asked: what was given cannot work."""
+    """An argument cannot work; no request was sent."""
 
 
 class Refused(RedlockError):
-    """A gateway refuses the request as it is; a repetition would be refused too."""
+    """A gateway refuses the request; a repetition would be refused too."""
 
     def __init__(self, problem: Problem, message: str | None = None) -> None:
         super().__init__(message or str(problem))
@@ -82,7 +85,7 @@ class Refused(RedlockError):
 
     @property
     def code(self) -> str:
-        """The kind, as a word to program against: ``invalid_ttl``, ``unauthenticated``, ``forbidden``, …"""
+        """The kind of problem: ``invalid_ttl``, ``unauthenticated``, ``forbidden``, …"""
         return self.problem.code
 
     @property
@@ -97,7 +100,7 @@ class Refused(RedlockError):
 
 
 class LockHeld(Refused):
-    """Somebody else has the lock, and had it until the wait ended."""
+    """Somebody else held the lock until the wait ended."""
 
     def __init__(self, problem: Problem) -> None:
         who = repr(problem.holder) if problem.holder else "somebody"
@@ -108,12 +111,12 @@ class LockHeld(Refused):
 
     @property
     def holder(self) -> str | None:
-        """The label of whoever holds it, if that one gave a label."""
+        """The holder's label, if there is one."""
         return self.problem.holder
 
     @property
     def expires_in(self) -> float | None:
-        """When it expires unless it is extended, in seconds."""
+        """When the holder's lock expires unless it is extended, in seconds."""
         return self.problem.expires_in
 
 
@@ -123,7 +126,7 @@ class Unavailable(RedlockError):
     def __init__(self, heard: list[str], problem: Problem | None = None) -> None:
         super().__init__("no gateway decided: " + "; ".join(heard))
         self.heard = heard
-        """The last thing that was heard of each URL."""
+        """The last answer or failure of each URL."""
         self.problem = problem
         """The last answer with a code, if any gateway gave one."""
 
@@ -134,7 +137,7 @@ class Unavailable(RedlockError):
 
     @property
     def code(self) -> str | None:
-        """The code of the last answer: ``quorum_unavailable``, ``overloaded``, ``rate_limited``, …"""
+        """The last answer's code: ``quorum_unavailable``, ``overloaded``, ``rate_limited``, …"""
         return None if self.problem is None else self.problem.code
 
     @property
@@ -144,7 +147,7 @@ class Unavailable(RedlockError):
 
 
 class LockLost(RedlockError):
-    """The lock was lost: what was done under it may have happened while somebody else had it."""
+    """The lock was lost: work under it may have overlapped with another holder's."""
 
     def __init__(self, loss: Loss) -> None:
         super().__init__(f"the lock was lost: {loss}")

@@ -1,4 +1,4 @@
-"""A lock that is held: extended in the background, and lost out loud."""
+"""The guard: a held lock that is extended in the background, and whose loss is reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ log = logging.getLogger("redlock_gateway")
 
 
 class _Body:
-    """The body of an ``async with``, cancelled when the lock is lost. The counting is that of asyncio.timeout."""
+    """The body of an ``async with``, cancelled on a loss. It counts cancellations as
+    asyncio.timeout does.
+    """
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -32,8 +34,8 @@ class _Body:
         self._ended = False
         self._is_cancelled = False
 
-    def told(self, _: Loss) -> None:
-        # Its loop may be closed by now.
+    def on_loss(self, _: Loss) -> None:
+        # The loop may be closed by now.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._cancel)
 
@@ -43,7 +45,7 @@ class _Body:
             self._task.cancel()
 
     def end(self) -> bool:
-        """Whether a CancelledError out of the body is ours alone."""
+        """Returns whether a CancelledError from the body is due to the loss alone."""
         self._ended = True
         if not self._is_cancelled:
             return False
@@ -51,22 +53,22 @@ class _Body:
 
 
 class Guard:
-    """A lock that is held, and extended at a third of its validity until it is released or lost.
+    """A held lock, extended at a third of its validity until it is released or lost.
 
-    ``with guard:`` and ``async with guard:`` release it at the end. When it was lost meanwhile, LockLost comes out of
-    the block, also when the work has ended well; the body of an ``async with`` is cancelled at once. A guard that is
-    dropped is released in the background. What it cannot do: stop work that does not look. Give ``fencing_token`` to
-    whatever is written to.
+    ``with guard:`` and ``async with guard:`` release the lock at the end. After a loss the block
+    raises LockLost, even if the work succeeded. A loss cancels the body of an ``async with`` at
+    once. A dropped guard is released in the background. A guard cannot stop work that does not
+    check it: give ``fencing_token`` to each resource you write to.
     """
 
     def __init__(self, held: Held) -> None:
         self._held = held
         self._body: _Body | None = None
-        # At the end of the interpreter nothing waits for it: a lock that was not released then lapses.
+        # The end of the interpreter does not wait for a release: the lock then ends with its TTL.
         weakref.finalize(self, held.drop).atexit = False
 
     def __repr__(self) -> str:
-        # Without the token: it is a secret.
+        # Leaves out the token, which is a secret.
         return f"<Guard of {self.name!r}, {self.remaining:.1f} s to its deadline>"
 
     @property
@@ -76,12 +78,12 @@ class Guard:
 
     @property
     def token(self) -> str:
-        """The secret by which the lock is extended and released."""
+        """The secret that extends and releases the lock."""
         return self._held.token
 
     @property
     def fencing_token(self) -> int:
-        """Larger than that of every earlier grant of this lock; below 2**53.
+        """A number larger than that of every earlier grant of this lock; below 2**53.
 
         Give it to the resource with every write, and let the resource refuse smaller ones:
         ``UPDATE … SET …, fence = :token WHERE id = :id AND fence <= :token``.
@@ -90,29 +92,30 @@ class Guard:
 
     @property
     def deadline(self) -> float:
-        """Until when the lock is certainly ours, unless it is taken away: seconds as of ``redlock_gateway.now()``.
+        """The end of the validity on ``redlock_gateway.now()``. Until then the lock is ours, unless
+        taken away.
 
-        It moves on with each extension.
+        Each extension moves the deadline.
         """
         return self._held.lease[1]
 
     @property
     def remaining(self) -> float:
-        """Seconds until the deadline, 0 when it has passed."""
+        """Seconds until the deadline, 0 after it."""
         return max(self.deadline - now(), 0.0)
 
     @property
     def lost(self) -> threading.Event:
-        """Set when the lock is lost, at the latest the margin before its deadline: ``guard.lost.wait(10)``."""
+        """Set on a loss, at the latest the margin before the deadline: ``guard.lost.wait(10)``."""
         return self._held.lost
 
     @property
     def loss(self) -> Loss | None:
-        """Why it was lost, or None."""
+        """Why the lock was lost, or None."""
         return self._held.loss
 
     def check(self) -> None:
-        """Returns when the lock is ours at this moment, by the clock too. Raises LockLost when it is not."""
+        """Raises LockLost unless the lock is ours at this moment, by the clock too."""
         loss = self._held.loss_now()
         if loss is None and self._held.is_released:
             loss = Loss("released", "it was released by its own guard")
@@ -120,33 +123,36 @@ class Guard:
             raise LockLost(loss)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
-        """Calls this once when the lock is lost, in a thread of its own; at once when it is lost already.
+        """Calls the callback once on a loss, in its own thread; at once if the lock is lost
+        already.
 
-        To end a child process, for example: ``guard.on_lost(lambda _: process.terminate())``. What it raises is logged.
+        For example to end a child process: ``guard.on_lost(lambda _: process.terminate())``. Its exceptions are logged.
         """
         self._held.on_lost(callback)
 
     async def wait_lost(self) -> Loss:
-        """Returns when the lock is lost, and says why."""
+        """Waits for the loss, and returns it."""
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[Loss] = loop.create_future()
+        lost: asyncio.Future[Loss] = loop.create_future()
 
         def resolve(loss: Loss) -> None:
-            if not told.done():
-                told.set_result(loss)
+            if not lost.done():
+                lost.set_result(loss)
 
-        def tell(loss: Loss) -> None:
+        def notify(loss: Loss) -> None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(resolve, loss)
 
-        self._held.listen(tell)
+        self._held.listen(notify)
         try:
-            return await told
+            return await lost
         finally:
-            self._held.forget(tell)
+            self._held.forget(notify)
 
     def wait_extended(self, timeout: float | None = None) -> bool:
-        """Waits for the next confirmed extension. False when the lock was lost before, or after so many seconds."""
+        """Waits for the next confirmed extension. Returns False on a loss, or after ``timeout``
+        seconds.
+        """
         held = self._held
         with held.extended:
             before = held.extensions
@@ -154,15 +160,18 @@ class Guard:
             return held.extensions > before
 
     def release(self) -> None:
-        """Releases the lock, and tries for 5 s at most. Quiet when it is not held any more: ask check() before.
+        """Releases the lock, trying for 5 s at most. Raises nothing if it is no longer held: call
+        check() before.
 
-        Raises Unavailable when no gateway has confirmed it (it ends with its TTL then), and Refused.
+        Raises Unavailable if no gateway confirmed the release (the lock then ends with its TTL), and Refused.
         """
         if self._held.process == os.getpid():
             background().run(self._held.release(), to_the_end=True)
 
     async def arelease(self) -> None:
-        """As release(), for asyncio. When it is cancelled the release goes on in the background."""
+        """Does the same as release(), for asyncio. After a cancellation the release goes on in the
+        background.
+        """
         if self._held.process == os.getpid():
             await background().arun(self._held.release(), to_the_end=True)
 
@@ -179,7 +188,7 @@ class Guard:
 
     async def __aenter__(self) -> Guard:
         self._body = _Body()
-        self._held.listen(self._body.told)
+        self._held.listen(self._body.on_loss)
         return self
 
     async def __aexit__(
@@ -188,7 +197,7 @@ class Guard:
         loss = self._held.loss_now()
         body, self._body = self._body, None
         assert body is not None, "left what was not entered"
-        self._held.forget(body.told)
+        self._held.forget(body.on_loss)
         is_ours = body.end()
         try:
             await self.arelease()
@@ -197,12 +206,13 @@ class Guard:
         _raise_lost(loss, error, is_ours)
 
     def _not_released(self, why: Exception) -> None:
-        # It was ours until the work was done; whatever becomes of the release, it ends with its TTL.
+        # The lock was ours until the work was done, so a failed release is no error. The lock ends
+        # with its TTL.
         log.warning("the lock %r was not released, and ends with its TTL: %s", self.name, why)
 
 
 def _raise_lost(loss: Loss | None, error: BaseException | None, is_ours: bool = False) -> None:
-    # Who ends the process, or cancels for a reason of their own, is not held up. A LockLost goes on as it is.
+    # SystemExit, KeyboardInterrupt and cancellations by others pass unchanged, as does LockLost.
     if loss is None or isinstance(error, LockLost):
         return
     if error is None or isinstance(error, Exception) or is_ours:

@@ -5,73 +5,93 @@ import type { components } from "./generated/openapi.js";
 import { Guard, release } from "./guard.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 
-/** A gateway answers a longer wait in turns: proxies in front end a request that is silent for half a minute. */
+/**
+ * A longer wait is split into several requests: many proxies end a request that is silent for half
+ * a minute.
+ */
 const LONGEST_TURN = 20_000;
 const SHORTEST_TURN = 100;
-/** Where there are several gateways: one that hangs must not have all the time. */
+/** The same with several gateways, so that a hanging one cannot use up the time. */
 const TURN_OF_SEVERAL = 5_000;
-/** Beside its wait, for one request. */
+/** For one request, in addition to its wait. */
 const ONE_GRANT = 5_000;
-/** For how long a lock is asked for that nobody decides on, also without a wait. */
+/** How long to ask for a lock that no gateway decides about, also without a wait. */
 const UNDECIDED = 5_000;
-/** The end of a lease that is left for whoever has to stop: a tenth of the TTL, and no more than this. */
+/** The margin at the end of a lease, for work to stop, is a tenth of the TTL, and at most this. */
 const LONGEST_MARGIN = 2_000;
 
-/** A lock as a majority of the nodes sees it, without its token. */
+/** A lock as a majority of the masters sees it, without its token. */
 export type LockStatus = components["schemas"]["LockStatus"];
 /** A page of held locks. */
 export type LockList = components["schemas"]["LockList"];
 
-/** Where the gateways are, and how to be known there. */
+/** The gateways, and the API key. */
 export interface ClientOptions {
-  /** One gateway, or several over the same masters. A path is kept: `https://example.com/locks-of-team-a`. */
+  /**
+   * One gateway, or several over the same masters. A path is kept:
+   * `https://example.com/locks-of-team-a`.
+   */
   readonly url: string | readonly string[];
   /** The API key. */
   readonly key?: string | undefined;
   /**
-   * The longest wait that is asked of a gateway in one request, in milliseconds: 20 s, or 5 s where there are several. A longer
-   * wait is asked for in turns. Less than the gateway's maximum (25 s), and than what a proxy in front allows.
+   * The longest wait of one request, in milliseconds: by default 20 s, or 5 s with several
+   * gateways. A longer wait is split into several requests. Set it below the gateway's maximum (25
+   * s) and below the limit of a proxy in front.
    */
   readonly maxTurnMs?: number | undefined;
-  /** Told of every loss, and of every lock that could not be released; for a log. What it throws is ignored. */
+  /**
+   * Called for every loss, and for every lock that could not be released; for a log. Its exceptions
+   * are ignored.
+   */
   readonly warn?: ((message: string, error: Error) => void) | undefined;
 }
 
-/** A lock to be acquired, and how. */
+/** How to acquire a lock. */
 export interface LockOptions {
-  /** For how long the lock outlives its holder, in milliseconds: 30000 unless this says otherwise. It is extended long before. */
+  /**
+   * How long the lock outlives its holder, in milliseconds: by default 30000. The guard extends it
+   * long before.
+   */
   readonly ttlMs?: number | undefined;
   /**
-   * How long to wait for it while somebody else holds it, in milliseconds; `Infinity` is allowed. 0 by default: whoever is refused
-   * is told at once.
+   * How long to wait for the lock while somebody else holds it, in milliseconds; `Infinity` is
+   * allowed. By default 0: `lock` rejects at once.
    */
   readonly waitMs?: number | undefined;
-  /** A label for people: shown to whoever asks who holds the lock. */
+  /** A label for people, shown to anybody who asks for the holder. */
   readonly owner?: string | undefined;
   /** Stored beside the lock, for people. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
   /**
-   * How long before its deadline a lock that could not be extended is given up for lost, in milliseconds: a tenth of the TTL by
-   * default, 2000 at most; less than half the TTL. As long as work takes to stop.
+   * How long before its deadline a lock that could not be extended counts as lost, in milliseconds.
+   * Set it to the time that your work needs to stop, less than half of the TTL. By default a tenth
+   * of the TTL, at most 2000.
    */
   readonly marginMs?: number | undefined;
-  /** Ends the wait: the queue is left, and the signal's reason is thrown. It does nothing to a lock that is held. */
+  /**
+   * Ends the wait: the request leaves the queue, and the signal's reason is thrown. A held lock is
+   * not affected.
+   */
   readonly signal?: AbortSignal | undefined;
 }
 
-/** What is done under a lock. `signal` is aborted when the lock is lost; its reason is a `LockLostError`. */
+/**
+ * The work under a lock. `signal` is aborted when the lock is lost; its reason is a
+ * `LockLostError`.
+ */
 export type Work<T> = (signal: AbortSignal, guard: Guard) => T | PromiseLike<T>;
 
-/** A service of one or several gateways over the same masters. */
+/** A client of one or several gateways over the same masters. */
 export class Client {
   readonly #gateways: Gateways;
   readonly #longestTurn: number;
   readonly #warn: ClientOptions["warn"];
 
   /**
-   * Nothing is connected yet.
+   * Connects to nothing yet.
    *
-   * @throws {SetupError} with the value, when something of it cannot work.
+   * @throws {SetupError} with the value, if an option cannot work.
    */
   constructor(options: ClientOptions | string) {
     const { url, key, maxTurnMs, warn } = typeof options === "string" ? { url: options } : options;
@@ -84,10 +104,10 @@ export class Client {
   /**
    * Acquires a lock, and keeps it until the guard is released.
    *
-   * @throws {LockHeldError} when somebody else had it until the wait ended.
-   * @throws {RefusedError} with what is allowed.
-   * @throws {UnavailableError} when no gateway decided.
-   * @throws {SetupError} when an option cannot work.
+   * @throws {LockHeldError} if somebody else held the lock until the wait ended.
+   * @throws {RefusedError} that says what is allowed.
+   * @throws {UnavailableError} if no gateway decided.
+   * @throws {SetupError} if an option cannot work.
    */
   async lock(name: string, options: LockOptions = {}): Promise<Guard> {
     const ttl = milliseconds("ttlMs", options.ttlMs ?? 30_000, 1);
@@ -105,11 +125,12 @@ export class Client {
   }
 
   /**
-   * Does the work under a lock, and releases it. The work has to look at its signal to be stopped; it is waited for in any case.
-   * When it ended after the loss that is what is thrown, whatever it returned, and with whatever it threw as the cause.
+   * Does the work under a lock, and releases the lock. Work stops only if it observes its signal;
+   * `withLock` waits for its end in any case. If the work ended after a loss, the loss is thrown
+   * instead of the result, with an error of the work as the cause.
    *
-   * @throws {LockLostError} when the lock was lost before the work ended.
-   * @throws as {@link Client.lock}, and what the work throws.
+   * @throws {LockLostError} if the lock was lost before the work ended.
+   * @throws the errors of {@link Client.lock} and of the work.
    */
   async withLock<T>(name: string, work: Work<T>): Promise<T>;
   async withLock<T>(name: string, options: LockOptions, work: Work<T>): Promise<T>;
@@ -130,7 +151,7 @@ export class Client {
   }
 
   /**
-   * What the nodes know of a lock. For people: it may be outdated on arrival.
+   * Returns the state of a lock on the masters. For people: it may be outdated on arrival.
    *
    * @throws {RefusedError}
    * @throws {UnavailableError}
@@ -142,7 +163,7 @@ export class Client {
   }
 
   /**
-   * A page of the held locks whose names begin so.
+   * Returns a page of the held locks whose names begin with `prefix`.
    *
    * @throws {RefusedError}
    * @throws {UnavailableError}
@@ -153,9 +174,9 @@ export class Client {
   }
 
   /**
-   * Takes a lock from whoever holds it, who is told at the next extension.
+   * Takes a lock from its holder. The holder's guard reports the loss at the next extension.
    *
-   * @throws {RefusedError} with status 404 when nobody holds it.
+   * @throws {RefusedError} with status 404 if nobody holds the lock.
    * @throws {UnavailableError}
    */
   async forceRelease(name: string): Promise<void> {
@@ -177,14 +198,14 @@ export class Client {
     wait: number,
     options: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
-    // The same for all repetitions: whichever is answered tells of the same grant.
+    // All repetitions use the same key, so each answer is about the same grant.
     const header = { "Idempotency-Key": globalThis.crypto.randomUUID() };
     const params = { path: pathOf(name), header };
     try {
       return await this.#granted(params, ttl, wait, options);
     } catch (error) {
       if (!(error instanceof RefusedError)) {
-        // It may have been granted, and nobody has the token.
+        // The lock may have been granted, and nobody has the token.
         const released = release(this.#gateways, name, header, now() + ONE_TRY).catch(() => {});
         if (!options.signal?.aborted) {
           await released;
@@ -220,7 +241,8 @@ export class Client {
         if (now() < deadline) {
           return { lease: answer, sent, deadline };
         }
-        // The answer was on its way for longer than the lock lives. Asked again, it is extended or granted anew.
+        // The answer took longer than the lock lives. The next request extends the lock, or gets a
+        // new grant.
       } catch (error) {
         if (!(error instanceof RefusedError)) {
           throw error;
@@ -232,7 +254,7 @@ export class Client {
         } else if (now() >= endOfWait) {
           throw new LockHeldError(error.problem);
         } else if (now() - asked < turn / 2) {
-          // Answered before its turn was over: not to be asked again at once.
+          // The answer came before the requested wait was over. Pause before the next request.
           await reached(Math.min(now() + (error.retryAfterMs ?? 1_000), endOfWait), signal);
         }
       }
@@ -241,7 +263,7 @@ export class Client {
   }
 }
 
-/** Whole and finite, so that what is asked for is what is counted with. */
+/** Checks an option. Only whole, finite milliseconds reach the gateway unchanged. */
 function milliseconds(option: string, value: number, least: number): number {
   if (!Number.isSafeInteger(value) || value < least) {
     throw new SetupError(`${option} is ${value}; it has to be a whole number of milliseconds, ${least} or more`);
@@ -251,7 +273,7 @@ function milliseconds(option: string, value: number, least: number): number {
 
 function body<T>(data: unknown): T {
   if (typeof data !== "object" || data === null) {
-    throw new Error("there is no answer in it");
+    throw new Error("the answer has no body");
   }
   return data as T;
 }

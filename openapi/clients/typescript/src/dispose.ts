@@ -1,5 +1,5 @@
-// Node 20 may have no Symbol.asyncDispose, and what compilers make of `await using` reads it from there. One that exists is
-// left alone. To be evaluated before any class that has such a method.
+// Node 20 may lack Symbol.asyncDispose, which compiled `await using` reads. An existing symbol
+// stays unchanged. Import this module before any class that has such a method.
 if (Symbol.asyncDispose === undefined) {
   Object.defineProperty(Symbol, "asyncDispose", { value: Symbol.for("Symbol.asyncDispose") });
 }

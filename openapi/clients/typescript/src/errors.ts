@@ -1,37 +1,40 @@
 import type { components } from "./generated/openapi.js";
 
-/** The kind of a problem, as a word to program against. A newer gateway may say words that are not listed here. */
+/** The kind of a problem, for programs. A newer gateway may send codes that are not listed here. */
 export type ProblemCode = components["schemas"]["Problem"]["code"] | (string & {});
 
-/** The body of an error answer (RFC 9457), as far as a client needs it. */
+/** The part of an error answer (RFC 9457) that a client needs. */
 export interface Problem {
   /** The HTTP status. */
   readonly status: number;
-  /** The kind of problem. `proxy` and `not_a_gateway`: the answer was none of a gateway. */
+  /** The kind of problem. `proxy` and `not_a_gateway`: something other than a gateway answered. */
   readonly code: ProblemCode;
   /** What happened, with the value and what is allowed. */
   readonly detail: string;
-  /** Under this the gateway's log has more. */
+  /** Identifies the request in the gateway's log. */
   readonly request_id?: string;
   /** When trying again makes sense, in milliseconds. */
   readonly retry_after_ms?: number;
-  /** The label of whoever holds the lock. */
+  /** The holder's label. */
   readonly holder?: string;
   /** When the holder's lock expires unless it is extended, in milliseconds. */
   readonly expires_in_ms?: number;
 }
 
-/** Everything that this package throws by itself. */
+/** The base class of all errors of this package. */
 export class RedlockError extends Error {
   override readonly name: string = "RedlockError";
 }
 
-/** Nothing was asked: something that was given cannot work. */
+/** An argument cannot work; no request was sent. */
 export class SetupError extends RedlockError {
   override readonly name = "SetupError";
 }
 
-/** A gateway refuses the request as it is; a repetition would be refused too. The message says what is allowed. */
+/**
+ * A gateway refuses the request; a repetition would be refused too. The message says what is
+ * allowed.
+ */
 export class RefusedError extends RedlockError {
   override readonly name: string = "RefusedError";
   /** The whole answer. */
@@ -43,7 +46,7 @@ export class RefusedError extends RedlockError {
     this.problem = problem;
   }
 
-  /** The kind of problem, as a word to program against. */
+  /** The kind of problem, for programs. */
   get code(): ProblemCode {
     return this.problem.code;
   }
@@ -63,13 +66,13 @@ export class RefusedError extends RedlockError {
     return this.problem.retry_after_ms;
   }
 
-  /** Under this the gateway's log has more. */
+  /** Identifies the request in the gateway's log. */
   get requestId(): string | undefined {
     return this.problem.request_id;
   }
 }
 
-/** Somebody else has the lock, and had it until the wait ended. */
+/** Somebody else held the lock until the wait ended. */
 export class LockHeldError extends RefusedError {
   override readonly name = "LockHeldError";
 
@@ -95,7 +98,7 @@ export class LockHeldError extends RefusedError {
 /** No gateway decided. */
 export class UnavailableError extends RedlockError {
   override readonly name = "UnavailableError";
-  /** The last thing that was heard of each URL. */
+  /** The last answer or failure of each URL. */
   readonly heard: readonly string[];
 
   /** @internal */
@@ -106,24 +109,27 @@ export class UnavailableError extends RedlockError {
 }
 
 /**
- * Why a lock is not held any more, or may not be.
- * - `gone`: it is free or expired: somebody released it, or it was not extended in time.
+ * Why a lock is no longer held, or may no longer be held.
+ * - `gone`: somebody released the lock, or it expired.
  * - `taken`: somebody else holds it.
- * - `max_hold`: it was held for as long as a lock may be.
- * - `unconfirmed`: no gateway has confirmed an extension, and its deadline is near or over.
+ * - `max_hold`: the lock was held for the longest time that is allowed.
+ * - `unconfirmed`: no gateway confirmed an extension, and the deadline is near or over.
  */
 export type LossKind = "gone" | "taken" | "max_hold" | "unconfirmed";
 
-/** The lock was lost. The reason of `guard.signal`, and what `withLock` rejects with when work ended after the loss. */
+/**
+ * The lock was lost. The reason of `guard.signal`, and the error of `withLock` if work ended after
+ * the loss.
+ */
 export class LockLostError extends RedlockError {
   override readonly name = "LockLostError";
   /** The lock's name. */
   readonly lock: string;
-  /** Why. */
+  /** The kind of loss, for programs. */
   readonly kind: LossKind;
-  /** Why, for people. */
+  /** The reason, for people. */
   readonly detail: string;
-  /** The label of whoever holds it now, where that is known. */
+  /** The label of the new holder, if known. */
   readonly holder: string | undefined;
 
   /** @internal */
@@ -136,8 +142,8 @@ export class LockLostError extends RedlockError {
   }
 
   /**
-   * The loss in whatever was caught, if there is one. `await using` makes a `SuppressedError` of two when the block threw as
-   * well.
+   * Finds the loss in a caught error, if there is one. If the block of an `await using` threw too,
+   * JavaScript makes one `SuppressedError` of both errors.
    */
   static in(caught: unknown): LockLostError | undefined {
     if (caught instanceof LockLostError) {
@@ -161,12 +167,12 @@ export class LockLostError extends RedlockError {
   }
 
   /** @internal */
-  static told(lock: string, { code, detail, holder }: Problem): LockLostError {
+  static fromProblem(lock: string, { code, detail, holder }: Problem): LockLostError {
     switch (code) {
       case "lock_not_found":
         return new LockLostError(lock, "gone", `it was released by somebody else or has expired (${detail})`);
       case "max_hold_reached":
-        return new LockLostError(lock, "max_hold", `it was held for as long as it may be (${detail})`);
+        return new LockLostError(lock, "max_hold", `it was held for the longest time that is allowed (${detail})`);
       default:
         return new LockLostError(lock, "taken", `${holder ?? "somebody else"} holds it`, holder);
     }

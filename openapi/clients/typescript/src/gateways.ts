@@ -1,4 +1,4 @@
-// The gateways, and how one of them is asked until it answers.
+// Asks one of several gateways until one answers.
 
 import createClient, { type Client as Api } from "openapi-fetch";
 
@@ -6,19 +6,22 @@ import { now, reached } from "./clock.js";
 import { type Problem, RefusedError, SetupError, UnavailableError } from "./errors.js";
 import type { paths } from "./generated/openapi.js";
 
-/** Between two rounds over all gateways: the first pause, and the longest, in milliseconds. */
+/** The first and the longest pause between two rounds over all gateways, in milliseconds. */
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2_000;
-/** With less time an answer is not to be expected, and what was heard before tells more than its absence. */
+/**
+ * With less time no answer can be expected, and earlier answers say more than a missing one. In
+ * milliseconds.
+ */
 export const SHORTEST_TRY = 50;
-/** For requests that hold no lease up. */
+/** Limits of requests that no lease waits for, in milliseconds. */
 export const ONE_TRY = 2_000;
 export const ALL_TRIES = 5_000;
 
-/** A timer that is so late was kept from running, in milliseconds. */
+/** A timer that is later than this was blocked, in milliseconds. */
 const LATE = 10;
 
-/** Where a request goes, and what ends it early. */
+/** The target of one request, and the signal that ends it early. */
 export interface Try {
   baseUrl: string;
   signal: AbortSignal;
@@ -31,15 +34,15 @@ export interface Answer {
 }
 
 export interface Limits {
-  /** No answer is waited for beyond this moment. */
+  /** All waiting ends at this moment. */
   until: number;
-  /** So long at most for one gateway, in milliseconds. */
+  /** The limit for one gateway, in milliseconds. */
   oneTry: number;
-  /** Ends it all: its reason is thrown. */
+  /** Ends everything: its reason is thrown. */
   signal?: AbortSignal | undefined;
 }
 
-/** How a request ended that brought nothing: with a problem, or with nothing that tells whether it was done. */
+/** A failed request: a problem, or an outcome that leaves open whether the request was executed. */
 type Failure = { problem: Problem } | { unclear: string };
 
 export class Gateways {
@@ -59,10 +62,10 @@ export class Gateways {
       try {
         new Headers(headers);
       } catch {
-        throw new SetupError("the API key cannot stand in a header");
+        throw new SetupError("the API key has characters that a header cannot contain");
       }
     }
-    // No redirects: a token goes where it was meant to go.
+    // A redirect would send the token to another host.
     this.api = createClient<paths>({ headers, redirect: "manual" });
   }
 
@@ -71,8 +74,9 @@ export class Gateways {
   }
 
   /**
-   * Asks one gateway after the other until one answers, with pauses, and says when the request was sent that was answered.
-   * What is asked must do no harm when it is done twice. `read` throws when an answer is none.
+   * Asks one gateway after the other until one answers, with pauses. Returns the answer, and when
+   * its request was sent. A gateway may execute a request twice, so it must be idempotent. `read`
+   * throws if an answer is unusable.
    */
   async ask<T>(
     send: (to: Try) => Promise<Answer>,
@@ -107,7 +111,7 @@ export class Gateways {
           heard.push(result.unclear);
           soonest = 0;
         }
-        // Unless another request has gone on to the next one meanwhile.
+        // Another request may have moved on to the next gateway meanwhile.
         if (this.#current === at) {
           this.#current = (at + 1) % this.#urls.length;
         }
@@ -122,22 +126,22 @@ export class Gateways {
   }
 }
 
-/** A name as it may stand in a path. Anything else is encoded, and the gateway says what is wrong with it. */
+/** A name as part of a path. Other characters are encoded, and the gateway checks them. */
 export function pathOf(name: string): { name: string } {
   if (name === "" || name === "." || name === "..") {
-    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: paths of URLs end there`);
+    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: it would change the path of the URL`);
   }
   try {
     encodeURIComponent(name);
   } catch {
-    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: half of a character is in it`);
+    throw new SetupError(`${JSON.stringify(name)} is no name of a lock: it contains half of a character`);
   }
   return { name };
 }
 
 function parsed(text: string): string {
   const refused = (why: string): SetupError =>
-    // What is in front of an @ may be a password.
+    // Text before an @ may be a password.
     new SetupError(`${JSON.stringify(text.slice(text.lastIndexOf("@") + 1))} is no URL of a gateway: ${why}`);
   let url: URL;
   try {
@@ -149,7 +153,7 @@ function parsed(text: string): string {
     throw refused("it has to begin with http:// or https://, and name a host");
   }
   if (url.search !== "" || url.hash !== "" || url.username !== "" || url.password !== "") {
-    throw refused("nothing but scheme, host, port and path belongs there; a key is an option of its own");
+    throw refused("only scheme, host, port and path are allowed; use the option key for an API key");
   }
   return url.href.replace(/\/+$/, "");
 }
@@ -167,7 +171,8 @@ async function attempt<T>(
   let isLate = false;
   const over = now() + limit;
   void reached(over, request.signal).then(async () => {
-    // Where nothing could run for a while timers come first: an answer that has arrived meanwhile is read in the next turn.
+    // After a blocked event loop timers run first: an answer that has arrived meanwhile is read in
+    // the next turn of the loop.
     if (now() > over + LATE) {
       await reached(now() + LATE, request.signal);
     }
@@ -195,7 +200,7 @@ async function attempt<T>(
   }
 }
 
-/** In words, down to the cause: the text of fetch itself ends at "fetch failed". */
+/** Returns the text of the innermost cause: the text of fetch itself is only "fetch failed". */
 function words(thrown: unknown): string {
   let cause = thrown;
   while (cause instanceof Error && cause.cause !== undefined) {
@@ -212,8 +217,8 @@ function failure(url: string, response: Response, body: unknown): Failure {
   if (isProblem(body)) {
     return { problem: { ...body, status } };
   }
-  // A proxy's own page. Some of them say when to come back.
-  const detail = `${url} answered ${status}, and not in the words of a gateway`;
+  // A proxy's own page. Some proxies send Retry-After.
+  const detail = `${url} answered ${status}, but not as a gateway does`;
   if (!mayPass(status)) {
     return { problem: { status, code: "not_a_gateway", detail } };
   }
@@ -228,7 +233,10 @@ function isProblem(body: unknown): body is Problem {
   return typeof code === "string" && typeof detail === "string";
 }
 
-/** Whether the same, asked again, may go well. A defect of a gateway (500) may be gone with the next one. */
+/**
+ * Returns whether a repeated request may succeed. The next gateway may not have this one's defect
+ * (500).
+ */
 function mayPass(status: number): boolean {
   return [408, 429, 500, 502, 503, 504].includes(status);
 }

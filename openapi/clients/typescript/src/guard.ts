@@ -5,14 +5,23 @@ import { LockLostError, RefusedError, SetupError, UnavailableError } from "./err
 import { type Gateways, ONE_TRY, pathOf, SHORTEST_TRY } from "./gateways.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 
-/** For one try to extend: a share of what is left, so that a hung gateway cannot eat the lease, and no more than this. */
+/**
+ * One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
+ * lease, and at most this, in milliseconds.
+ */
 const LONGEST_TRY = 5_000;
 const SHARE_OF_A_TRY = 4;
 
-/** For how long a release is tried, in milliseconds: work that is done is not held up for longer. The TTL does the rest. */
+/**
+ * How long a release is tried, in milliseconds. Finished work does not wait longer; the lock then
+ * ends with its TTL.
+ */
 const LONGEST_RELEASE = 5_000;
 
-/** What a gateway says when a token holds its lock no more. The page of a proxy has a status too. */
+/**
+ * Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status,
+ * but no code.
+ */
 const LOSSES: readonly string[] = ["lock_not_found", "not_holder", "max_hold_reached"];
 
 /** @internal */
@@ -28,26 +37,30 @@ export interface Held {
 }
 
 /**
- * A lock that is held: extended in the background, and lost out loud. `await using` releases it at the end of the block.
- * It does not keep a process alive that has nothing else to do.
+ * A held lock, extended in the background, whose loss is reported. `await using` releases it at the
+ * end of the block. A guard does not keep a process alive.
  */
 export class Guard implements AsyncDisposable {
   /** The lock's name. */
   readonly name: string;
   /**
-   * Larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the resource
-   * refuse smaller ones: `UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1`.
+   * A number larger than that of every earlier grant of this lock. Give it to the resource with
+   * every write, and let the resource refuse smaller ones: `UPDATE … SET …, fence = $1 WHERE id =
+   * $2 AND fence <= $1`.
    */
   readonly fencingToken: number;
-  /** Aborted when the lock is lost, at the latest the margin before its deadline. Its reason is the {@link LockLostError}. */
+  /**
+   * Aborted on a loss, at the latest the margin before the deadline. Its reason is the {@link
+   * LockLostError}.
+   */
   readonly signal: AbortSignal;
-  /** Resolves when the lock is lost, with why. It stays open when the lock is released before. */
+  /** Resolves with the loss. It stays pending if the lock is released before. */
   readonly lost: Promise<LockLostError>;
 
   readonly #held: Held;
   readonly #loss = new AbortController();
   readonly #stop = new AbortController();
-  /** When it was last confirmed, and until when that counts. */
+  /** When the lease was last confirmed, and its deadline. */
   #confirmed: number;
   #deadline: number;
   #next = deferred();
@@ -68,31 +81,35 @@ export class Guard implements AsyncDisposable {
     void this.#extendUntilLost();
   }
 
-  /** The secret by which the lock is extended and released. */
+  /** The secret that extends and releases the lock. */
   get token(): string {
     return this.#held.lease.token;
   }
 
-  /** Until when the lock is certainly ours, on the clock of {@link now}, in milliseconds. It moves on with each extension. */
+  /**
+   * Until when the lock is ours, on the clock of {@link now}, in milliseconds. Each extension moves
+   * it.
+   */
   get deadline(): number {
     return this.#deadline;
   }
 
-  /** How long until the deadline, in milliseconds; 0 when it has passed. */
+  /** The time to the deadline, in milliseconds; 0 after it. */
   get remainingMs(): number {
     return Math.max(0, this.#deadline - now());
   }
 
-  /** Why the lock was lost; undefined while it is not. */
+  /** The loss; undefined while the lock is not lost. */
   get loss(): LockLostError | undefined {
     return this.signal.aborted ? (this.signal.reason as LockLostError) : undefined;
   }
 
   /**
-   * Whether the lock is certainly ours at this moment, by the clock too: also where nothing has run for a while.
+   * Throws unless the lock is ours at this moment. Compares the clock too, so it is right after a
+   * blocked event loop.
    *
-   * @throws {LockLostError} when it was lost.
-   * @throws {SetupError} when it was released.
+   * @throws {LockLostError} if the lock was lost.
+   * @throws {SetupError} if the lock was released.
    */
   check(): void {
     const loss = this.#lossByNow();
@@ -105,17 +122,18 @@ export class Guard implements AsyncDisposable {
     }
   }
 
-  /** Resolves at the next extension with true; with false when there is none any more: the lock was lost or released. */
+  /** Resolves with true at the next extension; with false if the lock is lost or released. */
   extended(): Promise<boolean> {
     return this.#next.promise;
   }
 
   /**
-   * Releases the lock, and tries for 5 s at most. Quiet when it was lost before or is not held any more; ask
-   * {@link Guard.check} before. The second call is the same as the first.
+   * Releases the lock, trying for 5 s at most. Throws nothing if the lock was lost before or is no
+   * longer held; call {@link Guard.check} before. A second call returns the promise of the first.
    *
-   * @throws {UnavailableError} when no gateway has confirmed it: then the lock ends with its TTL.
-   * @throws {RefusedError} when the gateway refuses it.
+   * @throws {UnavailableError} if no gateway confirmed the release: then the lock ends with its
+   * TTL.
+   * @throws {RefusedError} if the gateway refuses the release.
    */
   release(): Promise<void> {
     if (this.#release === undefined) {
@@ -133,9 +151,11 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Releases the lock, without a word when no gateway confirms that: the work was done while it was ours.
+   * Releases the lock. A release without confirmation is no error, because the work was done while
+   * the lock was ours.
    *
-   * @throws {LockLostError} when it was lost before, unless {@link Guard.check} has thrown that already.
+   * @throws {LockLostError} if the lock was lost before, unless {@link Guard.check} has thrown the
+   * loss already.
    */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.ended();
@@ -145,7 +165,8 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * The work is over: releases, and says whether it was over too late. A release that nobody waits for is made in the background.
+   * Releases after the work has ended, and returns the loss, if any. After a loss the release runs
+   * in the background.
    *
    * @internal
    */
@@ -159,7 +180,7 @@ export class Guard implements AsyncDisposable {
 
   #lossByNow(): LockLostError | undefined {
     if (this.loss === undefined && this.#release === undefined && now() >= this.#deadline) {
-      this.#lose(LockLostError.unconfirmed(this.name, ["nothing has run since"]));
+      this.#lose(LockLostError.unconfirmed(this.name, ["no code ran until the deadline had passed"]));
     }
     return this.loss;
   }
@@ -174,7 +195,10 @@ export class Guard implements AsyncDisposable {
     this.#warn("a lock was lost", loss);
   }
 
-  /** After all else is told. What a log throws, now or later, must not end what called it. */
+  /**
+   * Called after all other notifications. An exception of the log, now or later, must not reach the
+   * caller.
+   */
   #warn(message: string, error: Error): void {
     void new Promise<unknown>((resolve) => resolve(this.#held.warn?.(message, error))).catch(() => {});
   }
@@ -204,10 +228,11 @@ export class Guard implements AsyncDisposable {
           isConfirmed = true;
         } catch (error) {
           if (error instanceof RefusedError && LOSSES.includes(error.code)) {
-            this.#lose(LockLostError.told(name, error.problem));
+            this.#lose(LockLostError.fromProblem(name, error.problem));
             return;
           }
-          // A key that has ended, say. The lock is ours until its deadline, and somebody may mend it.
+          // For example an expired key. The lock is ours until its deadline; the cause may be fixed
+          // by then.
           heard = error instanceof UnavailableError ? error.heard : [String((error as Error).message)];
           await reached(now() + Math.min((givenUp - now()) / 8, LONGEST_TRY), stop, false);
         }
@@ -244,8 +269,9 @@ function deferred(): Deferred {
 }
 
 /**
- * By the token, or by the key of a request whose answer, with the token, never came. Quiet when it is not held any more: a
- * repetition meets what the first one did.
+ * Releases by the token, or by the key of a request whose answer never arrived. Throws nothing if
+ * the lock is no longer held, because a repeated request may find that the first one has released
+ * it.
  *
  * @internal
  */

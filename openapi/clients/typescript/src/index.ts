@@ -1,10 +1,11 @@
 /// <reference lib="esnext.disposable" preserve="true" />
 /**
- * A client of redlock-gateway: acquires a lock, extends it while work goes on, and tells at once when it is lost.
+ * A client of redlock-gateway: acquires a lock, extends it while work goes on, and reports a loss
+ * at once.
  *
  * ```ts
- * const client = new Client("http://127.0.0.1:8080");
- * await client.withLock("reports/nightly", { ttlMs: 30_000, waitMs: 60_000 }, async (signal, guard) => {
+ * const client = new Client("http://127.0.0.1:8080"); await client.withLock("reports/nightly", {
+ * ttlMs: 30_000, waitMs: 60_000 }, async (signal, guard) => {
  *   await write(guard.fencingToken, { signal });
  * });
  * ```
@@ -16,10 +17,11 @@
  *                                             └─ 404, 409: lost now
  * ```
  *
- * What a guard promises: a lock that could not be extended is told lost while there is still the margin left of the time in which
- * nobody else can be granted it. One that was taken away (by force, or by its token) is told at the next extension, and may be
- * another's by then. What it cannot promise: that work which does not look stops. Give `guard.fencingToken` to whatever is
- * written to, and let it refuse smaller ones.
+ * If a lock cannot be extended, its guard reports the loss a margin before anybody else can be
+ * granted the lock. If a lock is taken away (by force, or by its token), the guard reports the loss
+ * at the next extension; the lock may be another's by then. A guard cannot stop work that does not
+ * check it. Give `guard.fencingToken` to each resource you write to, and let the resource refuse
+ * smaller tokens.
  *
  * @module
  */

@@ -1,4 +1,4 @@
-// What a client needs to know of a granted or extended lock.
+// The part of a granted or extended lease that a client needs.
 
 import { now } from "./clock.js";
 
@@ -9,24 +9,26 @@ export interface Granted {
   elapsed: number;
 }
 
-/** Throws when it is no lease: a deadline counted from something else would never come. */
+/** Reads a lease. Throws if the answer is none, because a deadline of NaN would never come. */
 export function granted(data: unknown): Granted {
   const { token, fencing_token, validity_ms, elapsed_ms } = (data ?? {}) as Record<string, unknown>;
   if (typeof token !== "string" || !/^[A-Za-z0-9.]+$/.test(token)) {
-    throw new Error("there is no token in it");
+    throw new Error("the answer has no token");
   }
   const lease = { token, fencingToken: fencing_token, validity: validity_ms, elapsed: elapsed_ms };
   for (const number of [lease.fencingToken, lease.validity, lease.elapsed]) {
     if (!Number.isSafeInteger(number) || (number as number) < 0) {
-      throw new Error("there is no lease in it");
+      throw new Error("the answer has no lease");
     }
   }
   return lease as Granted;
 }
 
 /**
- * Until when it may be trusted, if it was asked for then for so long. What was on the way is lost, what was spent in the
- * gateway is not: its validity was counted afterwards. No answer is believed that says more than can be.
+ * Returns the moment until which a lease may be trusted. `sent` is when the request was sent, `ttl`
+ * the TTL it asked for. Time on the network counts against the validity. Time in the gateway does
+ * not, because the gateway computes the validity afterwards. An answer with more than `ttl`, or
+ * with more elapsed time than has passed, is cut to these.
  */
 export function deadlineOf({ elapsed, validity }: Granted, sent: number, ttl: number): number {
   return sent + Math.min(elapsed, now() - sent) + Math.min(validity, ttl);
