@@ -1,4 +1,5 @@
-//! What is run: the models at their bounds with all rules on, and each rule off where its counter-example is.
+//! The cases: the models at their bounds with all rules on, and for each rule the case that needs
+//! it.
 
 use crate::eligibility::{Bounds as AdmissionBounds, Eligibility, NOTHING_FORGOTTEN, ONE_HOLDER};
 use crate::explore::{ExplorationResult, Until, explore};
@@ -6,21 +7,21 @@ use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPH
 use crate::repair::{Held, NEVER_LOST, Repair};
 use crate::rules::Rules;
 
-/// How much is explored.
+/// How much to explore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
-    /// Within a minute on two cores.
+    /// Takes about a minute on two cores.
     Small,
-    /// More events in one history: many minutes, and gigabytes.
+    /// More events in one history: takes many minutes and gigabytes.
     Large,
 }
 
 /// One model at certain bounds.
 #[derive(Debug)]
 pub struct Case {
-    /// What its bounds are.
+    /// Describes its bounds.
     pub title: &'static str,
-    /// The smallest size it belongs to.
+    /// The smallest size that includes the case.
     pub size: Size,
     model: fn(Rules) -> AnyModel,
 }
@@ -32,20 +33,20 @@ enum AnyModel {
     Repair(Repair),
 }
 
-/// A rule, where it is missed, and how.
+/// A rule, and the case that violates a property without it.
 #[derive(Debug)]
 pub struct Mutation {
     /// The field of [`Rules`].
     pub rule: &'static str,
-    /// What goes wrong without it.
+    /// The property that is violated without the rule.
     pub property: &'static str,
-    /// The case in which it does; with all rules on that case holds.
+    /// The case that violates the property. With all rules on, the case holds.
     pub case: &'static Case,
     switch: fn(&mut Rules) -> &mut bool,
 }
 
 impl Case {
-    /// Explores it wholly with all rules on, unless a violation is found.
+    /// Explores the case with all rules on until the first violation or the end.
     pub fn run(&self, threads: usize, progress: bool) -> ExplorationResult {
         self.run_with(Rules::ALL, Until::Explored, threads, progress)
     }
@@ -429,7 +430,7 @@ fn eligibility(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
     AnyModel::Eligibility(Eligibility::new(rules, bounds))
 }
 
-/// With one loss of data, if the bounds say nothing else.
+/// At least one loss of data, with recovery.
 fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(
         rules,
@@ -437,12 +438,12 @@ fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     ))
 }
 
-/// With one reading, if the bounds say nothing else.
+/// At least one reading for catching up.
 fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(rules, Bounds { catch_ups: bounds.catch_ups.max(1), ..bounds }))
 }
 
-/// Everything that is explored with all rules on.
+/// All cases.
 pub static CASES: [&Case; 44] = [
     &TRIES,
     &REPEATS,
@@ -492,7 +493,7 @@ pub static CASES: [&Case; 44] = [
 
 macro_rules! mutations {
     ($($rule:ident: $case:ident, $property:ident;)*) => {
-        /// Every rule, with the case that misses it when it is off.
+        /// Every rule, with the case that needs it.
         pub static MUTATIONS: &[Mutation] = &[$(Mutation {
             rule: stringify!($rule),
             property: $property,

@@ -1,29 +1,36 @@
-//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, repairs, releases,
-//! losses of data, and what a node that lost its data adopts from the others.
+//! The locks: one lock name, three nodes, and two owners. One owner asks twice and may confirm its
+//! first grant. Events are extensions, repairs, releases, losses of data, and recovery from the
+//! other nodes.
 //!
-//! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`],
-//! [`PROMISED`].
+//! Properties, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`],
+//! [`NO_LOCKOUT`], [`GRANT_STANDS`].
 //!
-//! Every operation on its way to a node may take effect at any later time, or never; so a lost message, a node that is
-//! down and a gateway that dies need no events of their own. A lost answer is an operation that took effect and is not
-//! waited for. A loss of data leaves what is on its way to the node where it is, as FLUSHALL does; a restart, which
-//! closes the connections, allows less.
+//! Every operation on its way to a node may take effect at any later time, or never. So a lost
+//! message, a node that is down and a gateway that dies need no events of their own. A lost answer
+//! is an operation that took effect without anybody waiting for it. A loss of data leaves the
+//! operations on their way to the node, as FLUSHALL does. A restart closes the connections and so
+//! allows less.
 //!
-//! An owner that has released a token heeds no answer to an earlier or equal one any more; without that a client that
-//! asked twice and gave the second lock back could take the first answer for a lock.
+//! An owner that has released a token ignores later answers to an earlier or equal token. Otherwise
+//! a client that asked twice and released the second lock could take the first answer for a lock.
 //!
-//! # What is not explored because something else covers it
+//! # Histories that others cover
 //!
-//! Unless [`Bounds::every_order`] is set. Each of these only leaves out histories in which less can go wrong, or the same:
+//! Unless [`Bounds::every_order`] is set, the model leaves out histories in which no more can go
+//! wrong than in others:
 //!
-//! - *Refusals are not delivered.* They change no node, and what a gateway does after one, it also does when it gives up.
-//! - *A try that will be given up is given up at once*, while everything is still on its way.
-//! - *A majority is noticed at once.* A holder that hears later believes for less time.
-//! - *A lease ends when a key expires or a quarantine needs it*, not before: nothing else gets possible by its end.
-//! - *Tries start at the beginning*, or after a loss of data, or after their owner's other try was granted: in between a
-//!   later start allows nothing that a late delivery does not. The same goes for extensions, which start with the grant;
-//!   where fences end, they start at any time.
-//! - *A blank node does not lose its data*, and a node's answer to an extension that is decided already does not prolong.
+//! - *Refusals are not delivered.* A refusal changes no node. After a refusal a gateway does the
+//!   same as when it gives up.
+//! - *A proposal that will be given up is given up at once*, while all its messages are still on
+//!   their way.
+//! - *A majority is noticed at once.* A holder that learns later believes for less time.
+//! - *A lease ends when a key expires or a quarantine needs its end*, not before: an earlier end
+//!   enables nothing else.
+//! - *Proposals start at the beginning*, or after a loss of data, or after a grant to the owner's
+//!   other proposal. A later start allows nothing that a late delivery does not. Extensions start
+//!   with the grant; where watermarks end, they start at any time.
+//! - *A blank node does not lose its data*, and an answer to a decided extension does not prolong
+//!   the lock.
 //!
 //! The cases with `every_order` leave out none of these, and hold as well.
 
@@ -46,13 +53,15 @@ use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote};
 
 /// Two owners never believe at once that they hold the lock.
 pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
-/// Whoever believes that it holds the lock has the largest token that was ever granted.
+/// An owner that believes that it holds the lock has the largest token ever granted.
 pub const FENCING: &str = "fencing";
-/// What a release has reached holds no lock of that owner with that or an older T any more, whatever arrives later.
+/// A node that a release has reached never again holds a lock of that owner with that or an older
+/// T, whatever arrives later.
 pub const NO_ORPHAN: &str = "no orphan";
-/// When no node holds the lock, a good gateway is granted it.
+/// When no node holds the lock, a gateway with a good clock can get it.
 pub const NO_LOCKOUT: &str = "no lockout";
-/// Where nothing was lost, a majority stores what a holder believes in, whatever else its owner asks.
+/// Without losses of data, a majority stores every grant that a holder believes in, whatever else
+/// its owner asks.
 pub const PROMISED: &str = "promised";
 
 impl Locks {
@@ -87,8 +96,9 @@ impl Locks {
                     && lock.owner == owner(i)
                     && lock.token <= s.tries[i].token
             };
-            // Once it was extended, another request has confirmed it.
-            // A majority of the others stored it after that: the undo was on its way to them.
+            // An extension means that another request has confirmed the grant. A node that catches
+            // up is different: a majority of the others stored the grant later, and the undo was on
+            // its way to them.
             let given_back = |i: usize| site.caught_up_with(&s.asked(i));
             let undone = |i: usize| {
                 site.undos[i] == Release::Arrived
@@ -126,12 +136,12 @@ impl Locks {
         self.quorum.decide(Tally { yes, ..Tally::default() }) == Decision::Yes
     }
 
-    /// How a try begins.
+    /// The phases in which a proposal may start.
     fn fates(&self) -> &'static [Phase] {
         if self.bounds.releases { &[Phase::Open, Phase::GivenUp] } else { &[Phase::Open] }
     }
 
-    /// Which tokens the tries ask with: every order, equal ones included. Only the order matters.
+    /// Every assignment of tokens to proposals that differs in order, equal tokens included.
     fn orders(&self) -> Vec<[Token; TRIES]> {
         if let Some(tokens) = self.bounds.tokens {
             return vec![tokens];

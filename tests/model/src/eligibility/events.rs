@@ -1,4 +1,4 @@
-//! What can happen, and what comes of it.
+//! The events and their effects.
 
 use std::time::Duration;
 
@@ -12,44 +12,44 @@ use super::state::{Change, Gateway, NONCES, Nonce, Sight, State, Stored, Waits};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The next lock is granted to a client of a gateway by all of these nodes, one bit each.
+    /// These nodes, one bit each, grant the next lock to a client of a gateway.
     Grant { gateway: u8, nodes: u8 },
-    /// A lease ends, and its lock is gone everywhere.
+    /// A lease ends, and its lock disappears from all nodes.
     End(u8),
-    /// A node writes a dump of what it has.
+    /// A node writes a dump of its data.
     Save(u8),
-    /// It loses everything in place.
+    /// A node loses all its data in place.
     Flush(u8),
-    /// It is restarted without files, or with what the file of its new configuration has.
+    /// A node restarts empty, or with the file of its new configuration.
     Restart { node: u8, empty: bool, synced: bool },
-    /// It evicts a lock.
+    /// A node evicts a lock.
     Evict(u8),
-    /// It begins or ceases to sync every write.
+    /// A node begins or ceases to sync every write.
     Sync { node: u8, on: bool },
-    /// A gateway looks at a node.
+    /// A gateway probes a node.
     ProbeReply { gateway: u8, node: u8 },
-    /// It looks when its count has ended.
+    /// A gateway probes a node when its quarantine count has ended.
     LookAtEnd { gateway: u8, node: u8 },
-    /// The marker that it puts arrives.
+    /// The marker of a gateway arrives at a node.
     Put { gateway: u8, node: u8 },
-    /// The word that the cluster is new is believed.
+    /// A gateway confirms that the cluster is new.
     Confirm(u8),
-    /// A gateway is restarted, with the configuration it had.
+    /// A gateway restarts with its old configuration.
     RestartGateway(u8),
     /// The operator stops the votes of the old configuration.
     Reconfigure,
-    /// The operator has waited, and puts the new configuration.
+    /// The operator has waited, and writes the new configuration.
     Reconfigured,
 }
 
 impl Eligibility {
-    /// As a gateway begins.
+    /// A node as a starting gateway sees it.
     pub(super) fn sight(&self, gateway: Gateway) -> Sight {
         let eligibility = self.decisions(gateway.is_new).expecting_bootstrap(gateway.bootstrap);
         Sight { eligibility, session: None, put: None, waits: None, told_new: None }
     }
 
-    /// Names do not move here: a process is gone, with the connections to it, before the next one starts.
+    /// Names do not move here: a process and its connections are gone before the next one starts.
     fn decisions(&self, is_new: bool) -> Decisions {
         Decisions::new(self.identity(is_new).clone(), QUARANTINE, Duration::ZERO)
             .returning_after(Duration::ZERO)
@@ -62,7 +62,7 @@ impl Eligibility {
         s.sites.iter_mut().for_each(|site| site.sights[gateway] = sight.clone());
     }
 
-    /// A gateway looks at a node, does what follows, and looks again.
+    /// A gateway probes a node, writes the marker that follows, and probes again.
     fn look(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
         self.look_once(s, gateway, node, now);
         while !self.bounds.every_order && s.sites[node].sights[gateway].put.is_some() {
@@ -92,7 +92,7 @@ impl Eligibility {
             NextStep::Put { from, to } => sight.put = Some((from, to)),
             NextStep::Wait { until, suspicion, .. } => {
                 let leases = (until - QUARANTINE).as_millis() as u8;
-                let marker = marker.expect("nobody waits at a node without a marker");
+                let marker = marker.expect("a gateway waits only for a marked node");
                 sight.waits = Some(Waits { marker, is_new: suspicion == Suspicion::New, leases });
             }
             NextStep::Admit { marker } => {
@@ -105,7 +105,7 @@ impl Eligibility {
         }
     }
 
-    /// A gateway's client gets the lock on these nodes.
+    /// Whether a gateway's client can get the lock on these nodes.
     fn can_grant(&self, s: &State, gateway: usize, nodes: u8) -> bool {
         let asked = (0..self.bounds.nodes).filter(|node| nodes & (1 << node) != 0);
         let tally = Tally { yes: asked.clone().count(), ..Tally::default() };
@@ -155,7 +155,7 @@ impl Eligibility {
             }
         }
         let early = self.bounds.is_operated_well && g.is_new && s.change != Change::Done;
-        // Whoever has the new configuration waits for locks of the new one only.
+        // A gateway with the new configuration waits only for locks of the new configuration.
         let waited_for = if g.is_new { s.short } else { u8::MAX };
         for (node, site) in s.sites.iter().enumerate() {
             if early && site.memory.marker.is_none() {
@@ -230,7 +230,7 @@ impl Eligibility {
                 self.look(&mut next, gateway.into(), node.into(), now);
                 let sight = &next.sites[usize::from(node)].sights[usize::from(gateway)];
                 if sight.put.is_none() && sight.session.is_none() {
-                    // The count was not of what stands now: that is an ordinary look.
+                    // The count belonged to an earlier marker, so this probe is an ordinary one.
                     return None;
                 }
                 next.has_waited = self.bounds.bootstrap;
@@ -276,7 +276,7 @@ impl Eligibility {
     fn reconfigured(&self, s: &mut State) {
         s.change = Change::Done;
         let under_way = self.under_way();
-        // From nothing else than what was written before.
+        // Only the marker of this change is replaced.
         for site in
             s.sites.iter_mut().filter(|site| site.memory.marker.as_deref() == Some(&*under_way))
         {

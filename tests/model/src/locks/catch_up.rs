@@ -1,31 +1,33 @@
-//! Catching up: a node that was admitted is given the locks that a majority of the others stores.
+//! Catching up: an admitted node gets the locks that a majority of the others stores.
 //!
-//! Each node is read in a step of its own, so a reading shows no state that the nodes were ever in together. When enough
-//! others have shown one and the same grant, a repair of it is on its way to the node. The repair arrives at any later time,
-//! or never. It has the longest life that was read, and the mark of an extension if one copy had it.
+//! Each node is read in a step of its own. So a reading may combine states that the nodes never had
+//! at one time. When enough others have returned the same grant, a repair of it is on its way to
+//! the node. It arrives at any later time, or never. It has the longest life of the copies, and the
+//! mark of an extension if one copy has it.
 //!
-//! Any node may catch up at any time, as any node may have been restarted with all its data. A node that was read may
-//! lose its data before the others are read. A loss of the node that catches up ends the reading and the repair: both
-//! belong to one eligibility.
+//! Any node may catch up at any time, because any node may have restarted with all its data. A node
+//! that was read may lose its data before the others are read. If the node that catches up loses
+//! its data, the reading and the repair end: both belong to one admission.
 //!
-//! A reading begins with the first node that shows the grant. A reading that began earlier is refused by the clock no
-//! later, and one that finds nothing changes nothing.
+//! A reading begins with the first node that returns the grant. The clock refuses a repair from an
+//! earlier reading no later. A reading that finds nothing changes nothing.
 //!
-//! The undo of a failed try asks for less here than elsewhere, see `leaves_no_orphan`. An undo takes its fence back, so
-//! a node that was given the grant afterwards cannot tell. The grant then ends with its time to live, on a minority.
+//! The undo of a failed proposal promises less here than elsewhere, see `has_no_orphan`. An undo
+//! sets its watermark back, so a node that gets the grant afterwards cannot detect the undo. The
+//! grant then ends with its time to live, on a minority.
 
 use super::bounds::{Locks, NODES, RENEWALS, TRIES};
 use super::reading::{CatchUp, Reading};
 use super::state::{Action, Site, State};
 use crate::node::{Lock, Owner, Vote};
 
-/// Among those of the extensions, see [`Window::begun`](crate::node::Window).
+/// The bit of a reading, beside the bits of extensions in [`Window::begun`](crate::node::Window).
 pub(super) const fn reading_bit(reading: usize) -> u8 {
     1 << (RENEWALS + reading)
 }
 
 impl Site {
-    /// Whether it stores this grant because it has caught up.
+    /// Whether the node stores this grant because it has caught up.
     pub(super) fn caught_up_with(&self, grant: &Lock) -> bool {
         self.catch_ups.iter().any(|part| matches!(part, CatchUp::Given(given) if given.is(grant)))
     }
@@ -38,7 +40,7 @@ impl State {
         begun.fold(0, |mask, (i, _)| mask | reading_bit(i))
     }
 
-    /// The clock of this node refuses what a reading has found.
+    /// The clock of this node refuses the grant that a reading has found.
     pub(super) fn refuse_catch_up(&mut self, reading: usize, at: usize) {
         match self.sites[at].catch_ups[reading] {
             CatchUp::Target => self.end_reading(reading),
@@ -62,7 +64,7 @@ impl Locks {
         for i in 0..self.bounds.catch_ups {
             let reading = i as u8;
             match s.readings[i] {
-                // One after the other.
+                // Readings begin in order.
                 Reading::Unbegun if i > 0 && s.readings[i - 1] == Reading::Unbegun => {}
                 Reading::Unbegun => {
                     for (site, of) in s.sites.iter().enumerate() {
@@ -110,7 +112,7 @@ impl Locks {
         }
     }
 
-    /// Where fences end, a reading is not begun after its own owner's release, see `fences.rs`.
+    /// Where watermarks end, a reading does not begin after the owner's release, see `fences.rs`.
     fn may_be_sought(&self, s: &State, site: &Site, lock: Lock) -> bool {
         let released = |i: usize| lock.is(&s.asked(i)) && s.tries[i].dropped;
         let too_late = self.bounds.fences_end && (0..TRIES).any(released);
@@ -151,7 +153,7 @@ impl Locks {
             CatchUp::Given(Lock { guards: 0, extended: false, ..lock });
     }
 
-    /// A node loses its data.
+    /// Effects of a node's loss of data.
     pub(super) fn lose_catch_ups(&self, s: &mut State, at: usize) {
         for i in 0..self.bounds.catch_ups {
             match s.sites[at].catch_ups[i] {
@@ -167,8 +169,9 @@ impl Locks {
         }
     }
 
-    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a repair that the fence
-    /// would refuse from now on is as good as gone. `fenced`: fences stay until the data is lost.
+    /// Brings states with equal futures to one form: leases that ended guard nothing, and a repair
+    /// that the watermark will always refuse is dropped. `fenced`: only a loss of data takes
+    /// watermarks away.
     pub(super) fn forget_catch_ups(&self, s: &mut State, fenced: bool) {
         let ended = s.ended_leases();
         for i in 0..self.bounds.catch_ups {
@@ -200,7 +203,7 @@ impl Locks {
         }
     }
 
-    /// Whether this node refuses a repair of the grant as long as it keeps its data; then nothing is repaired any more.
+    /// Whether this node refuses every repair of the grant as long as it keeps its data.
     fn keeps_out(&self, site: &Site, grant: Lock, fenced: bool) -> bool {
         let ends = self.rules.tells_admissions_apart() && self.rules.catch_up_follows_admission;
         let stale = site.node.lasting_fence(&self.rules) >= grant.token

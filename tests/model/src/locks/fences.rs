@@ -1,13 +1,16 @@
-//! Fences that end, where [`Bounds::fences_end`](super::Bounds) is set.
+//! Watermarks that end, where [`Bounds::fences_end`](super::Bounds) is set.
 //!
-//! A fence lives for as long as its lock was given when it was set, and 2D and the longest round after that (the core's
-//! `fence_grace`). What it has kept out bears a time that the node compares with its own: an acquire its T, a repair when its
-//! extension began. So when it ends, this node takes no T any more that is not larger, and no repair whose extension had begun
-//! when it was set, or while its lock still stood unextended. Extensions that began later are taken to be young enough,
-//! which allows more than the longest round does. A lock that is extended again and again outlives its fence.
+//! A watermark lives as long as its lock's time to live when it was set, plus the core's
+//! `fence_grace`: twice `max_clock_skew` and the longest round. The operations that it kept out
+//! carry a time that the node compares with its own: an acquire its T, a repair the beginning of
+//! its extension. When the watermark ends, the node refuses every T up to the watermark. It also
+//! refuses a repair whose extension had begun when the watermark was set, or while its lock stood
+//! unextended. Extensions that began later count as young enough, which allows more than the
+//! longest round does. A lock that is extended again and again outlives its watermark.
 //!
-//! An extension, or a reading for a node that catches up, is never begun here after its own owner's release. Where the release is somebody else's, or reaches other
-//! nodes long after this one, an extension may begin later than the fence lasts, and sets the lock again.
+//! No extension, and no reading for a node that catches up, begins here after its own owner's
+//! release. Another party's release, or one that reaches other nodes long after this one, is
+//! different. Then an extension may begin later than the watermark lasts, and sets the lock again.
 
 use super::bounds::{CATCH_UPS, Locks, RENEWALS, TRIES};
 use super::catch_up::reading_bit;
@@ -16,7 +19,7 @@ use super::state::{Message, Renewal, Site, State};
 use crate::node::{NO_TOKEN, Token};
 
 impl Locks {
-    /// Nothing but a loss of data takes a fence away.
+    /// Whether only a loss of data takes a watermark away.
     pub(super) fn fences_stay(&self) -> bool {
         let rules = &self.rules;
         rules.watermark_is_checked
@@ -29,7 +32,7 @@ impl Locks {
 
     pub(super) fn fence_may_end(&self, site: &Site) -> bool {
         let stands = site.node.lock.is_some_and(|lock| !lock.extended);
-        // Otherwise nothing is on its way, or ever will be, that is told apart by it.
+        // Otherwise the watermark can no longer affect any message.
         let readings = (0..self.bounds.catch_ups).fold(0, |mask, i| mask | reading_bit(i));
         let all = readings | ((1 << self.bounds.renewals) - 1);
         let matters = site.node.outlasts != all
@@ -56,7 +59,7 @@ impl Locks {
         }
     }
 
-    /// Whether a repair of this try may still be taken when the fence has ended.
+    /// Whether a repair of this proposal may still be accepted when the watermark has ended.
     pub(super) fn may_be_repaired(
         &self,
         site: &Site,
@@ -74,7 +77,7 @@ impl Locks {
     }
 }
 
-/// Also what is still to be sent: it bears the same time.
+/// Refuses these messages, including unsent ones, which carry the same time.
 fn refuse(messages: &mut [Message], which: u8) {
     for (i, message) in messages.iter_mut().enumerate() {
         if which & (1 << i) != 0 && matches!(message, Message::Unsent | Message::Sent) {

@@ -1,4 +1,4 @@
-//! What is, and what each event makes of it.
+//! The state, and the effect of each event on it.
 
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Tally};
@@ -8,7 +8,8 @@ use super::reading::{CatchUp, Reading};
 use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use crate::rules::Rules;
 
-/// Everything. Nodes are interchangeable, so they are kept sorted: states that differ in their order alone are one.
+/// The whole state. Nodes are interchangeable and kept sorted, so states that differ only in their
+/// order are one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     pub(super) sites: [Site; NODES],
@@ -16,16 +17,17 @@ pub struct State {
     pub(super) renewals: [Renewal; RENEWALS],
     pub(super) readings: [Reading; CATCH_UPS],
     pub(super) losses_left: u8,
-    /// Tokens that no gateway mints any more and no node's clock is near to: so much time has passed.
+    /// The newest token that is too old: no gateway mints it and no node's clock is near it any
+    /// more.
     pub(super) oldest: Token,
 }
 
-/// A node with all that is on its way to it or was answered by it.
+/// A node with the messages on their way to it and its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Site {
     pub node: Node,
     pub suspicion: Option<Suspicion>,
-    /// A node that adopts has read this one.
+    /// A recovering node has read this one.
     pub read: bool,
     pub acquires: [Message; TRIES],
     pub undos: [Release; TRIES],
@@ -36,44 +38,44 @@ pub(super) struct Site {
     pub catch_ups: [CatchUp; CATCH_UPS],
 }
 
-/// A node has lost its data: what must be over before it may vote again.
+/// A node has lost its data: the conditions before it may vote again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Suspicion {
-    /// The leases that ran at the time.
+    /// The leases that ran at the loss.
     pub leases: u8,
-    /// The newest token that it may have stored.
+    /// The newest token that the node may have stored.
     pub newest: Token,
-    /// The rounds that were open at the time, if the node may recover.
+    /// The rounds that were open at the loss, if the node may recover.
     pub rounds: u8,
-    /// It has begun to recover, and so far has found this.
+    /// The grants read so far, once recovery has begun.
     pub adopts: Option<Found>,
 }
 
-/// What was read for a node that adopts.
+/// The grants read for a recovering node.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Found {
     pub lock: Option<Lock>,
-    /// How many store exactly this.
+    /// How many nodes store exactly this lock.
     pub copies: u8,
 }
 
-/// An operation on its way to one node, then its answer as far as the gateway still cares.
+/// An operation on its way to one node, then its answer while the gateway needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Message {
     Unsent,
-    /// May arrive now, later or never.
+    /// Sent; may arrive now, later or never.
     Sent,
     /// Answered: granted, or extended.
     Yes,
-    /// Answered: the owner's other try has it.
+    /// Answered: the owner's other proposal has the lock.
     Yours,
     /// Answered: held by another.
     No,
-    /// Answered, but of no use.
+    /// Answered, but the answer does not count.
     Failed,
     /// Answered: there is no such lock.
     Missing,
-    /// Of no consequence any more.
+    /// Has no further effect.
     Done,
 }
 
@@ -82,23 +84,23 @@ pub(super) enum Message {
 pub(super) enum Release {
     Unsent,
     Sent,
-    /// Of exactly this grant, which was confirmed in vain.
+    /// The release of exactly this grant, whose confirmation failed.
     SentExactly,
-    /// It has reached the node, and the node has kept its data since.
+    /// The release has reached the node, and the node has kept its data since.
     Arrived,
 }
 
-/// One attempt to get the lock.
+/// One proposal: a round for the lock with one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Proposal {
     pub token: Token,
     pub nonce: u8,
     pub phase: Phase,
-    /// The lease that begins when the try does has run out, and with it the holder's belief.
+    /// The lease that began with the proposal has ended, and with it the holder's belief.
     pub ended: bool,
-    /// Its owner has released this or a later T: it heeds no answer of this try any more.
+    /// The owner has released this or a later T, and ignores all answers to this proposal.
     pub dropped: bool,
-    /// It began after its owner was granted the lock by the other try.
+    /// The proposal began after the owner's other proposal was granted.
     pub after_own: bool,
 }
 
@@ -109,26 +111,26 @@ pub enum Phase {
     Open,
     /// A majority granted it, and its owner knows.
     Granted,
-    /// Failed, timed out or cancelled; what it may have set is being released.
+    /// Failed, timed out or cancelled; undos are on their way to the nodes.
     GivenUp,
 }
 
 /// An extension that is under way or has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Renewal {
-    /// The try whose grant it prolongs.
+    /// The proposal whose grant it extends.
     pub of: Option<u8>,
-    /// It is the other request of the owner that asks for it.
+    /// The owner's other request asks for it.
     pub confirms: bool,
-    /// A majority has extended: missing nodes are repaired.
+    /// A majority has extended; nodes without the lock are repaired.
     pub proved: bool,
-    /// Its gateway counts no answer any more.
+    /// Its gateway counts no more answers.
     pub closed: bool,
     pub heard: bool,
     pub ended: bool,
 }
 
-/// An event. Indices are of sites, tries and renewals.
+/// An event. Its indices are those of sites, proposals and renewals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Start {
@@ -139,7 +141,7 @@ pub enum Action {
         proposal: u8,
         site: u8,
     },
-    /// And so many extensions begin.
+    /// A majority grants the proposal, and `renewals` extensions begin.
     Grant {
         proposal: u8,
         renewals: u8,
@@ -158,7 +160,8 @@ pub enum Action {
         renewal: u8,
         proposal: u8,
     },
-    /// This try gives up for that of the same owner which a majority has, and extends that.
+    /// This proposal gives up. A majority has the grant of the owner's other proposal, which is
+    /// extended.
     Confirm {
         renewal: u8,
         proposal: u8,
@@ -171,13 +174,13 @@ pub enum Action {
         renewal: u8,
         site: u8,
     },
-    /// The lock of this node is read, for another one that catches up.
+    /// The lock of this node is read for another one that catches up.
     See {
         reading: u8,
         target: u8,
         site: u8,
     },
-    /// A node is given what was read for it.
+    /// The repair that a reading has sent arrives at a node.
     CatchUp {
         reading: u8,
         site: u8,
@@ -188,17 +191,17 @@ pub enum Action {
     EndFence(u8),
     Lose(u8),
     Readmit(u8),
-    /// What this node stores is read, for the one that adopts.
+    /// The lock of this node is read for the recovering one.
     Read(u8),
     Adopt,
 }
 
-/// Which try is whose: the first two are one owner's, which asks again.
+/// The owner of a proposal: the first two belong to one owner, which asks again.
 pub(super) fn owner(proposal: usize) -> Owner {
     if proposal < 2 { Owner::A } else { Owner::B }
 }
 
-/// The other try of the same owner, if there is one.
+/// The other proposal of the same owner, if there is one.
 pub(super) fn sibling(proposal: usize) -> Option<usize> {
     [Some(1), Some(0), None][proposal]
 }
@@ -257,20 +260,20 @@ impl State {
         }
     }
 
-    /// Whether this try's owner believes that it holds the lock by it.
+    /// Whether the owner believes that it holds the lock by this proposal.
     pub fn believes(&self, proposal: usize) -> bool {
         let t = &self.tries[proposal];
         let renewed = |r: &Renewal| r.of == Some(proposal as u8) && r.heard && !r.ended;
         !t.dropped && (t.phase == Phase::Granted && !t.ended || self.renewals.iter().any(renewed))
     }
 
-    /// Whether this try's owner was ever told that it holds the lock by it.
+    /// Whether the owner ever learned that it holds the lock by this proposal.
     pub fn was_told(&self, proposal: usize) -> bool {
         let heard = |r: &Renewal| r.of == Some(proposal as u8) && r.heard;
         self.tries[proposal].phase == Phase::Granted || self.renewals.iter().any(heard)
     }
 
-    /// Whether a node stores the grant of this try.
+    /// Whether a node stores the grant of this proposal.
     pub(super) fn stores(&self, site: &Site, proposal: usize) -> bool {
         site.node.lock.is_some_and(|lock| lock.is(&self.asked(proposal)))
     }
@@ -300,14 +303,15 @@ impl State {
         started & !self.ended_leases()
     }
 
-    /// The newest token of a good clock that any try has asked for.
+    /// The newest token of a good clock that any proposal has asked for.
     fn newest(&self) -> Token {
         let asked = self.tries.iter().filter(|t| t.phase != Phase::Idle && t.token != FAR);
         asked.map(|t| t.token).max().unwrap_or(NO_TOKEN)
     }
 
-    /// Whether a quarantine has lasted: `max_ttl` after the loss every lease that ran then has ended, and S later every
-    /// try has ended whose token is not larger than all that the node may have stored.
+    /// Whether a quarantine has lasted long enough. `max_ttl` after the loss, every lease has ended
+    /// that ran then. `max_clock_skew` later, every proposal has ended whose token is at most the
+    /// newest that the node may have stored.
     fn is_over(&self, suspicion: Suspicion) -> bool {
         suspicion.leases & !self.ended_leases() == 0
             && self.tries.iter().all(|t| !t.is_before(suspicion) || t.ended)
@@ -327,7 +331,8 @@ impl State {
         self.send(rules, |site| &mut site.extends[i]);
     }
 
-    /// A node that is not admitted is not asked, for want of a marker to show.
+    /// Sends a message to all nodes. A node that is not admitted gets none, because no marker can
+    /// be shown.
     fn send(&mut self, rules: &Rules, of: impl Fn(&mut Site) -> &mut Message) {
         for site in &mut self.sites {
             let takes_it = site.suspicion.is_none() || !rules.tells_admissions_apart();
@@ -338,7 +343,7 @@ impl State {
         }
     }
 
-    /// Its answers matter no more.
+    /// Discards answers that no longer count.
     fn send_no_more(&mut self, renewal: usize) {
         settle(self, |site| &mut site.extends[renewal]);
     }
@@ -368,7 +373,7 @@ impl State {
 }
 
 impl Locks {
-    /// All nodes are asked. `GivenUp` at once stands for giving up at any later time.
+    /// Starts a proposal on all nodes. The phase `GivenUp` stands for giving up at any later time.
     pub(super) fn start(&self, s: &mut State, i: usize, phase: Phase) {
         s.tries[i].phase = Phase::Open;
         s.tries[i].after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
@@ -378,7 +383,7 @@ impl Locks {
         }
     }
 
-    /// The clean-up: an undo goes to every node where the try was granted or may still be.
+    /// Sends an undo to every node where the proposal was granted or may still be.
     fn give_up(&self, s: &mut State, i: usize) {
         s.tries[i].phase = Phase::GivenUp;
         for site in &mut s.sites {
@@ -396,7 +401,7 @@ impl Locks {
         Window { oldest: s.oldest, begun: if self.bounds.fences_end { begun } else { 0 } }
     }
 
-    /// What a release that is on its way takes away.
+    /// The scope of a release that is on its way.
     pub(super) fn scope(&self, release: Release) -> ReleaseScope {
         match release {
             Release::SentExactly => ReleaseScope::Grant,
@@ -405,7 +410,7 @@ impl Locks {
         }
     }
 
-    /// Whether a try's release may still take the fence back that it has left with this lock.
+    /// Whether an undo may still set back the watermark that this lock's proposal left.
     fn may_take_fence_back(&self, tries: &[Proposal; TRIES], lock: Lock) -> bool {
         let may = |(i, t): (usize, &Proposal)| {
             let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
@@ -414,8 +419,8 @@ impl Locks {
         !lock.extended && tries.iter().enumerate().any(may)
     }
 
-    /// Everything that can happen next. What cannot change anything is left out; so is, unless `every_order` is set, what
-    /// another order covers (see the essay above).
+    /// Every event that can happen next, except those without effect. Unless `every_order` is set,
+    /// orders that another order covers are left out too (see [`crate::locks`]).
     pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
         let decided = |i: usize| {
             let t = &s.tries[i];
@@ -490,7 +495,8 @@ impl Locks {
     }
 
     fn may_start(&self, s: &State, i: usize) -> bool {
-        // The tries of one owner differ in their tokens alone: one order of starting is enough.
+        // The proposals of one owner differ only in their tokens, so one order of starting is
+        // enough.
         let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
         let after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
         let token = s.tries[i].token;
@@ -499,13 +505,14 @@ impl Locks {
                 || !self.rules.quarantine_is_waited
                 || !self.rules.marker_is_checked
         });
-        // What starts in a quarantine does not reach the node, so it may also start after it.
+        // A proposal that starts during a quarantine does not reach the node, so it may also start
+        // afterwards.
         let after_loss = self.rules.tells_admissions_apart() && s.losses_left < self.bounds.losses;
         let now = self.bounds.every_order || in_quarantine || after_loss || after_own;
         self.may_try(i) && token > s.oldest && in_turn && now
     }
 
-    /// Without a retry the second try never happens.
+    /// The second proposal exists only with a retry.
     pub(super) fn may_try(&self, i: usize) -> bool {
         i != 1 || self.bounds.retry
     }
@@ -542,7 +549,7 @@ impl Locks {
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
                 let repairs =
                     is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_repaired;
-                // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
+                // A longer life keeps others out; it matters to the owner only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
                     || self.bounds.fences_end
@@ -585,7 +592,7 @@ impl Locks {
         asked.map_or(Vote::Missing, |asked| node.repair(&self.rules, self.window(s), asked))
     }
 
-    /// What an event makes of a state, the nodes left in their order.
+    /// The state after an event, with the nodes in their old order.
     pub(super) fn apply(&self, s: &State, action: Action) -> State {
         let mut next = s.clone();
         match action {
@@ -616,7 +623,8 @@ impl Locks {
                 let site = &mut next.sites[usize::from(site)];
                 let scope = self.scope(site.releases[i]);
                 site.node.release(&self.rules, self.window(s), s.asked(i), scope);
-                // What is demanded where a holder's release has arrived is not where one of a single grant has.
+                // `NO_ORPHAN` applies only where a holder's release has arrived, not the release of
+                // a single grant.
                 site.releases[i] = if site.releases[i] == Release::SentExactly {
                     Release::Unsent
                 } else {
@@ -723,7 +731,7 @@ impl Locks {
         };
     }
 
-    /// A majority has what the owner's other try was granted.
+    /// A majority stores the grant of the owner's other proposal.
     fn confirm(&self, s: &mut State, renewal: usize, i: usize) {
         let Some(other) = sibling(i) else { return };
         self.give_up(s, i);
@@ -753,7 +761,8 @@ impl Locks {
         }
         let decision = self.quorum.decide(s.votes(|site| site.extends[i]));
         if let (Decision::No, true, false, Some(of)) = (decision, r.confirms, r.proved, r.of) {
-            // Nothing that is marked as extended may be left behind: its own request spares that.
+            // No grant with the mark of an extension may stay behind: its own request's undo spares
+            // it.
             for site in
                 s.sites.iter_mut().filter(|site| site.releases[usize::from(of)] == Release::Unsent)
             {
@@ -779,8 +788,8 @@ impl Locks {
         }
     }
 
-    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a message that would be
-    /// refused from now on, or do nothing, is as good as gone.
+    /// Brings states with equal futures to one form: leases that ended guard nothing, and a message
+    /// that will be refused or will have no effect is dropped.
     fn forget(&self, s: &mut State) {
         let ended = s.ended_leases();
         let tries = s.tries;
@@ -805,7 +814,7 @@ impl Locks {
                 lock.guards &= !ended;
             }
             if site.node.lock.is_some_and(|lock| !lock.extended) {
-                // The fence outlives it.
+                // The watermark outlives an unextended lock.
                 site.node.outlasts |= begun;
             }
             if !site.node.lock.is_some_and(|lock| self.may_take_fence_back(&tries, lock)) {
@@ -818,7 +827,7 @@ impl Locks {
                     lock.guards &= !ended;
                 }
             }
-            // What is recovered may come back below any fence.
+            // A recovered lock may come back below any watermark.
             let adopts = self.bounds.recovery && site.suspicion.is_some();
             let barred = barred && !adopts;
             for (i, t) in tries.iter().enumerate() {
@@ -838,7 +847,7 @@ impl Locks {
                     && !left
                     && !healable
                     && !self.may_be_repaired(site, &renewals, &readings, i);
-                // A loss of data makes an arrived release as if it had never come.
+                // A loss of data cancels the effect of an arrived release.
                 if idle && (site.releases[i] == Release::Arrived && !adopts || barred) {
                     site.releases[i] = Release::Unsent;
                 }
@@ -854,7 +863,7 @@ impl Locks {
     }
 }
 
-/// Whether a repair may help where an extension has met this: no lock, or a record of nobody.
+/// Whether a repair may help after this answer to an extension: no lock, or a record of nobody.
 fn is_missing(vote: Vote) -> bool {
     match vote {
         Vote::Held(lock) => lock.owner == Owner::Nobody,
@@ -862,7 +871,7 @@ fn is_missing(vote: Vote) -> bool {
     }
 }
 
-/// Answers that have been counted matter no more.
+/// Discards answers that have been counted.
 fn settle(s: &mut State, of: impl Fn(&mut Site) -> &mut Message) {
     for message in s.sites.iter_mut().map(of) {
         if !matches!(message, Message::Unsent | Message::Sent) {

@@ -1,4 +1,4 @@
-//! Counter-examples in words.
+//! Narrates counter-examples.
 
 use redlock_core::node::ReleaseScope;
 
@@ -8,7 +8,8 @@ use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Node, Owner, Token, Vote};
 
 impl Locks {
-    /// A path, step by step. The states' nodes are sorted; the story gives each node one name throughout.
+    /// A path, step by step. The nodes of a state are sorted; the story gives each node one name
+    /// throughout.
     pub(super) fn story(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
         let mut story = path.first().map(|(state, _)| begin(state)).unwrap_or_default();
@@ -72,7 +73,7 @@ impl Locks {
                 };
                 format!("{} gives up{releases}", who(proposal))
             }
-            Action::Release(proposal) => format!("{} releases: all nodes are told", who(proposal)),
+            Action::Release(proposal) => format!("{} releases: a release goes to all nodes", who(proposal)),
             Action::ReleaseArrives { proposal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(proposal);
@@ -114,7 +115,7 @@ impl Locks {
                     ""
                 };
                 format!(
-                    "{} hears that a majority has {}{asked}{}",
+                    "{} learns that a majority has {}{asked}{}",
                     who(proposal),
                     who(other),
                     nth(renewal)
@@ -142,7 +143,7 @@ impl Locks {
                 let nth = nth(renewal);
                 let instead = match s.sites[usize::from(site)].node.lock {
                     Some(lock) => {
-                        format!(", instead of a lock of nobody's with {}", token(lock.token))
+                        format!(", instead of a blocker with {}", token(lock.token))
                     }
                     None => String::new(),
                 };
@@ -160,7 +161,7 @@ impl Locks {
                 let sent = if sent { "; a repair is on its way" } else { "" };
                 let stored = stored(&s.sites[at].node);
                 format!(
-                    "{} {begins}what {} stores is read: {stored}{sent}",
+                    "{} {begins}{} is read, it stores {stored}{sent}",
                     node(target),
                     node(site)
                 )
@@ -182,9 +183,9 @@ impl Locks {
                 let begun = self
                     .adopter(s)
                     .is_some_and(|at| s.sites[at].suspicion.is_some_and(|d| d.adopts.is_some()));
-                let wait = if begun { "" } else { "2D + S have passed since the loss; " };
+                let wait = if begun { "" } else { "three times max_clock_skew have passed since the loss; " };
                 format!(
-                    "{wait}what {} stores is read: {}",
+                    "{wait}{} is read, it stores {}",
                     node(site),
                     stored(&s.sites[usize::from(site)].node)
                 )
@@ -192,7 +193,7 @@ impl Locks {
             Action::Adopt => {
                 let at = self.adopter(s).unwrap_or_default();
                 format!(
-                    "{} is admitted again, and adopts {}",
+                    "{} is admitted again, and recovers {}",
                     node(at as u8),
                     stored(&next.sites[at].node)
                 )
@@ -202,7 +203,7 @@ impl Locks {
     }
 }
 
-/// Tries that have begun in the first state, where everything else is still as it was.
+/// Proposals that have begun in the first state, in which nothing else has happened yet.
 fn begin(s: &State) -> Vec<String> {
     let begun = s.tries.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
     begun.map(|(i, t)| start(s, i, t.phase)).collect()
@@ -215,14 +216,14 @@ fn start(s: &State, i: usize, phase: Phase) -> String {
     format!("{} with {} {again}{then}", name(owner(i)), token(s.tries[i].token))
 }
 
-/// Which of the extensions, when it matters.
+/// The number of the extension.
 fn nth(renewal: u8) -> String {
     format!(" (extension {})", renewal + 1)
 }
 
 fn stored(at: &Node) -> String {
     let lock = at.lock.map_or("nothing".to_owned(), |lock| match lock.owner {
-        Owner::Nobody => format!("a lock of nobody's with {}", token(lock.token)),
+        Owner::Nobody => format!("a blocker with {}", token(lock.token)),
         owner => format!(
             "{} with {}{}",
             name(owner),
