@@ -54,12 +54,12 @@ pub use self::bounds::{Bounds, Eligibility};
 use self::events::Action;
 pub use self::state::State;
 use self::state::{Change, Gateway, Site, Stored};
-use crate::explore::Shown;
+use crate::explore::Narrated;
 
 /// No two locks are held at once.
 pub const ONE_HOLDER: &str = "one holder";
 /// No node votes for a gateway while a lock may live that the node has granted and lost.
-pub const NOTHING_FORGOTTEN: &str = "no vote of a node that has lost a lock";
+pub const NO_VOTE_AFTER_LOSS: &str = "no vote of a node that has lost a lock";
 
 impl Model for Eligibility {
     type State = State;
@@ -67,11 +67,11 @@ impl Model for Eligibility {
 
     fn init_states(&self) -> Vec<State> {
         let synced = self.bounds.durability;
-        let begin = |words: [bool; GATEWAYS]| {
+        let begin = |bootstraps: [bool; GATEWAYS]| {
             let gateway = |at: usize| Gateway {
-                bootstrap: words[at],
-                word_counts: words[at],
-                knows_better: !words[at],
+                bootstrap: bootstraps[at],
+                may_confirm_new: bootstraps[at],
+                denies_new: !bootstraps[at],
                 is_new: self.bounds.change && at == 1,
                 is_stopped: false,
             };
@@ -85,10 +85,10 @@ impl Model for Eligibility {
                     synced,
                     rewritten: false,
                     evicted: 0,
-                    is_doubtful: false,
+                    is_suspect: false,
                     granted: 0,
                     survived: 0,
-                    sights: std::array::from_fn(|at| self.sight(gateways[at])),
+                    views: std::array::from_fn(|at| self.view(gateways[at])),
                 };
                 if !self.bounds.bootstrap {
                     site.put(self.identity(false).admitting(&site.facts(&self.rules), 0));
@@ -123,7 +123,7 @@ impl Model for Eligibility {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::<Self>::always(NOTHING_FORGOTTEN, |m, s| {
+            Property::<Self>::always(NO_VOTE_AFTER_LOSS, |m, s| {
                 let lost = |site: &Site| site.granted & s.live & !site.memory.locks != 0;
                 let votes = |node: usize| (0..GATEWAYS).any(|gateway| s.votes(gateway, node));
                 m.firsts[0]
@@ -163,11 +163,11 @@ impl Model for Eligibility {
     }
 }
 
-impl Shown for Eligibility {
-    fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+impl Narrated for Eligibility {
+    fn narrate(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let step = |(s, action): (State, Option<Action>)| {
             let next = self.next_state(&s, action?)?;
-            Some(self.tell_step(&s, &next, action?))
+            Some(self.narrate_step(&s, &next, action?))
         };
         path.into_iter().filter_map(step).collect()
     }

@@ -10,9 +10,9 @@ use stateright::report::{ReportData, ReportDiscovery, Reporter};
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
 /// A model whose paths can be narrated.
-pub trait Shown: Model {
+pub trait Narrated: Model {
     /// One sentence for each step.
-    fn tell(&self, path: Vec<(Self::State, Option<Self::Action>)>) -> Vec<String>;
+    fn narrate(&self, path: Vec<(Self::State, Option<Self::Action>)>) -> Vec<String>;
 }
 
 /// Reports a property once. The checker would otherwise keep its last discovery, which is the
@@ -65,7 +65,7 @@ pub struct ExplorationResult {
 /// prints to stderr.
 pub fn explore<M>(model: M, until: Until, threads: usize, progress: bool) -> ExplorationResult
 where
-    M: Shown + Send + Sync + 'static,
+    M: Narrated + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
     M::Action: Clone + Debug + PartialEq + Send + Sync,
 {
@@ -75,16 +75,21 @@ where
         Until::Violated(property) => HasDiscoveries::AllOf(BTreeSet::from([property])),
     };
     let begun = Instant::now();
-    let mut told = Progress { print: progress, violated: BTreeMap::new(), found: BTreeSet::new() };
-    let checker =
-        model.checker().threads(threads).finish_when(stop).spawn_bfs().join_and_report(&mut told);
-    let found = |name: &&str| told.found.contains(name);
+    let mut progress_report =
+        Progress { print: progress, violated: BTreeMap::new(), found: BTreeSet::new() };
+    let checker = model
+        .checker()
+        .threads(threads)
+        .finish_when(stop)
+        .spawn_bfs()
+        .join_and_report(&mut progress_report);
+    let found = |name: &&str| progress_report.found.contains(name);
     let of = |wanted: Expectation| {
         properties.iter().filter(move |p| p.expectation == wanted).map(|p| p.name)
     };
     let stopped = match until {
-        Until::Explored => !told.violated.is_empty(),
-        Until::Violated(property) => told.violated.contains_key(property),
+        Until::Explored => !progress_report.violated.is_empty(),
+        Until::Violated(property) => progress_report.violated.contains_key(property),
     };
     ExplorationResult {
         states: checker.unique_state_count(),
@@ -94,7 +99,7 @@ where
         complete: !stopped,
         seen: of(Expectation::Sometimes).map(|name| (name, found(&name))).collect(),
         held: of(Expectation::Always).filter(|name| !found(name)).collect(),
-        violated: told.violated,
+        violated: progress_report.violated,
     }
 }
 
@@ -112,7 +117,7 @@ struct Progress {
     found: BTreeSet<&'static str>,
 }
 
-impl<M: Shown> Reporter<M> for Progress {
+impl<M: Narrated> Reporter<M> for Progress {
     fn report_checking(&mut self, data: ReportData) {
         if self.print {
             let rate = data.unique_states as f64 / data.duration.as_secs_f64().max(0.001);
@@ -134,7 +139,7 @@ impl<M: Shown> Reporter<M> for Progress {
         for (name, discovery) in discoveries {
             self.found.insert(name);
             if model.property(name).expectation == Expectation::Always {
-                self.violated.insert(name, model.tell(discovery.path.into_vec()));
+                self.violated.insert(name, model.narrate(discovery.path.into_vec()));
             }
         }
     }

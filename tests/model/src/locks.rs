@@ -45,10 +45,10 @@ mod story;
 use redlock_core::quorum::{Decision, Tally};
 use stateright::{Model, Property};
 
-pub use self::bounds::{Bounds, CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
+pub use self::bounds::{Bounds, CATCH_UPS, Locks, NODES, PROPOSALS, RENEWALS};
 pub use self::state::State;
 use self::state::{Action, Message, Phase, Release, owner};
-use crate::explore::Shown;
+use crate::explore::Narrated;
 use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote};
 
 /// Two owners never believe at once that they hold the lock.
@@ -62,39 +62,43 @@ pub const NO_ORPHAN: &str = "no orphan";
 pub const NO_LOCKOUT: &str = "no lockout";
 /// Without losses of data, a majority stores every grant that a holder believes in, whatever else
 /// its owner asks.
-pub const PROMISED: &str = "promised";
+pub const GRANT_STANDS: &str = "grant stands";
 
 impl Locks {
-    fn exclusive(&self, s: &State) -> bool {
-        let holds = |who| (0..TRIES).any(|i| owner(i) == who && s.believes(i));
+    fn is_exclusive(&self, s: &State) -> bool {
+        let holds = |who| (0..PROPOSALS).any(|i| owner(i) == who && s.believes(i));
         !(holds(Owner::A) && holds(Owner::B))
     }
 
-    fn fenced(&self, s: &State) -> bool {
-        let granted = |i: &usize| s.was_told(*i);
+    fn is_fenced(&self, s: &State) -> bool {
+        let granted = |i: &usize| s.was_notified(*i);
         let holders = [Owner::A, Owner::B].into_iter().filter_map(|who| {
-            let best = (0..TRIES)
+            let best = (0..PROPOSALS)
                 .filter(|i| owner(*i) == who && s.believes(*i))
-                .map(|i| s.tries[i].token)
+                .map(|i| s.proposals[i].token)
                 .max()?;
             Some((who, best))
         });
         let others = |who| {
-            (0..TRIES).filter(granted).filter(move |i| owner(*i) != who).map(|i| s.tries[i].token)
+            (0..PROPOSALS)
+                .filter(granted)
+                .filter(move |i| owner(*i) != who)
+                .map(|i| s.proposals[i].token)
         };
-        let retry = &s.tries[1];
-        let in_order =
-            !(retry.after_own && retry.phase == Phase::Granted && retry.token <= s.tries[0].token);
+        let retry = &s.proposals[1];
+        let in_order = !(retry.after_own
+            && retry.phase == Phase::Granted
+            && retry.token <= s.proposals[0].token);
         in_order && holders.into_iter().all(|(who, best)| others(who).all(|token| token < best))
     }
 
-    fn leaves_no_orphan(&self, s: &State) -> bool {
+    fn has_no_orphan(&self, s: &State) -> bool {
         s.sites.iter().all(|site| {
             let Some(lock) = site.node.lock else { return true };
             let released = |i: usize| {
                 site.releases[i] == Release::Arrived
                     && lock.owner == owner(i)
-                    && lock.token <= s.tries[i].token
+                    && lock.token <= s.proposals[i].token
             };
             // An extension means that another request has confirmed the grant. A node that catches
             // up is different: a majority of the others stored the grant later, and the undo was on
@@ -106,25 +110,25 @@ impl Locks {
                     && !lock.extended
                     && !given_back(i)
             };
-            !(0..TRIES).any(|i| released(i) || undone(i))
+            !(0..PROPOSALS).any(|i| released(i) || undone(i))
         })
     }
 
-    fn keeps_its_promises(&self, s: &State) -> bool {
+    fn grants_stand(&self, s: &State) -> bool {
         let stands = |i: usize| {
             s.sites.iter().filter(|site| s.stores(site, i)).count() >= self.quorum.size()
         };
-        self.bounds.losses > 0 || (0..TRIES).all(|i| !s.believes(i) || stands(i))
+        self.bounds.losses > 0 || (0..PROPOSALS).all(|i| !s.believes(i) || stands(i))
     }
 
-    fn is_open_to_all(&self, s: &State) -> bool {
+    fn has_no_lockout(&self, s: &State) -> bool {
         if s.sites.iter().any(|site| site.suspicion.is_some() || site.node.lock.is_some()) {
             return true;
         }
         // Larger than any token of a good clock so far.
         let next = Lock {
             owner: Owner::Nobody,
-            token: TRIES as Token + 1,
+            token: PROPOSALS as Token + 1,
             nonce: 0,
             extended: false,
             guards: 0,
@@ -137,19 +141,19 @@ impl Locks {
     }
 
     /// The phases in which a proposal may start.
-    fn fates(&self) -> &'static [Phase] {
+    fn start_phases(&self) -> &'static [Phase] {
         if self.bounds.releases { &[Phase::Open, Phase::GivenUp] } else { &[Phase::Open] }
     }
 
     /// Every assignment of tokens to proposals that differs in order, equal tokens included.
-    fn orders(&self) -> Vec<[Token; TRIES]> {
+    fn orders(&self) -> Vec<[Token; PROPOSALS]> {
         if let Some(tokens) = self.bounds.tokens {
             return vec![tokens];
         }
         let mut orders = Vec::new();
-        let tokens = 1..=TRIES as Token;
+        let tokens = 1..=PROPOSALS as Token;
         for a in tokens.clone() {
-            for again in tokens.clone().take(if self.bounds.retry { TRIES } else { 1 }) {
+            for again in tokens.clone().take(if self.bounds.retry { PROPOSALS } else { 1 }) {
                 for b in tokens.clone().chain(self.bounds.bad_clock.then_some(FAR)) {
                     let good: Vec<_> = [a, again, b].into_iter().filter(|t| *t != FAR).collect();
                     let newest = good.iter().copied().max().unwrap_or(NO_TOKEN);
@@ -182,16 +186,19 @@ impl Model for Locks {
         if self.bounds.every_order {
             return states;
         }
-        for i in 0..TRIES {
+        for i in 0..PROPOSALS {
             let may_wait = |s: &State| {
                 self.bounds.losses > 0
-                    || i == 1 && s.tries[0].phase == Phase::Open
-                    || !self.may_try(i)
+                    || i == 1 && s.proposals[0].phase == Phase::Open
+                    || !self.may_propose(i)
             };
             let started = |s: &State| {
-                let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
-                let phases =
-                    self.fates().iter().copied().filter(move |_| in_turn && self.may_try(i));
+                let in_turn = i != 1 || s.proposals[0].phase != Phase::Idle;
+                let phases = self
+                    .start_phases()
+                    .iter()
+                    .copied()
+                    .filter(move |_| in_turn && self.may_propose(i));
                 let state = s.clone();
                 phases.map(move |phase| {
                     let mut state = state.clone();
@@ -219,14 +226,17 @@ impl Model for Locks {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::<Self>::always(MUTUAL_EXCLUSION, |m, s| m.firsts[0].always(m.exclusive(s))),
-            Property::<Self>::always(FENCING, |m, s| m.firsts[1].always(m.fenced(s))),
-            Property::<Self>::always(NO_ORPHAN, |m, s| m.firsts[2].always(m.leaves_no_orphan(s))),
-            Property::<Self>::always(PROMISED, |m, s| m.firsts[9].always(m.keeps_its_promises(s))),
-            Property::<Self>::always(NO_LOCKOUT, |m, s| m.firsts[3].always(m.is_open_to_all(s))),
+            Property::<Self>::always(MUTUAL_EXCLUSION, |m, s| {
+                m.firsts[0].always(m.is_exclusive(s))
+            }),
+            Property::<Self>::always(FENCING, |m, s| m.firsts[1].always(m.is_fenced(s))),
+            Property::<Self>::always(NO_ORPHAN, |m, s| m.firsts[2].always(m.has_no_orphan(s))),
+            Property::<Self>::always(GRANT_STANDS, |m, s| m.firsts[9].always(m.grants_stand(s))),
+            Property::<Self>::always(NO_LOCKOUT, |m, s| m.firsts[3].always(m.has_no_lockout(s))),
             Property::<Self>::sometimes("both owners are granted, one after the other", |m, s| {
                 m.firsts[5].sometimes(
-                    s.tries[0].phase == Phase::Granted && s.tries[2].phase == Phase::Granted,
+                    s.proposals[0].phase == Phase::Granted
+                        && s.proposals[2].phase == Phase::Granted,
                 )
             }),
         ];
@@ -234,19 +244,20 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes(
                 "a retry is granted after a grant",
                 |m, s| {
-                    m.firsts[4]
-                        .sometimes(s.tries[1].after_own && s.tries[1].phase == Phase::Granted)
+                    m.firsts[4].sometimes(
+                        s.proposals[1].after_own && s.proposals[1].phase == Phase::Granted,
+                    )
                 },
             ));
         }
         if self.bounds.renewals > 0 {
             properties.push(Property::<Self>::sometimes("an extension is granted", |m, s| {
-                m.firsts[6].sometimes(s.renewals[0].heard)
+                m.firsts[6].sometimes(s.renewals[0].notified)
             }));
         }
         if self.bounds.renewals > 0 && self.bounds.retry {
             properties.push(Property::<Self>::sometimes("a grant is confirmed", |m, s| {
-                m.firsts[10].sometimes(s.renewals.iter().any(|r| r.confirms && r.heard))
+                m.firsts[10].sometimes(s.renewals.iter().any(|r| r.confirms && r.notified))
             }));
         }
         if self.bounds.renewals > 0 && (self.bounds.losses > 0 || !self.bounds.only_confirms) {
@@ -259,7 +270,7 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes("a node has caught up", |m, s| {
                 let caught_up =
                     |i: usize| s.sites.iter().any(|site| site.caught_up_with(&s.asked(i)));
-                m.firsts[12].sometimes((0..TRIES).any(caught_up))
+                m.firsts[12].sometimes((0..PROPOSALS).any(caught_up))
             }));
         }
         if self.bounds.losses > 0 {
@@ -277,7 +288,7 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes("a node has recovered a lock", |m, s| {
                 let recovered = |site: &state::Site| {
                     site.suspicion.is_some_and(|suspicion| {
-                        suspicion.adopts.is_some_and(|found| found.lock.is_some())
+                        suspicion.recovered.is_some_and(|found| found.lock.is_some())
                     })
                 };
                 m.firsts[11].sometimes(s.sites.iter().any(recovered))
@@ -287,8 +298,8 @@ impl Model for Locks {
     }
 }
 
-impl Shown for Locks {
-    fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+impl Narrated for Locks {
+    fn narrate(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         self.story(path)
     }
 }

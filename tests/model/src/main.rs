@@ -55,13 +55,13 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let good = match options.without.as_deref().and_then(mutation) {
         Some(mutation) => {
-            say(format!("Without {}, in \"{}\":", mutation.rule, mutation.case.title));
+            print_line(format!("Without {}, in \"{}\":", mutation.rule, mutation.case.title));
             let outcome = mutation.run(true);
             let found = outcome.violated.contains_key(mutation.property);
-            say(outcome);
-            say(match found {
+            print_line(outcome);
+            print_line(match found {
                 true => format!(
-                    "As expected: without {}, the property \\"{}\\" is violated.",
+                    "As expected: without {}, the property \"{}\" is violated.",
                     mutation.rule, mutation.property
                 ),
                 false => {
@@ -82,12 +82,12 @@ fn main() -> ExitCode {
             for case in
                 CASES.iter().filter(|case| case.size <= size && case.title.contains(&options.only))
             {
-                say(format!("{}:", case.title));
+                print_line(format!("{}:", case.title));
                 let outcome = case.run(options.threads.into(), true);
                 good &= outcome.is_good();
-                say(outcome);
+                print_line(outcome);
             }
-            say(if good { "Every property holds." } else { "NOT every property holds." });
+            print_line(if good { "Every property holds." } else { "NOT every property holds." });
             good
         }
     };
@@ -95,6 +95,6 @@ fn main() -> ExitCode {
 }
 
 /// Prints a line. The reader may close the pipe early.
-fn say(text: impl std::fmt::Display) {
+fn print_line(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

@@ -51,7 +51,7 @@ pub struct Node {
     pub admitted: bool,
     pub lock: Option<Lock>,
     /// The token watermark (the `:fence` key); [`NO_TOKEN`] when there is none.
-    pub fence: Token,
+    pub watermark: Token,
     /// The mark of the watermark.
     pub mark: Mark,
     /// Extensions, one bit each, whose repairs the node's clock refuses once the watermark has
@@ -122,7 +122,7 @@ impl Lock {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { admitted: true, lock: None, fence: NO_TOKEN, mark: Mark::Plain, outlasts: 0 }
+        Self { admitted: true, lock: None, watermark: NO_TOKEN, mark: Mark::Plain, outlasts: 0 }
     }
 }
 
@@ -140,17 +140,17 @@ impl Node {
             Some(own) if rules.lock_is_kept => return Vote::Yours(own),
             Some(_) | None => {}
         }
-        if rules.watermark_is_checked && self.fence >= asked.token {
-            return Vote::Stale(self.fence);
+        if rules.watermark_is_checked && self.watermark >= asked.token {
+            return Vote::Stale(self.watermark);
         }
         self.lock = Some(Lock { extended: false, ..asked });
         let mark = match self.mark {
-            _ if self.fence == NO_TOKEN => Mark::Provisional(NO_TOKEN),
-            Mark::Extended => Mark::Provisional(self.fence),
+            _ if self.watermark == NO_TOKEN => Mark::Provisional(NO_TOKEN),
+            Mark::Extended => Mark::Provisional(self.watermark),
             _ if !rules.plain_fence_stays => Mark::Provisional(NO_TOKEN),
             Mark::Plain | Mark::Provisional(_) => Mark::Plain,
         };
-        self.set_fence(asked.token, mark, window);
+        self.set_watermark(asked.token, mark, window);
         Vote::Granted
     }
 
@@ -166,8 +166,8 @@ impl Node {
                 lock.guards |= asked.guards;
                 if !lock.extended && rules.extension_marks {
                     lock.extended = true;
-                    if matches!(self.fence, NO_TOKEN) || self.fence == asked.token {
-                        self.set_fence(asked.token, Mark::Extended, window);
+                    if matches!(self.watermark, NO_TOKEN) || self.watermark == asked.token {
+                        self.set_watermark(asked.token, Mark::Extended, window);
                     }
                 }
                 Vote::Extended
@@ -197,11 +197,11 @@ impl Node {
             Some(lock) if rules.repair_keeps_life => guards |= lock.guards,
             Some(_) | None => {}
         }
-        let expired = self.mark == Mark::Extended && self.fence == asked.token;
-        if rules.watermark_is_checked && self.fence >= asked.token && !expired {
-            return Vote::Stale(self.fence);
+        let expired = self.mark == Mark::Extended && self.watermark == asked.token;
+        if rules.watermark_is_checked && self.watermark >= asked.token && !expired {
+            return Vote::Stale(self.watermark);
         }
-        self.set_fence(
+        self.set_watermark(
             asked.token,
             if asked.extended { Mark::Extended } else { Mark::Plain },
             window,
@@ -225,9 +225,9 @@ impl Node {
         let stood = self.lock;
         let token = asked.token;
         let same = stood.is_some_and(|lock| lock.is(&asked));
-        let failed_try = scope == ReleaseScope::Proposal;
+        let is_undo = scope == ReleaseScope::Proposal;
         if let Some(extended) =
-            stood.filter(|lock| failed_try && rules.undo_spares_extended && same && lock.extended)
+            stood.filter(|lock| is_undo && rules.undo_spares_extended && same && lock.extended)
         {
             return Vote::Held(extended);
         }
@@ -238,8 +238,8 @@ impl Node {
             self.lock = None;
         }
         if same && mine.is_some_and(|lock| !lock.extended) {
-            if failed_try && rules.failed_try_takes_fence_back {
-                self.take_fence_back(rules, token);
+            if is_undo && rules.failed_try_takes_fence_back {
+                self.undo_watermark(rules, token);
             }
             // Otherwise the acquire that set this lock has left the watermark at its T, without a
             // mark.
@@ -248,14 +248,14 @@ impl Node {
         if rules.release_leaves_a_tombstone {
             if same || token != FAR {
                 let marked = self.mark == Mark::Extended
-                    && self.fence == token
+                    && self.watermark == token
                     && rules.release_unmarks
-                    && !(failed_try && exact);
-                if marked || self.fence < token {
-                    self.set_fence(token, Mark::Plain, window);
+                    && !(is_undo && exact);
+                if marked || self.watermark < token {
+                    self.set_watermark(token, Mark::Plain, window);
                 } else {
                     if rules.release_settles_fence {
-                        self.settle_fence();
+                        self.settle_watermark();
                     }
                     if rules.release_prolongs_fence {
                         self.outlasts |= window.begun;
@@ -275,42 +275,44 @@ impl Node {
     }
 
     /// Sets the watermark for its whole life: until the clock refuses all that has begun by now.
-    fn set_fence(&mut self, token: Token, mark: Mark, window: Window) {
-        (self.fence, self.mark, self.outlasts) = (token, mark, window.begun);
+    fn set_watermark(&mut self, token: Token, mark: Mark, window: Window) {
+        (self.watermark, self.mark, self.outlasts) = (token, mark, window.begun);
     }
 
     /// Removes an expired watermark: this node's clock refuses all that it kept out.
-    pub fn end_fence(&mut self) {
-        (self.fence, self.mark, self.outlasts) = (NO_TOKEN, Mark::Plain, 0);
+    pub fn end_watermark(&mut self) {
+        (self.watermark, self.mark, self.outlasts) = (NO_TOKEN, Mark::Plain, 0);
     }
 
-    fn take_fence_back(&mut self, rules: &Rules, token: Token) {
-        (self.fence, self.mark) = match self.mark {
+    fn undo_watermark(&mut self, rules: &Rules, token: Token) {
+        (self.watermark, self.mark) = match self.mark {
             Mark::Provisional(before)
-                if self.fence == token && before != NO_TOKEN && rules.fence_before_is_restored =>
+                if self.watermark == token
+                    && before != NO_TOKEN
+                    && rules.fence_before_is_restored =>
             {
                 (before, Mark::Extended)
             }
-            Mark::Provisional(_) if self.fence == token => (NO_TOKEN, Mark::Plain),
+            Mark::Provisional(_) if self.watermark == token => (NO_TOKEN, Mark::Plain),
             _ if !rules.only_own_fence_goes => (NO_TOKEN, Mark::Plain),
-            mark => (self.fence, mark),
+            mark => (self.watermark, mark),
         };
-        if self.fence == NO_TOKEN {
+        if self.watermark == NO_TOKEN {
             self.outlasts = 0;
         }
     }
 
     /// Makes the watermark permanent: no undo may set it back.
-    pub fn settle_fence(&mut self) {
+    pub fn settle_watermark(&mut self) {
         if matches!(self.mark, Mark::Provisional(_)) {
             self.mark = Mark::Plain;
         }
     }
 
     /// The lowest value to which an undo may still set the watermark back.
-    pub fn lasting_fence(&self, rules: &Rules) -> Token {
+    pub fn lasting_watermark(&self, rules: &Rules) -> Token {
         match self.mark {
-            Mark::Plain | Mark::Extended => self.fence,
+            Mark::Plain | Mark::Extended => self.watermark,
             Mark::Provisional(before) if rules.fence_before_is_restored => before,
             Mark::Provisional(_) => NO_TOKEN,
         }
@@ -318,7 +320,8 @@ impl Node {
 
     /// Whether a repair with this T passes the watermark, now or after an undo has set it back.
     pub fn is_repairable(&self, token: Token) -> bool {
-        self.mark == Mark::Extended && self.fence == token || self.mark == Mark::Provisional(token)
+        self.mark == Mark::Extended && self.watermark == token
+            || self.mark == Mark::Provisional(token)
     }
 
     /// Admits the node with a lock that other nodes store. `stands` means that they are a majority
@@ -328,13 +331,13 @@ impl Node {
         self.admitted = true;
         self.lock = found;
         let Some(lock) = &mut self.lock else { return };
-        let released = self.fence >= lock.token && rules.adoption_minds_releases;
+        let released = self.watermark >= lock.token && rules.adoption_minds_releases;
         if !stands || released || lock.owner == Owner::Nobody {
             *lock = Lock::blocker(lock.token, lock.guards);
-        } else if self.fence <= lock.token {
+        } else if self.watermark <= lock.token {
             let token = lock.token;
             let mark = if lock.extended { Mark::Extended } else { Mark::Plain };
-            self.set_fence(token, mark, window);
+            self.set_watermark(token, mark, window);
         }
     }
 

@@ -21,7 +21,7 @@ use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Quorum, Tally};
 use stateright::{Model, Property};
 
-use crate::explore::{First, Shown};
+use crate::explore::{First, Narrated};
 use crate::locks::NODES;
 use crate::node::{Lock, NO_TOKEN, Node, Owner, Token, Vote};
 use crate::rules::Rules;
@@ -128,10 +128,10 @@ impl Repair {
     /// than the lock.
     fn return_in_seconds(&self, s: &mut State, at: usize) {
         let (copies, found) = self.found(s, at);
-        let forgot = !s.sites[at].node.admitted;
+        let has_lost_data = !s.sites[at].node.admitted;
         let window = s.oldest.into();
         let found = found.filter(|_| !s.sites[at].before);
-        if forgot {
+        if has_lost_data {
             s.sites[at].node.recover(&self.rules, window, found, copies >= self.quorum.size());
         }
         (s.sites[at].before, s.sites[at].behind) = (false, true);
@@ -230,7 +230,7 @@ impl Model for Repair {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let mut node = Node { lock: Some(HELD), fence: T, ..Node::default() };
+        let mut node = Node { lock: Some(HELD), watermark: T, ..Node::default() };
         if self.held == Held::Extended {
             node.extend(&self.rules, NO_TOKEN.into(), HELD);
         }
@@ -308,8 +308,8 @@ impl Model for Repair {
     }
 }
 
-impl Shown for Repair {
-    fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+impl Narrated for Repair {
+    fn narrate(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
         let held = match self.held {
             Held::Granted => "A holds the lock on all nodes",

@@ -137,7 +137,7 @@ rules! {
 
 impl Rules {
     /// Whether a release may rely on a watermark until it expires.
-    pub fn fences_last(&self) -> bool {
+    pub fn watermarks_last(&self) -> bool {
         self.told_fence_stays
             && self.plain_fence_stays
             && self.only_own_fence_goes

@@ -27,17 +27,17 @@ pub(super) struct Site {
     pub(super) rewritten: bool,
     pub(super) evicted: u8,
     /// The node has lost data since the marker was written.
-    pub(super) is_doubtful: bool,
+    pub(super) is_suspect: bool,
     /// The locks that the node has granted.
     pub(super) granted: u8,
     /// The locks that the last restart brought back.
     pub(super) survived: u8,
-    pub(super) sights: [Sight; GATEWAYS],
+    pub(super) views: [NodeView; GATEWAYS],
 }
 
 /// One node as a gateway sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Sight {
+pub(super) struct NodeView {
     pub(super) eligibility: Decisions,
     /// The marker that the gateway sends with operations, for as long as its connection lasts.
     pub(super) session: Option<String>,
@@ -45,7 +45,7 @@ pub(super) struct Sight {
     pub(super) put: Option<(Option<String>, String)>,
     pub(super) waits: Option<Waits>,
     /// The marker of the quarantine that was confirmed as a new node's.
-    pub(super) told_new: Option<String>,
+    pub(super) confirmed_new: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -61,10 +61,10 @@ pub(super) struct Gateway {
     /// Whether the gateway was started with `--bootstrap`.
     pub(super) bootstrap: bool,
     /// Whether the gateway may still confirm that the cluster is new.
-    pub(super) word_counts: bool,
+    pub(super) may_confirm_new: bool,
     /// Whether the gateway takes a blank node for one that lost its data. It does when it was
     /// started without `--bootstrap`, or has admitted a node.
-    pub(super) knows_better: bool,
+    pub(super) denies_new: bool,
     /// Whether the gateway has the new configuration.
     pub(super) is_new: bool,
     pub(super) is_stopped: bool,
@@ -140,7 +140,7 @@ impl Hash for State {
         let seen_in = |order: [usize; GATEWAYS]| {
             let sites = sites
                 .iter()
-                .map(|(node, sights)| digest(&(node, order.map(|gateway| sights[gateway]))));
+                .map(|(node, views)| digest(&(node, order.map(|gateway| views[gateway]))));
             digest(&(sites.fold(0, u64::wrapping_add), order.map(|gateway| gateways[gateway])))
         };
         let sites = seen_in([0, 1]).wrapping_add(seen_in([1, 0]));
@@ -183,7 +183,7 @@ impl State {
 
     /// A lease that no count remembers.
     pub(super) fn fresh_lease(&self) -> u8 {
-        let waits = self.sites.iter().flat_map(|site| &site.sights).flat_map(|sight| &sight.waits);
+        let waits = self.sites.iter().flat_map(|site| &site.views).flat_map(|view| &view.waits);
         let counted = waits.fold(0, |leases, waits| leases | waits.leases);
         let under_way = if let Change::UnderWay(leases) = self.change { leases } else { 0 };
         1 << (self.live | counted | under_way).trailing_ones()
@@ -192,15 +192,15 @@ impl State {
     /// Whether the gateway has a session with the node, under the marker that stands there.
     pub(super) fn votes(&self, gateway: usize, node: usize) -> bool {
         let site = &self.sites[node];
-        let session = &site.sights[gateway].session;
+        let session = &site.views[gateway].session;
         session.is_some() && *session == site.memory.marker
     }
 
     /// Whether a gateway waits for a node that it takes for new, under the marker that stands
     /// there.
-    pub(super) fn waits_as_new(&self, gateway: usize, node: usize) -> bool {
+    pub(super) fn waits_for_new(&self, gateway: usize, node: usize) -> bool {
         let site = &self.sites[node];
-        let waits = site.sights[gateway].waits.as_ref();
+        let waits = site.views[gateway].waits.as_ref();
         waits
             .is_some_and(|waits| waits.is_new && Some(&waits.marker) == site.memory.marker.as_ref())
     }
@@ -261,14 +261,14 @@ impl Site {
             synced,
             rewritten,
             evicted,
-            is_doubtful,
+            is_suspect,
             granted,
             survived,
-            sights,
+            views,
         } = self;
         let stored = (process, memory, dump, append_only_file);
-        let node = (stored, synced, rewritten, evicted, is_doubtful, granted, survived);
-        (digest(&node), std::array::from_fn(|gateway| digest(&sights[gateway])))
+        let node = (stored, synced, rewritten, evicted, is_suspect, granted, survived);
+        (digest(&node), std::array::from_fn(|gateway| digest(&views[gateway])))
     }
 
     pub(super) fn write(&mut self, change: impl FnOnce(&mut Stored)) {
@@ -280,12 +280,12 @@ impl Site {
 
     pub(super) fn put(&mut self, marker: String) {
         self.write(|stored| stored.marker = Some(marker));
-        self.is_doubtful = false;
+        self.is_suspect = false;
     }
 
     /// One marker replaces another, in one step that also checks the process.
     pub(super) fn put_of(&mut self, gateway: usize) {
-        if let Some((from, to)) = self.sights[gateway].put.take()
+        if let Some((from, to)) = self.views[gateway].put.take()
             && self.memory.marker == from
         {
             self.put(to);
@@ -294,7 +294,7 @@ impl Site {
 
     pub(super) fn evict(&mut self) {
         self.write(|stored| stored.locks = 0);
-        (self.evicted, self.is_doubtful) = (self.evicted + 1, true);
+        (self.evicted, self.is_suspect) = (self.evicted + 1, true);
         self.end_sessions();
     }
 
@@ -306,7 +306,7 @@ impl Site {
     }
 
     fn end_sessions(&mut self) {
-        self.sights.iter_mut().for_each(|sight| sight.session = None);
+        self.views.iter_mut().for_each(|view| view.session = None);
     }
 
     /// The process ends with its connections, and a new one starts.
@@ -319,13 +319,13 @@ impl Site {
         } else {
             self.dump.clone().unwrap_or_default()
         };
-        self.is_doubtful = self.memory != file;
+        self.is_suspect = self.memory != file;
         self.memory = file;
         self.process = self.fresh_process();
         self.survived = self.memory.locks;
         (self.synced, self.rewritten) = (synced, false);
         self.evicted = 0;
         self.end_sessions();
-        self.sights.iter_mut().for_each(|sight| sight.put = None);
+        self.views.iter_mut().for_each(|view| view.put = None);
     }
 }

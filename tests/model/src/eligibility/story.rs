@@ -5,9 +5,9 @@ use super::events::Action;
 use super::state::State;
 
 impl Eligibility {
-    pub(super) fn tell_step(&self, s: &State, next: &State, action: Action) -> String {
-        let sight = |s: &State, gateway: u8, node: u8| {
-            s.sites[usize::from(node)].sights[usize::from(gateway)].clone()
+    pub(super) fn narrate_step(&self, s: &State, next: &State, action: Action) -> String {
+        let view = |s: &State, gateway: u8, node: u8| {
+            s.sites[usize::from(node)].views[usize::from(gateway)].clone()
         };
         let name = |node: u8| format!("node {}", node + 1);
         match action {
@@ -38,9 +38,9 @@ impl Eligibility {
             Action::Sync { node, on: false } => {
                 format!("{} ceases to sync every write", name(node))
             }
-            Action::ProbeReply { gateway, node } | Action::LookAtEnd { gateway, node } => {
-                let sight = sight(next, gateway, node);
-                let effect = match (&sight.session, &sight.put, &sight.waits) {
+            Action::Probe { gateway, node } | Action::ProbeAtEnd { gateway, node } => {
+                let view = view(next, gateway, node);
+                let effect = match (&view.session, &view.put, &view.waits) {
                     (Some(_), ..) => "it votes".into(),
                     (_, Some((_, to)), _) => format!("its next step is the marker {}", kind(to)),
                     (.., Some(waits)) => {
@@ -48,7 +48,7 @@ impl Eligibility {
                     }
                     (None, None, None) => "the gateway refuses it".into(),
                 };
-                let late = if matches!(action, Action::LookAtEnd { .. }) {
+                let late = if matches!(action, Action::ProbeAtEnd { .. }) {
                     " at the end of its quarantine count"
                 } else {
                     ""
@@ -57,11 +57,14 @@ impl Eligibility {
             }
             Action::Put { gateway, node } => {
                 let marker = |s: &State| s.sites[usize::from(node)].memory.marker.clone();
-                let put = sight(s, gateway, node)
+                let put = view(s, gateway, node)
                     .put
                     .map_or(String::new(), |(_, to)| kind(&to).to_owned());
-                let effect =
-                    if marker(s) == marker(next) { "no effect, another marker stands" } else { "done" };
+                let effect = if marker(s) == marker(next) {
+                    "no effect, another marker stands"
+                } else {
+                    "done"
+                };
                 format!("gateway {} marks {} as {put}: {effect}", gateway + 1, name(node))
             }
             Action::Confirm(gateway) => {

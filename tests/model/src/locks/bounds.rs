@@ -9,7 +9,7 @@ use crate::rules::Rules;
 /// Number of masters.
 pub const NODES: usize = 3;
 /// Number of proposals: two of owner A, one of owner B.
-pub const TRIES: usize = 3;
+pub const PROPOSALS: usize = 3;
 /// Maximum number of extensions, of any grants.
 pub const RENEWALS: usize = 2;
 /// Maximum number of readings for nodes that catch up.
@@ -37,17 +37,17 @@ pub struct Bounds {
     /// Number of readings for nodes that catch up, at most [`CATCH_UPS`].
     pub catch_ups: usize,
     /// The tokens of the proposals; `None` explores all their orders.
-    pub tokens: Option<[Token; TRIES]>,
+    pub tokens: Option<[Token; PROPOSALS]>,
     /// Whether watermarks may end. Excludes a retry together with extensions: the retry could
     /// confirm a released grant.
-    pub fences_end: bool,
+    pub watermarks_end: bool,
     /// Whether every order of events is explored, including those that others cover.
     pub every_order: bool,
 }
 
 impl Bounds {
     /// All three proposals, nothing else.
-    pub const TRIES: Self = Self {
+    pub const PROPOSALS: Self = Self {
         retry: true,
         losses: 0,
         renewals: 0,
@@ -57,7 +57,7 @@ impl Bounds {
         recovery: false,
         catch_ups: 0,
         tokens: None,
-        fences_end: false,
+        watermarks_end: false,
         every_order: false,
     };
 }

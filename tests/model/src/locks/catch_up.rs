@@ -16,7 +16,7 @@
 //! sets its watermark back, so a node that gets the grant afterwards cannot detect the undo. The
 //! grant then ends with its time to live, on a minority.
 
-use super::bounds::{Locks, NODES, RENEWALS, TRIES};
+use super::bounds::{Locks, NODES, PROPOSALS, RENEWALS};
 use super::reading::{CatchUp, Reading};
 use super::state::{Action, Site, State};
 use crate::node::{Lock, Owner, Vote};
@@ -68,15 +68,14 @@ impl Locks {
                 Reading::Unbegun if i > 0 && s.readings[i - 1] == Reading::Unbegun => {}
                 Reading::Unbegun => {
                     for (site, of) in s.sites.iter().enumerate() {
-                        let Some(lock) =
-                            of.node.lock.filter(|lock| self.may_be_sought(s, of, *lock))
+                        let Some(lock) = of.node.lock.filter(|lock| self.may_be_read(s, of, *lock))
                         else {
                             continue;
                         };
                         let missing =
                             |at: &usize| *at != site && self.may_catch_up(&s.sites[*at], lock);
                         let targets = (0..NODES).filter(missing);
-                        actions.extend(targets.map(|at| Action::See {
+                        actions.extend(targets.map(|at| Action::ReadForCatchUp {
                             reading,
                             target: at as u8,
                             site: site as u8,
@@ -95,7 +94,7 @@ impl Locks {
                     };
                     let shown = s.sites.iter().enumerate().filter(|(_, site)| shows(site));
                     let target = target as u8;
-                    actions.extend(shown.map(|(at, _)| Action::See {
+                    actions.extend(shown.map(|(at, _)| Action::ReadForCatchUp {
                         reading,
                         target,
                         site: at as u8,
@@ -113,19 +112,25 @@ impl Locks {
     }
 
     /// Where watermarks end, a reading does not begin after the owner's release, see `fences.rs`.
-    fn may_be_sought(&self, s: &State, site: &Site, lock: Lock) -> bool {
-        let released = |i: usize| lock.is(&s.asked(i)) && s.tries[i].dropped;
-        let too_late = self.bounds.fences_end && (0..TRIES).any(released);
+    fn may_be_read(&self, s: &State, site: &Site, lock: Lock) -> bool {
+        let released = |i: usize| lock.is(&s.asked(i)) && s.proposals[i].dropped;
+        let too_late = self.bounds.watermarks_end && (0..PROPOSALS).any(released);
         site.suspicion.is_none() && lock.owner != Owner::Nobody && !too_late
     }
 
     fn may_catch_up(&self, site: &Site, lock: Lock) -> bool {
         let stores = site.node.lock.is_some_and(|other| other.is(&lock));
         let admitted = site.suspicion.is_none() || !self.rules.catch_up_follows_admission;
-        admitted && !stores && !self.keeps_out(site, lock, self.fences_stay())
+        admitted && !stores && !self.keeps_out(site, lock, self.watermarks_stay())
     }
 
-    pub(super) fn see(&self, s: &mut State, reading: usize, target: usize, at: usize) {
+    pub(super) fn read_for_catch_up(
+        &self,
+        s: &mut State,
+        reading: usize,
+        target: usize,
+        at: usize,
+    ) {
         let Some(seen) = s.sites[at].node.lock else { return };
         let found = match s.readings[reading] {
             Reading::Of(found) => Lock {
@@ -170,22 +175,22 @@ impl Locks {
     }
 
     /// Brings states with equal futures to one form: leases that ended guard nothing, and a repair
-    /// that the watermark will always refuse is dropped. `fenced`: only a loss of data takes
+    /// that the watermark will always refuse is dropped. `is_fenced`: only a loss of data takes
     /// watermarks away.
-    pub(super) fn forget_catch_ups(&self, s: &mut State, fenced: bool) {
+    pub(super) fn normalize_catch_ups(&self, s: &mut State, is_fenced: bool) {
         let ended = s.ended_leases();
         for i in 0..self.bounds.catch_ups {
             if let Reading::Of(lock) = &mut s.readings[i] {
                 lock.guards &= !ended;
                 let grant = *lock;
                 let target = s.sites.iter().find(|site| site.catch_ups[i] == CatchUp::Target);
-                if target.is_some_and(|site| self.keeps_out(site, grant, fenced)) {
+                if target.is_some_and(|site| self.keeps_out(site, grant, is_fenced)) {
                     s.end_reading(i);
                 }
             }
             for site in &mut s.sites {
                 match site.catch_ups[i] {
-                    CatchUp::Sent(lock) if self.keeps_out(site, lock, fenced) => {
+                    CatchUp::Sent(lock) if self.keeps_out(site, lock, is_fenced) => {
                         site.catch_ups[i] = CatchUp::None
                     }
                     CatchUp::Sent(lock) => {
@@ -204,10 +209,10 @@ impl Locks {
     }
 
     /// Whether this node refuses every repair of the grant as long as it keeps its data.
-    fn keeps_out(&self, site: &Site, grant: Lock, fenced: bool) -> bool {
+    fn keeps_out(&self, site: &Site, grant: Lock, is_fenced: bool) -> bool {
         let ends = self.rules.tells_admissions_apart() && self.rules.catch_up_follows_admission;
-        let stale = site.node.lasting_fence(&self.rules) >= grant.token
+        let stale = site.node.lasting_watermark(&self.rules) >= grant.token
             && !site.node.is_repairable(grant.token);
-        fenced && ends && stale && !self.bounds.fences_end
+        is_fenced && ends && stale && !self.bounds.watermarks_end
     }
 }

@@ -1,4 +1,4 @@
-//! Watermarks that end, where [`Bounds::fences_end`](super::Bounds) is set.
+//! Watermarks that end, where [`Bounds::watermarks_end`](super::Bounds) is set.
 //!
 //! A watermark lives as long as its lock's time to live when it was set, plus the core's
 //! `fence_grace`: twice `max_clock_skew` and the longest round. The operations that it kept out
@@ -12,7 +12,7 @@
 //! release. Another party's release, or one that reaches other nodes long after this one, is
 //! different. Then an extension may begin later than the watermark lasts, and sets the lock again.
 
-use super::bounds::{CATCH_UPS, Locks, RENEWALS, TRIES};
+use super::bounds::{CATCH_UPS, Locks, PROPOSALS, RENEWALS};
 use super::catch_up::reading_bit;
 use super::reading::{CatchUp, Reading};
 use super::state::{Message, Renewal, Site, State};
@@ -20,17 +20,17 @@ use crate::node::{NO_TOKEN, Token};
 
 impl Locks {
     /// Whether only a loss of data takes a watermark away.
-    pub(super) fn fences_stay(&self) -> bool {
+    pub(super) fn watermarks_stay(&self) -> bool {
         let rules = &self.rules;
         rules.watermark_is_checked
             && rules.lock_is_kept
             && rules.release_leaves_a_tombstone
             && rules.release_keeps_newer
-            && rules.fences_last()
-            && (rules.fence_outlives_lock || !self.bounds.fences_end)
+            && rules.watermarks_last()
+            && (rules.fence_outlives_lock || !self.bounds.watermarks_end)
     }
 
-    pub(super) fn fence_may_end(&self, site: &Site) -> bool {
+    pub(super) fn watermark_may_end(&self, site: &Site) -> bool {
         let stands = site.node.lock.is_some_and(|lock| !lock.extended);
         // Otherwise the watermark can no longer affect any message.
         let readings = (0..self.bounds.catch_ups).fold(0, |mask, i| mask | reading_bit(i));
@@ -38,18 +38,19 @@ impl Locks {
         let matters = site.node.outlasts != all
             || !self.rules.fence_outlives_lock
             || !self.rules.late_repair_is_refused;
-        self.bounds.fences_end && site.node.fence != NO_TOKEN && !stands && matters
+        self.bounds.watermarks_end && site.node.watermark != NO_TOKEN && !stands && matters
     }
 
-    pub(super) fn end_fence(&self, s: &mut State, at: usize) {
+    pub(super) fn end_watermark(&self, s: &mut State, at: usize) {
         let site = &mut s.sites[at];
-        let (fence, outlasts): (Token, u8) = (site.node.fence, site.node.outlasts);
-        site.node.end_fence();
+        let (watermark, outlasts): (Token, u8) = (site.node.watermark, site.node.outlasts);
+        site.node.end_watermark();
         if !self.rules.fence_outlives_lock {
             return;
         }
-        let old_acquires =
-            (0..TRIES).filter(|i| s.tries[*i].token <= fence).fold(0, |mask, i| mask | 1 << i);
+        let old_acquires = (0..PROPOSALS)
+            .filter(|i| s.proposals[*i].token <= watermark)
+            .fold(0, |mask, i| mask | 1 << i);
         refuse(&mut site.acquires, old_acquires);
         if self.rules.late_repair_is_refused {
             refuse(&mut site.repairs, outlasts);
@@ -73,7 +74,8 @@ impl Locks {
             let under_way = !matches!(readings[i], Reading::Over) && i < self.bounds.catch_ups;
             under_way || matches!(site.catch_ups[i], CatchUp::Sent(_))
         };
-        self.bounds.fences_end && ((0..RENEWALS).filter(of).any(open) || (0..CATCH_UPS).any(read))
+        self.bounds.watermarks_end
+            && ((0..RENEWALS).filter(of).any(open) || (0..CATCH_UPS).any(read))
     }
 }
 

@@ -19,31 +19,31 @@
 //! as a reading that began later would.
 
 use super::bounds::{Locks, NODES};
-use super::state::{Action, Found, Phase, State, Suspicion, renewal_lease, try_lease};
+use super::state::{Action, Found, Phase, State, Suspicion, proposal_lease, renewal_lease};
 use crate::node::{Lock, Owner};
 
 impl State {
     /// Rounds whose gateway still counts answers.
     pub(super) fn open_rounds(&self) -> u8 {
-        let tries = self
-            .tries
+        let proposals = self
+            .proposals
             .iter()
             .enumerate()
             .filter(|(_, t)| t.phase == Phase::Open)
-            .map(|(i, _)| try_lease(i));
+            .map(|(i, _)| proposal_lease(i));
         let open = self
             .renewals
             .iter()
             .enumerate()
             .filter(|(_, r)| r.of.is_some() && !r.proved && !r.closed);
-        tries.chain(open.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit)
+        proposals.chain(open.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit)
     }
 
     /// Closes rounds: their gateways count no more answers. A history in which they send undos is
     /// another one, of a proposal given up before.
     fn close_rounds(&mut self, rounds: u8) {
-        for (i, t) in self.tries.iter_mut().enumerate() {
-            if rounds & try_lease(i) != 0 && t.phase == Phase::Open {
+        for (i, t) in self.proposals.iter_mut().enumerate() {
+            if rounds & proposal_lease(i) != 0 && t.phase == Phase::Open {
                 t.phase = Phase::GivenUp;
             }
         }
@@ -53,11 +53,11 @@ impl State {
     }
 
     /// Discards all readings.
-    pub(super) fn abandon_adoption(&mut self) {
+    pub(super) fn abandon_recovery(&mut self) {
         for site in &mut self.sites {
             site.read = false;
             if let Some(suspicion) = &mut site.suspicion {
-                suspicion.adopts = None;
+                suspicion.recovered = None;
             }
         }
     }
@@ -65,11 +65,11 @@ impl State {
 
 impl Locks {
     /// The node that recovers or may recover. With enough others admitted there is only one.
-    pub(super) fn adopter(&self, s: &State) -> Option<usize> {
+    pub(super) fn recovering_site(&self, s: &State) -> Option<usize> {
         let under_way = s
             .sites
             .iter()
-            .position(|site| site.suspicion.is_some_and(|suspicion| suspicion.adopts.is_some()));
+            .position(|site| site.suspicion.is_some_and(|suspicion| suspicion.recovered.is_some()));
         under_way.or_else(|| s.sites.iter().position(|site| site.suspicion.is_some()))
     }
 
@@ -79,27 +79,30 @@ impl Locks {
         NODES - self.quorum.size() + usize::from(self.rules.adoption_needs_enough)
     }
 
-    pub(super) fn enabled_adoption(&self, s: &State, actions: &mut Vec<Action>) {
+    pub(super) fn enabled_recovery(&self, s: &State, actions: &mut Vec<Action>) {
         let admitted = s.sites.iter().filter(|site| site.suspicion.is_none()).count();
-        let Some(adopter) = self.adopter(s).filter(|_| self.bounds.recovery) else { return };
-        let adopts = s.sites[adopter].suspicion.and_then(|suspicion| suspicion.adopts).is_some();
-        if adopts || admitted >= self.readers() {
+        let Some(recovering_site) = self.recovering_site(s).filter(|_| self.bounds.recovery) else {
+            return;
+        };
+        let recovered =
+            s.sites[recovering_site].suspicion.and_then(|suspicion| suspicion.recovered).is_some();
+        if recovered || admitted >= self.readers() {
             let unread = s
                 .sites
                 .iter()
                 .enumerate()
                 .filter(|(_, site)| site.suspicion.is_none() && !site.read);
-            actions.extend(unread.map(|(at, _)| Action::Read(at as u8)));
+            actions.extend(unread.map(|(at, _)| Action::ReadForRecovery(at as u8)));
         }
-        if adopts && s.sites.iter().filter(|site| site.read).count() >= self.readers() {
-            actions.push(Action::Adopt);
+        if recovered && s.sites.iter().filter(|site| site.read).count() >= self.readers() {
+            actions.push(Action::Recover);
         }
     }
 
     pub(super) fn read(&self, s: &mut State, at: usize) {
-        let Some(adopter) = self.adopter(s) else { return };
-        let Some(mut suspicion) = s.sites[adopter].suspicion else { return };
-        let found = suspicion.adopts.unwrap_or_else(|| self.begin_adoption(s, suspicion));
+        let Some(recovering_site) = self.recovering_site(s) else { return };
+        let Some(mut suspicion) = s.sites[recovering_site].suspicion else { return };
+        let found = suspicion.recovered.unwrap_or_else(|| self.begin_recovery(s, suspicion));
         s.sites[at].read = true;
         // A newer grant has not counted the lost vote. A record of nobody stands for all grants it
         // was made from.
@@ -107,12 +110,12 @@ impl Locks {
             .node
             .lock
             .filter(|lock| lock.owner == Owner::Nobody || lock.token <= suspicion.newest);
-        suspicion.adopts = Some(self.either(found, seen));
+        suspicion.recovered = Some(self.either(found, seen));
         suspicion.rounds = 0;
-        s.sites[adopter].suspicion = Some(suspicion);
+        s.sites[recovering_site].suspicion = Some(suspicion);
     }
 
-    fn begin_adoption(&self, s: &mut State, suspicion: Suspicion) -> Found {
+    fn begin_recovery(&self, s: &mut State, suspicion: Suspicion) -> Found {
         if self.rules.adoption_waits_for_clocks {
             s.oldest = s.oldest.max(suspicion.newest);
         }
@@ -144,8 +147,8 @@ impl Locks {
 
     /// Admits the node with the lock that was found.
     pub(super) fn recover(&self, s: &mut State) {
-        let Some(at) = self.adopter(s) else { return };
-        let Some(found) = s.sites[at].suspicion.take().and_then(|suspicion| suspicion.adopts)
+        let Some(at) = self.recovering_site(s) else { return };
+        let Some(found) = s.sites[at].suspicion.take().and_then(|suspicion| suspicion.recovered)
         else {
             return;
         };
@@ -154,6 +157,6 @@ impl Locks {
         let lock = found.lock.filter(|_| self.rules.lost_locks_are_recovered);
         let window = self.window(s);
         s.sites[at].node.recover(&self.rules, window, lock, stands);
-        s.abandon_adoption();
+        s.abandon_recovery();
     }
 }

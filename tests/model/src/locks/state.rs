@@ -3,7 +3,7 @@
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Tally};
 
-use super::bounds::{CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
+use super::bounds::{CATCH_UPS, Locks, NODES, PROPOSALS, RENEWALS};
 use super::reading::{CatchUp, Reading};
 use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use crate::rules::Rules;
@@ -13,7 +13,7 @@ use crate::rules::Rules;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     pub(super) sites: [Site; NODES],
-    pub(super) tries: [Proposal; TRIES],
+    pub(super) proposals: [Proposal; PROPOSALS],
     pub(super) renewals: [Renewal; RENEWALS],
     pub(super) readings: [Reading; CATCH_UPS],
     pub(super) losses_left: u8,
@@ -29,9 +29,9 @@ pub(super) struct Site {
     pub suspicion: Option<Suspicion>,
     /// A recovering node has read this one.
     pub read: bool,
-    pub acquires: [Message; TRIES],
-    pub undos: [Release; TRIES],
-    pub releases: [Release; TRIES],
+    pub acquires: [Message; PROPOSALS],
+    pub undos: [Release; PROPOSALS],
+    pub releases: [Release; PROPOSALS],
     pub extends: [Message; RENEWALS],
     pub repairs: [Message; RENEWALS],
     /// Its part in each of the readings for nodes that catch up.
@@ -48,7 +48,7 @@ pub(super) struct Suspicion {
     /// The rounds that were open at the loss, if the node may recover.
     pub rounds: u8,
     /// The grants read so far, once recovery has begun.
-    pub adopts: Option<Found>,
+    pub recovered: Option<Found>,
 }
 
 /// The grants read for a recovering node.
@@ -126,7 +126,7 @@ pub(super) struct Renewal {
     pub proved: bool,
     /// Its gateway counts no more answers.
     pub closed: bool,
-    pub heard: bool,
+    pub notified: bool,
     pub ended: bool,
 }
 
@@ -175,7 +175,7 @@ pub enum Action {
         site: u8,
     },
     /// The lock of this node is read for another one that catches up.
-    See {
+    ReadForCatchUp {
         reading: u8,
         target: u8,
         site: u8,
@@ -185,15 +185,15 @@ pub enum Action {
         reading: u8,
         site: u8,
     },
-    EndTry(u8),
-    EndRenewal(u8),
+    EndLease(u8),
+    EndRenewalLease(u8),
     Expire(u8),
-    EndFence(u8),
+    EndWatermark(u8),
     Lose(u8),
     Readmit(u8),
     /// The lock of this node is read for the recovering one.
-    Read(u8),
-    Adopt,
+    ReadForRecovery(u8),
+    Recover,
 }
 
 /// The owner of a proposal: the first two belong to one owner, which asks again.
@@ -206,12 +206,12 @@ pub(super) fn sibling(proposal: usize) -> Option<usize> {
     [Some(1), Some(0), None][proposal]
 }
 
-pub(super) const fn try_lease(proposal: usize) -> u8 {
+pub(super) const fn proposal_lease(proposal: usize) -> u8 {
     1 << proposal
 }
 
 pub(super) const fn renewal_lease(renewal: usize) -> u8 {
-    1 << (TRIES + renewal)
+    1 << (PROPOSALS + renewal)
 }
 
 impl Proposal {
@@ -221,14 +221,14 @@ impl Proposal {
 }
 
 impl State {
-    pub(super) fn initial(tokens: [Token; TRIES], losses_left: u8, rules: &Rules) -> Self {
+    pub(super) fn initial(tokens: [Token; PROPOSALS], losses_left: u8, rules: &Rules) -> Self {
         let site = Site {
             node: Node::default(),
             suspicion: None,
             read: false,
-            acquires: [Message::Unsent; TRIES],
-            undos: [Release::Unsent; TRIES],
-            releases: [Release::Unsent; TRIES],
+            acquires: [Message::Unsent; PROPOSALS],
+            undos: [Release::Unsent; PROPOSALS],
+            releases: [Release::Unsent; PROPOSALS],
             extends: [Message::Unsent; RENEWALS],
             repairs: [Message::Unsent; RENEWALS],
             catch_ups: [CatchUp::None; CATCH_UPS],
@@ -239,7 +239,7 @@ impl State {
             confirms: false,
             proved: false,
             closed: false,
-            heard: false,
+            notified: false,
             ended: false,
         };
         let idle = |i: usize| Proposal {
@@ -252,7 +252,7 @@ impl State {
         };
         Self {
             sites: [site; NODES],
-            tries: std::array::from_fn(idle),
+            proposals: std::array::from_fn(idle),
             renewals: [renewal; RENEWALS],
             readings: [Reading::Unbegun; CATCH_UPS],
             losses_left,
@@ -262,15 +262,15 @@ impl State {
 
     /// Whether the owner believes that it holds the lock by this proposal.
     pub fn believes(&self, proposal: usize) -> bool {
-        let t = &self.tries[proposal];
-        let renewed = |r: &Renewal| r.of == Some(proposal as u8) && r.heard && !r.ended;
+        let t = &self.proposals[proposal];
+        let renewed = |r: &Renewal| r.of == Some(proposal as u8) && r.notified && !r.ended;
         !t.dropped && (t.phase == Phase::Granted && !t.ended || self.renewals.iter().any(renewed))
     }
 
     /// Whether the owner ever learned that it holds the lock by this proposal.
-    pub fn was_told(&self, proposal: usize) -> bool {
-        let heard = |r: &Renewal| r.of == Some(proposal as u8) && r.heard;
-        self.tries[proposal].phase == Phase::Granted || self.renewals.iter().any(heard)
+    pub fn was_notified(&self, proposal: usize) -> bool {
+        let notified = |r: &Renewal| r.of == Some(proposal as u8) && r.notified;
+        self.proposals[proposal].phase == Phase::Granted || self.renewals.iter().any(notified)
     }
 
     /// Whether a node stores the grant of this proposal.
@@ -279,33 +279,38 @@ impl State {
     }
 
     pub(super) fn ended_leases(&self) -> u8 {
-        let tries =
-            self.tries.iter().enumerate().filter(|(_, t)| t.ended).map(|(i, _)| try_lease(i));
+        let proposals = self
+            .proposals
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| t.ended)
+            .map(|(i, _)| proposal_lease(i));
         let renewals = self
             .renewals
             .iter()
             .enumerate()
             .filter(|(_, r)| r.ended)
             .map(|(i, _)| renewal_lease(i));
-        tries.chain(renewals).fold(0, |mask, bit| mask | bit)
+        proposals.chain(renewals).fold(0, |mask, bit| mask | bit)
     }
 
     fn running_leases(&self) -> u8 {
-        let tries = self
-            .tries
+        let proposals = self
+            .proposals
             .iter()
             .enumerate()
             .filter(|(_, t)| t.phase != Phase::Idle)
-            .map(|(i, _)| try_lease(i));
+            .map(|(i, _)| proposal_lease(i));
         let renewals = self.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some());
-        let started =
-            tries.chain(renewals.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit);
+        let started = proposals
+            .chain(renewals.map(|(i, _)| renewal_lease(i)))
+            .fold(0, |mask, bit| mask | bit);
         started & !self.ended_leases()
     }
 
     /// The newest token of a good clock that any proposal has asked for.
     fn newest(&self) -> Token {
-        let asked = self.tries.iter().filter(|t| t.phase != Phase::Idle && t.token != FAR);
+        let asked = self.proposals.iter().filter(|t| t.phase != Phase::Idle && t.token != FAR);
         asked.map(|t| t.token).max().unwrap_or(NO_TOKEN)
     }
 
@@ -314,12 +319,12 @@ impl State {
     /// newest that the node may have stored.
     fn is_over(&self, suspicion: Suspicion) -> bool {
         suspicion.leases & !self.ended_leases() == 0
-            && self.tries.iter().all(|t| !t.is_before(suspicion) || t.ended)
+            && self.proposals.iter().all(|t| !t.is_before(suspicion) || t.ended)
     }
 
     fn end_leases(&mut self, leases: u8) {
-        for (i, t) in self.tries.iter_mut().enumerate() {
-            t.ended |= leases & try_lease(i) != 0;
+        for (i, t) in self.proposals.iter_mut().enumerate() {
+            t.ended |= leases & proposal_lease(i) != 0;
         }
         for (i, r) in self.renewals.iter_mut().enumerate() {
             r.ended |= leases & renewal_lease(i) != 0;
@@ -360,8 +365,8 @@ impl State {
     }
 
     pub(super) fn asked(&self, proposal: usize) -> Lock {
-        let Proposal { token, nonce, ended, .. } = self.tries[proposal];
-        let guards = if ended { 0 } else { try_lease(proposal) };
+        let Proposal { token, nonce, ended, .. } = self.proposals[proposal];
+        let guards = if ended { 0 } else { proposal_lease(proposal) };
         Lock { owner: owner(proposal), token, nonce, extended: false, guards }
     }
 
@@ -375,8 +380,9 @@ impl State {
 impl Locks {
     /// Starts a proposal on all nodes. The phase `GivenUp` stands for giving up at any later time.
     pub(super) fn start(&self, s: &mut State, i: usize, phase: Phase) {
-        s.tries[i].phase = Phase::Open;
-        s.tries[i].after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
+        s.proposals[i].phase = Phase::Open;
+        s.proposals[i].after_own =
+            sibling(i).is_some_and(|own| s.proposals[own].phase == Phase::Granted);
         s.send(&self.rules, |site| &mut site.acquires[i]);
         if phase == Phase::GivenUp {
             self.give_up(s, i);
@@ -385,7 +391,7 @@ impl Locks {
 
     /// Sends an undo to every node where the proposal was granted or may still be.
     fn give_up(&self, s: &mut State, i: usize) {
-        s.tries[i].phase = Phase::GivenUp;
+        s.proposals[i].phase = Phase::GivenUp;
         for site in &mut s.sites {
             if matches!(site.acquires[i], Message::Sent | Message::Yes) {
                 site.undos[i] = Release::Sent;
@@ -398,7 +404,7 @@ impl Locks {
         let begun =
             s.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some()).map(|(i, _)| 1 << i);
         let begun = begun.fold(s.readings_begun(), |mask, bit| mask | bit);
-        Window { oldest: s.oldest, begun: if self.bounds.fences_end { begun } else { 0 } }
+        Window { oldest: s.oldest, begun: if self.bounds.watermarks_end { begun } else { 0 } }
     }
 
     /// The scope of a release that is on its way.
@@ -411,19 +417,19 @@ impl Locks {
     }
 
     /// Whether an undo may still set back the watermark that this lock's proposal left.
-    fn may_take_fence_back(&self, tries: &[Proposal; TRIES], lock: Lock) -> bool {
+    fn may_undo_watermark(&self, proposals: &[Proposal; PROPOSALS], lock: Lock) -> bool {
         let may = |(i, t): (usize, &Proposal)| {
             let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
             (owner(i), t.token, t.nonce) == (lock.owner, lock.token, lock.nonce) && untold
         };
-        !lock.extended && tries.iter().enumerate().any(may)
+        !lock.extended && proposals.iter().enumerate().any(may)
     }
 
     /// Every event that can happen next, except those without effect. Unless `every_order` is set,
     /// orders that another order covers are left out too (see [`crate::locks`]).
     pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
         let decided = |i: usize| {
-            let t = &s.tries[i];
+            let t = &s.proposals[i];
             let votes = || s.votes(|site| site.acquires[i]);
             t.phase == Phase::Open
                 && !t.ended
@@ -432,20 +438,20 @@ impl Locks {
         };
         let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
         let free = self.bounds.renewals - begun;
-        for i in (0..TRIES).filter(|i| decided(*i)) {
-            let later = self.bounds.every_order || self.bounds.fences_end;
-            let most = if later || self.bounds.only_confirms { 0 } else { free };
+        for i in (0..PROPOSALS).filter(|i| decided(*i)) {
+            let later = self.bounds.every_order || self.bounds.watermarks_end;
+            let maximum = if later || self.bounds.only_confirms { 0 } else { free };
             actions.extend(
-                (0..=most)
+                (0..=maximum)
                     .map(|renewals| Action::Grant { proposal: i as u8, renewals: renewals as u8 }),
             );
             if !self.bounds.every_order {
                 return;
             }
         }
-        for (i, t) in s.tries.iter().enumerate() {
+        for (i, t) in s.proposals.iter().enumerate() {
             let proposal = i as u8;
-            let told = s.was_told(i) && !t.dropped;
+            let told = s.was_notified(i) && !t.dropped;
             if told && self.bounds.releases {
                 actions.push(Action::Release(proposal));
             }
@@ -457,9 +463,10 @@ impl Locks {
             }
             match t.phase {
                 Phase::Idle if self.may_start(s, i) => {
-                    let fates = if self.bounds.every_order { &[Phase::Open] } else { self.fates() };
+                    let start_phases =
+                        if self.bounds.every_order { &[Phase::Open] } else { self.start_phases() };
                     actions.extend(
-                        fates.iter().map(|phase| Action::Start { proposal, phase: *phase }),
+                        start_phases.iter().map(|phase| Action::Start { proposal, phase: *phase }),
                     );
                 }
                 Phase::Open if self.bounds.every_order && self.bounds.releases => {
@@ -467,7 +474,7 @@ impl Locks {
                 }
                 Phase::Granted if told && !self.bounds.only_confirms => {
                     let now = self.bounds.every_order
-                        || self.bounds.fences_end
+                        || self.bounds.watermarks_end
                         || s.losses_left < self.bounds.losses;
                     if free > 0 && now {
                         actions.push(Action::Renew { renewal: begun as u8, proposal });
@@ -476,12 +483,12 @@ impl Locks {
                 Phase::Idle | Phase::Open | Phase::Granted | Phase::GivenUp => {}
             }
             if self.bounds.every_order && t.phase != Phase::Idle && !t.ended {
-                actions.push(Action::EndTry(proposal));
+                actions.push(Action::EndLease(proposal));
             }
         }
         for (i, r) in s.renewals.iter().enumerate() {
             if self.bounds.every_order && r.of.is_some() && !r.ended {
-                actions.push(Action::EndRenewal(i as u8));
+                actions.push(Action::EndRenewalLease(i as u8));
             }
         }
         for (at, site) in s.sites.iter().enumerate() {
@@ -490,16 +497,16 @@ impl Locks {
                 self.enabled_at(s, at as u8, site, actions);
             }
         }
-        self.enabled_adoption(s, actions);
+        self.enabled_recovery(s, actions);
         self.enabled_catch_up(s, actions);
     }
 
     fn may_start(&self, s: &State, i: usize) -> bool {
         // The proposals of one owner differ only in their tokens, so one order of starting is
         // enough.
-        let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
-        let after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
-        let token = s.tries[i].token;
+        let in_turn = i != 1 || s.proposals[0].phase != Phase::Idle;
+        let after_own = sibling(i).is_some_and(|own| s.proposals[own].phase == Phase::Granted);
+        let token = s.proposals[i].token;
         let in_quarantine = s.sites.iter().filter_map(|site| site.suspicion).any(|suspicion| {
             token > suspicion.newest
                 || !self.rules.quarantine_is_waited
@@ -509,23 +516,23 @@ impl Locks {
         // afterwards.
         let after_loss = self.rules.tells_admissions_apart() && s.losses_left < self.bounds.losses;
         let now = self.bounds.every_order || in_quarantine || after_loss || after_own;
-        self.may_try(i) && token > s.oldest && in_turn && now
+        self.may_propose(i) && token > s.oldest && in_turn && now
     }
 
     /// The second proposal exists only with a retry.
-    pub(super) fn may_try(&self, i: usize) -> bool {
+    pub(super) fn may_propose(&self, i: usize) -> bool {
         i != 1 || self.bounds.retry
     }
 
     fn enabled_at(&self, s: &State, at: u8, site: &Site, actions: &mut Vec<Action>) {
-        for proposal in 0..TRIES as u8 {
+        for proposal in 0..PROPOSALS as u8 {
             let i = usize::from(proposal);
             if site.acquires[i] == Message::Sent {
                 let mut node = site.node;
                 let vote = node.acquire(&self.rules, self.window(s), s.asked(i));
                 let heeded =
                     matches!(vote, Vote::Granted | Vote::Yours(_)) || self.bounds.every_order;
-                let counts = s.tries[i].phase == Phase::Open && heeded;
+                let counts = s.proposals[i].phase == Phase::Open && heeded;
                 if counts || node != site.node {
                     actions.push(Action::Acquire { proposal, site: at });
                 }
@@ -552,7 +559,7 @@ impl Locks {
                 // A longer life keeps others out; it matters to the owner only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
-                    || self.bounds.fences_end
+                    || self.bounds.watermarks_end
                     || self.bounds.recovery
                     || self.bounds.catch_ups > 0;
                 if counts || repairs || (again && node != site.node) {
@@ -568,8 +575,8 @@ impl Locks {
         if site.node.lock.is_some_and(|lock| lock.guards == 0 || !self.bounds.every_order) {
             actions.push(Action::Expire(at));
         }
-        if self.fence_may_end(site) {
-            actions.push(Action::EndFence(at));
+        if self.watermark_may_end(site) {
+            actions.push(Action::EndWatermark(at));
         }
         let stores = site.node != Node::default() || self.bounds.every_order;
         match site.suspicion {
@@ -602,7 +609,7 @@ impl Locks {
             }
             Action::Grant { proposal, renewals } => {
                 let i = usize::from(proposal);
-                next.tries[i].phase = Phase::Granted;
+                next.proposals[i].phase = Phase::Granted;
                 settle(&mut next, |site| &mut site.acquires[i]);
                 let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
                 (begun..begun + usize::from(renewals))
@@ -611,10 +618,10 @@ impl Locks {
             Action::GiveUp(proposal) => self.give_up(&mut next, proposal.into()),
             Action::Release(proposal) => {
                 let i = usize::from(proposal);
-                for (j, t) in next.tries.iter_mut().enumerate() {
+                for (j, t) in next.proposals.iter_mut().enumerate() {
                     t.dropped |= owner(j) == owner(i)
                         && t.phase != Phase::Idle
-                        && t.token <= s.tries[i].token;
+                        && t.token <= s.proposals[i].token;
                 }
                 next.sites.iter_mut().for_each(|site| site.releases[i] = Release::Sent);
             }
@@ -652,23 +659,23 @@ impl Locks {
                 next.sites[at].node = node;
                 next.sites[at].repairs[i] = Message::Yes;
             }
-            Action::See { reading, target, site } => {
-                self.see(&mut next, reading.into(), target.into(), site.into())
+            Action::ReadForCatchUp { reading, target, site } => {
+                self.read_for_catch_up(&mut next, reading.into(), target.into(), site.into())
             }
             Action::CatchUp { reading, site } => {
                 self.catch_up(&mut next, reading.into(), site.into())
             }
-            Action::EndTry(proposal) => next.tries[usize::from(proposal)].ended = true,
-            Action::EndRenewal(renewal) => next.renewals[usize::from(renewal)].ended = true,
+            Action::EndLease(proposal) => next.proposals[usize::from(proposal)].ended = true,
+            Action::EndRenewalLease(renewal) => next.renewals[usize::from(renewal)].ended = true,
             Action::Expire(site) => {
                 let site = &mut next.sites[usize::from(site)];
                 let guards = site.node.lock.map_or(0, |lock| lock.guards);
                 site.node.expire();
                 next.end_leases(guards);
             }
-            Action::EndFence(site) => self.end_fence(&mut next, site.into()),
+            Action::EndWatermark(site) => self.end_watermark(&mut next, site.into()),
             Action::Lose(site) => {
-                next.abandon_adoption();
+                next.abandon_recovery();
                 self.lose_catch_ups(&mut next, site.into());
                 let rounds = if self.bounds.recovery { s.open_rounds() } else { 0 };
                 let site = &mut next.sites[usize::from(site)];
@@ -677,7 +684,7 @@ impl Locks {
                     leases: s.running_leases(),
                     newest: s.newest(),
                     rounds,
-                    adopts: None,
+                    recovered: None,
                 });
                 next.losses_left -= 1;
                 let arrived = site.releases.iter_mut().chain(&mut site.undos);
@@ -695,9 +702,9 @@ impl Locks {
             Action::Readmit(site) => {
                 if next.sites[usize::from(site)]
                     .suspicion
-                    .is_some_and(|suspicion| suspicion.adopts.is_some())
+                    .is_some_and(|suspicion| suspicion.recovered.is_some())
                 {
-                    next.abandon_adoption();
+                    next.abandon_recovery();
                 }
                 let site = &mut next.sites[usize::from(site)];
                 site.node.admitted = true;
@@ -705,21 +712,21 @@ impl Locks {
                     && self.rules.quarantine_is_waited
                 {
                     next.end_leases(suspicion.leases);
-                    next.tries.iter_mut().for_each(|t| t.ended |= t.is_before(suspicion));
+                    next.proposals.iter_mut().for_each(|t| t.ended |= t.is_before(suspicion));
                     next.oldest = next.oldest.max(suspicion.newest);
                 }
             }
-            Action::Read(site) => self.read(&mut next, site.into()),
-            Action::Adopt => self.recover(&mut next),
+            Action::ReadForRecovery(site) => self.read(&mut next, site.into()),
+            Action::Recover => self.recover(&mut next),
         }
-        self.forget(&mut next);
+        self.normalize(&mut next);
         next
     }
 
     fn acquire(&self, s: &mut State, i: usize, at: usize) {
         let window = self.window(s);
         let asked = s.asked(i);
-        let phase = s.tries[i].phase;
+        let phase = s.proposals[i].phase;
         let site = &mut s.sites[at];
         let vote = site.node.acquire(&self.rules, window, asked);
         site.acquires[i] = match (phase, vote) {
@@ -740,7 +747,7 @@ impl Locks {
             s.renew(renewal, other as u8, &self.rules);
         } else {
             let r = &mut s.renewals[renewal];
-            (r.of, r.proved, r.heard) = (Some(other as u8), true, true);
+            (r.of, r.proved, r.notified) = (Some(other as u8), true, true);
         }
     }
 
@@ -772,9 +779,9 @@ impl Locks {
             return;
         }
         if r.proved || decision == Decision::Yes {
-            let dropped = r.of.is_some_and(|of| s.tries[usize::from(of)].dropped);
+            let dropped = r.of.is_some_and(|of| s.proposals[usize::from(of)].dropped);
             s.renewals[i].proved = true;
-            s.renewals[i].heard = r.heard || !r.ended && !dropped;
+            s.renewals[i].notified = r.notified || !r.ended && !dropped;
             for site in &mut s.sites {
                 let timely = !r.ended || !self.rules.repair_is_timely;
                 let lost =
@@ -790,16 +797,16 @@ impl Locks {
 
     /// Brings states with equal futures to one form: leases that ended guard nothing, and a message
     /// that will be refused or will have no effect is dropped.
-    fn forget(&self, s: &mut State) {
+    fn normalize(&self, s: &mut State) {
         let ended = s.ended_leases();
-        let tries = s.tries;
+        let proposals = s.proposals;
         let renewals = s.renewals;
         let oldest = s.oldest;
         let losses_left = s.losses_left;
         let open = s.open_rounds();
         let begun = self.window(s).begun;
-        let fenced = self.fences_stay();
-        self.forget_catch_ups(s, fenced);
+        let is_fenced = self.watermarks_stay();
+        self.normalize_catch_ups(s, is_fenced);
         let rules = &self.rules;
         let readings = s.readings;
         // After a loss a node grants no token that it may have stored before.
@@ -817,22 +824,22 @@ impl Locks {
                 // The watermark outlives an unextended lock.
                 site.node.outlasts |= begun;
             }
-            if !site.node.lock.is_some_and(|lock| self.may_take_fence_back(&tries, lock)) {
-                site.node.settle_fence();
+            if !site.node.lock.is_some_and(|lock| self.may_undo_watermark(&proposals, lock)) {
+                site.node.settle_watermark();
             }
             if let Some(suspicion) = &mut site.suspicion {
                 suspicion.leases &= !ended;
                 suspicion.rounds &= open;
-                if let Some(Found { lock: Some(lock), .. }) = &mut suspicion.adopts {
+                if let Some(Found { lock: Some(lock), .. }) = &mut suspicion.recovered {
                     lock.guards &= !ended;
                 }
             }
             // A recovered lock may come back below any watermark.
-            let adopts = self.bounds.recovery && site.suspicion.is_some();
-            let barred = barred && !adopts;
-            for (i, t) in tries.iter().enumerate() {
-                let stale = fenced && t.token <= site.node.lasting_fence(rules);
-                let healable = site.node.is_repairable(t.token);
+            let recovered = self.bounds.recovery && site.suspicion.is_some();
+            let barred = barred && !recovered;
+            for (i, t) in proposals.iter().enumerate() {
+                let stale = is_fenced && t.token <= site.node.lasting_watermark(rules);
+                let is_repairable = site.node.is_repairable(t.token);
                 let too_old = rules.clock_is_checked && (t.token == FAR || t.token <= oldest);
                 if site.acquires[i] == Message::Sent && (too_old || stale && barred) {
                     site.acquires[i] = Message::Done;
@@ -845,17 +852,17 @@ impl Locks {
                 let idle = of
                     && stale
                     && !left
-                    && !healable
+                    && !is_repairable
                     && !self.may_be_repaired(site, &renewals, &readings, i);
                 // A loss of data cancels the effect of an arrived release.
-                if idle && (site.releases[i] == Release::Arrived && !adopts || barred) {
+                if idle && (site.releases[i] == Release::Arrived && !recovered || barred) {
                     site.releases[i] = Release::Unsent;
                 }
                 let stored = site.node.lock.is_some_and(|lock| {
                     (lock.owner, lock.token, lock.nonce) == (owner(i), t.token, t.nonce)
                 });
-                let gone = stale && !stored && !(healable && self.bounds.catch_ups > 0);
-                if of && gone && (site.undos[i] == Release::Arrived && !adopts || barred) {
+                let gone = stale && !stored && !(is_repairable && self.bounds.catch_ups > 0);
+                if of && gone && (site.undos[i] == Release::Arrived && !recovered || barred) {
                     site.undos[i] = Release::Unsent;
                 }
             }

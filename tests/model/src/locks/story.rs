@@ -16,7 +16,7 @@ impl Locks {
         for (state, action) in path {
             let Some(action) = action else { break };
             let next = self.apply(&state, action);
-            story.push(self.tell_step(&state, &next, action, &names));
+            story.push(self.narrate_step(&state, &next, action, &names));
             let mut order: [usize; NODES] = std::array::from_fn(|i| i);
             order.sort_by_key(|at| next.sites[*at]);
             names = order.map(|at| names[at]);
@@ -24,9 +24,15 @@ impl Locks {
         story
     }
 
-    fn tell_step(&self, s: &State, next: &State, action: Action, names: &[usize; NODES]) -> String {
+    fn narrate_step(
+        &self,
+        s: &State,
+        next: &State,
+        action: Action,
+        names: &[usize; NODES],
+    ) -> String {
         let who = |proposal: u8| {
-            let t = token(s.tries[usize::from(proposal)].token);
+            let t = token(s.proposals[usize::from(proposal)].token);
             format!("{} with {t}", name(owner(proposal.into())))
         };
         let of = |renewal: u8| s.renewals[usize::from(renewal)].of.unwrap_or_default();
@@ -34,7 +40,7 @@ impl Locks {
         match action {
             Action::Start { proposal, phase } => start(s, proposal.into(), phase),
             Action::Acquire { proposal, site } => {
-                let phase = s.tries[usize::from(proposal)].phase;
+                let phase = s.proposals[usize::from(proposal)].phase;
                 let late = if phase == Phase::GivenUp { ", late," } else { "" };
                 let i = usize::from(proposal);
                 let verb = match next.sites[usize::from(site)].acquires[i] {
@@ -44,7 +50,7 @@ impl Locks {
                 };
                 let stored =
                     next.sites[usize::from(site)].node.lock.map_or(String::new(), |lock| {
-                        let differs = lock.token != s.tries[i].token || lock.owner != owner(i);
+                        let differs = lock.token != s.proposals[i].token || lock.owner != owner(i);
                         if differs {
                             format!(" (it stores {} with {})", name(lock.owner), token(lock.token))
                         } else {
@@ -73,7 +79,9 @@ impl Locks {
                 };
                 format!("{} gives up{releases}", who(proposal))
             }
-            Action::Release(proposal) => format!("{} releases: a release goes to all nodes", who(proposal)),
+            Action::Release(proposal) => {
+                format!("{} releases: a release goes to all nodes", who(proposal))
+            }
             Action::ReleaseArrives { proposal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(proposal);
@@ -84,12 +92,12 @@ impl Locks {
                     self.scope(s.sites[usize::from(site)].releases[i]),
                 ) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
-                let fence = next.sites[usize::from(site)].node.fence;
+                let watermark = next.sites[usize::from(site)].node.watermark;
                 format!(
-                    "the release of {} reaches {}{effect}; its fence is {}",
+                    "the release of {} reaches {}{effect}; its watermark is {}",
                     who(proposal),
                     node(site),
-                    token(fence)
+                    token(watermark)
                 )
             }
             Action::UndoArrives { proposal, site } => {
@@ -99,12 +107,12 @@ impl Locks {
                     at.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Proposal)
                         == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
-                let fence = next.sites[usize::from(site)].node.fence;
+                let watermark = next.sites[usize::from(site)].node.watermark;
                 format!(
-                    "the undo of {} reaches {}{effect}; its fence is {}",
+                    "the undo of {} reaches {}{effect}; its watermark is {}",
                     who(proposal),
                     node(site),
-                    token(fence)
+                    token(watermark)
                 )
             }
             Action::Confirm { renewal, proposal } => {
@@ -149,7 +157,7 @@ impl Locks {
                 };
                 format!("{} is repaired: it grants {who}{nth}{instead}", node(site))
             }
-            Action::See { reading, target, site } => {
+            Action::ReadForCatchUp { reading, target, site } => {
                 let i = usize::from(reading);
                 let at = usize::from(site);
                 let begins = if s.readings[i] == Reading::Unbegun {
@@ -160,11 +168,7 @@ impl Locks {
                 let sent = matches!(next.sites[usize::from(target)].catch_ups[i], CatchUp::Sent(_));
                 let sent = if sent { "; a repair is on its way" } else { "" };
                 let stored = stored(&s.sites[at].node);
-                format!(
-                    "{} {begins}{} is read, it stores {stored}{sent}",
-                    node(target),
-                    node(site)
-                )
+                format!("{} {begins}{} is read, it stores {stored}{sent}", node(target), node(site))
             }
             Action::CatchUp { site, .. } => {
                 let at = usize::from(site);
@@ -172,26 +176,30 @@ impl Locks {
                 let after = stored(&next.sites[at].node);
                 format!("the repair reaches {}: it stored {before}, and stores {after}", node(site))
             }
-            Action::EndTry(proposal) => format!("the lease of {} ends", who(proposal)),
-            Action::EndRenewal(renewal) => {
+            Action::EndLease(proposal) => format!("the lease of {} ends", who(proposal)),
+            Action::EndRenewalLease(renewal) => {
                 format!("the lease of {}{} ends", who(of(renewal)), nth(renewal))
             }
             Action::Expire(site) => format!("the lock expires on {}", node(site)),
-            Action::EndFence(site) => format!("the fence of {} ends", node(site)),
+            Action::EndWatermark(site) => format!("the watermark of {} ends", node(site)),
             Action::Lose(site) => format!("{} loses all its data", node(site)),
-            Action::Read(site) => {
+            Action::ReadForRecovery(site) => {
                 let begun = self
-                    .adopter(s)
-                    .is_some_and(|at| s.sites[at].suspicion.is_some_and(|d| d.adopts.is_some()));
-                let wait = if begun { "" } else { "three times max_clock_skew have passed since the loss; " };
+                    .recovering_site(s)
+                    .is_some_and(|at| s.sites[at].suspicion.is_some_and(|d| d.recovered.is_some()));
+                let wait = if begun {
+                    ""
+                } else {
+                    "three times max_clock_skew have passed since the loss; "
+                };
                 format!(
                     "{wait}{} is read, it stores {}",
                     node(site),
                     stored(&s.sites[usize::from(site)].node)
                 )
             }
-            Action::Adopt => {
-                let at = self.adopter(s).unwrap_or_default();
+            Action::Recover => {
+                let at = self.recovering_site(s).unwrap_or_default();
                 format!(
                     "{} is admitted again, and recovers {}",
                     node(at as u8),
@@ -205,7 +213,7 @@ impl Locks {
 
 /// Proposals that have begun in the first state, in which nothing else has happened yet.
 fn begin(s: &State) -> Vec<String> {
-    let begun = s.tries.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
+    let begun = s.proposals.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
     begun.map(|(i, t)| start(s, i, t.phase)).collect()
 }
 
@@ -213,7 +221,7 @@ fn start(s: &State, i: usize, phase: Phase) -> String {
     let again = if i == 1 { "asks again, as the same owner" } else { "asks all nodes" };
     let then =
         if phase == Phase::GivenUp { ", and gives up; what it sets will be released" } else { "" };
-    format!("{} with {} {again}{then}", name(owner(i)), token(s.tries[i].token))
+    format!("{} with {} {again}{then}", name(owner(i)), token(s.proposals[i].token))
 }
 
 /// The number of the extension.
@@ -231,7 +239,7 @@ fn stored(at: &Node) -> String {
             if lock.extended { ", extended" } else { "" }
         ),
     });
-    format!("{lock}; its fence is {}", token(at.fence))
+    format!("{lock}; its watermark is {}", token(at.watermark))
 }
 
 fn name(owner: Owner) -> &'static str {
