@@ -9,8 +9,7 @@
 //! Masters, contenders and load share one machine, as separate processes. CPU is read from the accounting of the
 //! processes themselves.
 //!
-//! It measures a suite of workloads, judged by goals, as one table each. `page` makes the project's performance page of
-//! such runs.
+//! It measures a suite of workloads and prints one table for each.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -27,21 +26,17 @@
 //! | `client` | the HTTP client of the load |
 //! | `load` | the connections that acquire and release, and what they counted; locks that are held meanwhile |
 //! | `report` | what every measurement comes to: rows of figures, and when they are worth nothing |
-//! | `goals` | what is to be reached, and whether it was |
-//! | `page` | the performance page |
 //! | `contended` | one lock, waiting beside polling |
 //! | `waiters` | ten thousand requests that wait: memory, and what others notice |
 
 mod client;
 mod contended;
 mod contenders;
-mod goals;
 mod in_process;
 mod load;
 mod masters;
 mod naive;
 mod network;
-mod page;
 mod report;
 mod servers;
 mod stage;
@@ -64,11 +59,10 @@ Examples:
   cargo run --release -p redlock-bench -- --quick
   cargo run --release -p redlock-bench -- --workload uncontended,stopped --only fred-fenced,gateway --json run.json
 
-Run it while the machine has nothing else to do; it says when that was not so. A goal that is missed is a figure, and
-no failure. It exits with 1 after wrong answers: anything but 201 to an acquire and 204 to a release, grants that overlap,
+Run it while the machine has nothing else to do; it says when that was not so. It exits with 1 after wrong answers: anything but 201 to an acquire and 204 to a release, grants that overlap,
 waiters that are lost.";
 
-/// Measures the gateway beside the floor, the naive designs and a library, and prints tables and goals.
+/// Measures the gateway beside the floor, the naive designs and a library, and prints tables.
 ///
 /// For each workload it starts five redis-servers and every contender on free loopback ports, lets each serve the same
 /// load in turn, and prints the medians over the rounds. Everything that was started ends with the program. Progress goes
@@ -102,7 +96,6 @@ enum Role {
     /// Be the network
     #[command(hide = true)]
     Network(network::Options),
-    Page(page::Options),
 }
 
 fn main() -> ExitCode {
@@ -110,7 +103,6 @@ fn main() -> ExitCode {
     let result = match role {
         Some(Role::Naive { design, listen, master }) => naive::serve(design, listen, &master),
         Some(Role::Network(options)) => network::serve(&options),
-        Some(Role::Page(options)) => page::print(&options),
         None => until_interrupted(suite::measure(&suite)),
     };
     match result {

@@ -1,5 +1,5 @@
 //! What every measurement comes to: tables of rows of figures, each with a unit and the samples it is the median of. They
-//! are written as JSON for `page`, and as Markdown for people. Knows nothing of how figures come about.
+//! are written as JSON, and as Markdown for people. Knows nothing of how figures come about.
 
 use std::fmt::{self, Display, Formatter};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use procfs::{CpuInfo, Current as _};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Rounds of one row that differ by more than this share of their median were not run under equal conditions.
 const MAX_SPREAD: f64 = 0.15;
@@ -21,7 +21,7 @@ pub(crate) const LOAD_BUSY: &str = "load busy";
 const NOTHING: &str = "–";
 
 /// How a figure is read.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Unit {
     /// Per second, and what the rounds of a fair measurement agree on.
@@ -46,40 +46,40 @@ impl Unit {
     }
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) unit: Unit,
     /// One for each round that has it.
     pub(crate) samples: Vec<f64>,
     /// The row of the same table that this is a ratio to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) of: Option<String>,
 }
 
 /// One contender under one workload.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) figures: Vec<Figure>,
     /// What no number says.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) remarks: Vec<String>,
 }
 
 /// One workload.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) description: String,
     pub(crate) rows: Vec<Row>,
     /// Wrong answers, and measurements that failed: they fail the run.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) faults: Vec<String>,
 }
 
 /// All that one start of this program measured.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Run {
     /// When it began, RFC 3339.
     pub(crate) date: String,
@@ -157,16 +157,6 @@ impl Row {
         }
         (!reasons.is_empty()).then(|| format!("{}: {}", self.name, reasons.join(", ")))
     }
-
-    /// CPU time per request also holds where the load generator was the limit, and while the machine is slow for a moment.
-    fn is_fair(&self, figure: &Figure) -> bool {
-        if !figure.name.contains("CPU") {
-            return self.disturbed().is_none();
-        }
-        let is_alone = self.median(OTHERS).is_none_or(|share| share <= MAX_OTHERS);
-        let mut of_cpu = self.figures.iter().filter(|own| own.name.contains("its CPU"));
-        is_alone && of_cpu.all(|own| own.spread() <= MAX_SPREAD)
-    }
 }
 
 impl Figure {
@@ -182,24 +172,8 @@ impl Figure {
     }
 }
 
-impl Table {
-    pub(crate) fn row(&self, name: &str) -> Option<&Row> {
-        self.rows.iter().find(|row| row.name == name)
-    }
-
-    /// A ratio is disturbed with either of its rows.
-    pub(crate) fn is_fair(&self, row: &Row, figure: &Figure) -> bool {
-        let other = figure.of.as_deref().and_then(|name| self.row(name));
-        row.is_fair(figure) && other.is_none_or(|other| other.is_fair(figure))
-    }
-}
-
 impl Run {
-    pub(crate) fn table(&self, name: &str) -> Option<&Table> {
-        self.tables.iter().find(|table| table.name == name)
-    }
-
-    /// What makes the program fail. A goal that was missed does not.
+    /// What makes the program fail.
     pub(crate) fn verdict(&self) -> Result<(), String> {
         let faults = self
             .tables
@@ -246,7 +220,7 @@ impl Display for Table {
 }
 
 /// The first column reads from the left, the others are figures.
-pub(crate) fn markdown(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+fn markdown(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let ruler = format!("| --- |{}\n", " ---: |".repeat(titles.len() - 1));
     let rows = rows.map(|cells| format!("| {} |\n", cells.join(" | ")));
     [format!("| {} |\n", titles.join(" | ")), ruler].into_iter().chain(rows).collect()
@@ -374,27 +348,12 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_disturbed_with_either_of_its_rows() {
-        for (others, fair) in [(0.0, true), (50.0, false)] {
-            let mut mine = row("gateway", &[80.0], 0.0);
-            let floor = row("floor", &[100.0], others);
-            mine.divide("÷ floor", "requests/s", &floor);
-            let table = Table { rows: vec![mine.clone(), floor], ..Table::default() };
-            assert_eq!(table.is_fair(&mine, mine.figure("÷ floor").unwrap()), fair);
-            assert!(table.to_string().contains("| gateway | 80 | 0.0 % | 0.80 |"), "{table}");
-        }
-    }
-
-    #[test]
-    fn cpu_per_request_is_judged_where_the_load_was_the_limit() {
-        for (cpu, fair) in [([9.0, 9.5], true), ([9.0, 12.0], false)] {
-            let mut noop = row("no-op", &[100.0, 50.0], 0.0);
-            cpu.iter().for_each(|&sample| noop.add("its CPU µs/request", Unit::Micros, sample));
-            noop.add(LOAD_BUSY, Unit::Percent, 98.0);
-            let table = Table { rows: vec![noop.clone()], ..Table::default() };
-            assert!(!table.is_fair(&noop, noop.figure("requests/s").unwrap()));
-            assert_eq!(table.is_fair(&noop, noop.figure("its CPU µs/request").unwrap()), fair);
-        }
+    fn a_ratio_is_shown_beside_its_row() {
+        let mut mine = row("gateway", &[80.0], 0.0);
+        let floor = row("floor", &[100.0], 0.0);
+        mine.divide("÷ floor", "requests/s", &floor);
+        let table = Table { rows: vec![mine, floor], ..Table::default() };
+        assert!(table.to_string().contains("| gateway | 80 | 0.0 % | 0.80 |"), "{table}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::contenders::{Contender, Programs};
 use crate::report::{Run, Table, cores, machine, source};
 use crate::stage::Stage;
 use crate::workload::{Workload, WorkloadKind};
-use crate::{contended, goals, waiters};
+use crate::{contended, waiters};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -122,7 +122,6 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
         println!("{table}");
         run.tables.push(table);
     }
-    println!("### goals\n\n{}", goals::table(std::slice::from_ref(&run)));
     let rounds = options.rounds();
     let seconds = options.window().as_secs();
     println!("{}; {}. Medians of {rounds} × {seconds} s.", run.machine, run.source);
