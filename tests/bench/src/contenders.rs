@@ -23,7 +23,7 @@ use crate::servers::{Process, READY_WITHIN, free_address, wait_until};
 pub(crate) enum Contender {
     /// HTTP and JSON both ways, no Redis: the ceiling of any gateway
     Noop,
-    /// A hand-written pipelined Redis client, SET NX PX and nothing else: the floor of any gateway on these masters
+    /// A hand-written pipelined Redis client, SET NX PX only: the floor of any gateway on Redis
     Floor,
     /// fred, one command per node and request, SET NX PX
     FredPlain,

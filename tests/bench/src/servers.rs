@@ -259,7 +259,7 @@ pub(crate) fn allow_open_files(needed: u64) -> Result<(), String> {
     let limit = maximum.unwrap_or(u64::MAX);
     if limit < needed {
         return Err(format!(
-            "{needed} files must be open at the same time, and the hard limit is {limit} (`ulimit -Hn`)"
+            "{needed} files must be open at once, but the hard limit is {limit} (`ulimit -Hn`)"
         ));
     }
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })

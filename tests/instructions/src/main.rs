@@ -31,10 +31,10 @@ const BLESS: &str = "cargo run --release -p redlock-instructions -- --bless";
 
 #[derive(Parser)]
 #[command(
-    about = "Counts instructions and allocations on the paths of a request, and compares them with the baseline"
+    about = "Counts instructions and allocations on request paths and compares them with the baseline"
 )]
 #[command(after_help = "Exit status 1: a path has become worse than the baseline allows.\n\
-    To see where instructions go: --keep DIR, then callgrind_annotate --inclusive=yes DIR/callgrind.out.http-cycle")]
+    To see where instructions go: --keep DIR, then \n    callgrind_annotate --inclusive=yes DIR/callgrind.out.http-cycle")]
 struct Arguments {
     /// Count only paths whose name contains this
     filter: Option<String>,
@@ -153,9 +153,10 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
     }
     let percent = TOLERANCE * 100.0;
     Err(format!(
-        "{} took more than the baseline allows (instructions: {percent} % more; allocations: not one more), or is new.\n\
-         Find out where with `-- --keep DIR` on both trees and callgrind_annotate. If it is worth its price, commit the new\n\
-         baseline together with the change, and say why:\n    {BLESS}",
+        "{} took more than the baseline allows (instructions: {percent} % more;\n\
+         allocations: not one more), or is new. To find the cause, use `-- --keep DIR` on both trees\n\
+         and callgrind_annotate. If the change is worth the cost, commit the new baseline with it,\n\
+         and give the reason:\n    {BLESS}",
         bad.join(", "),
     ))
 }

@@ -361,7 +361,7 @@ impl Narrated for Repair {
                 Action::Return(at) if self.held.catches_up() => {
                     let stored = match next.sites[usize::from(at)].node.lock {
                         None => "without the lock",
-                        Some(lock) if lock.owner == Owner::Nobody => "with a record of nobody",
+                        Some(lock) if lock.owner == Owner::Nobody => "with a blocker",
                         Some(_) => "with the lock",
                     };
                     let lost =

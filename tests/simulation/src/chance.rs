@@ -1,7 +1,7 @@
 //! Random numbers, all from one seed.
 //!
-//! Every part of a history that draws numbers has a stream of its own. A change in one part so does
-//! not shift the numbers of the others. The generator is a named one (ChaCha8), and the way from
+//! Every part of a history that draws numbers has a stream of its own. So a change in one part
+//! does not shift the numbers of the others. The generator is a named one (ChaCha8), and the way from
 //! its words to numbers is written out here. A seed means the same history until this file or the
 //! simulation changes, whatever other libraries do.
 
