@@ -296,8 +296,8 @@ impl Turn {
 mod tests {
     use super::*;
 
-    /// A worker that asked for the lock at the first time of each pair and got it at the second, in
-    /// ms after the start.
+    /// The log of a worker. Each pair is the times, in ms after the start, at which it asked for
+    /// the lock and got it.
     fn log(start: Instant, worker: u32, waits: &[(u64, u64)]) -> Log {
         let at = |ms| start + Duration::from_millis(ms);
         let grant = |&(wanted, received): &(u64, u64)| {

@@ -1,5 +1,5 @@
-//! The contenders. Each is a process on a port of its own and answers the same two calls, so the
-//! load need not know which one it uses. The naive ones are this program, started again.
+//! The contenders. Each is a process on a port of its own. All answer the same two calls, so the
+//! load treats them alike. The naive ones are this program, started again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

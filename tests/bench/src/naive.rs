@@ -8,13 +8,13 @@
 //! - *fenced*: plain with a fencing token that only rises, kept by a script. Compare with this
 //!   design, because a lock without fencing promises less.
 //!
-//! The last two have one fred client per node and send one command per node and request, as a
-//! program does that uses fred as it comes. They leave out eligibility, clocks, time-outs, retries,
-//! limits, and everything else that makes a lock safe.
+//! The last two have one fred client per node and send one command per node and request: the
+//! ordinary use of fred. They leave out eligibility, clocks, time-outs, retries, limits, and
+//! everything else that makes a lock safe.
 //!
 //! All of them serve with half of the cores, like the gateway. If that is one core, they use a
-//! runtime of one thread. On two cores that took less CPU for each and made all faster but
-//! *fenced*, which was 4 % slower in one series of two.
+//! runtime of one thread. On two cores that took less CPU for each contender. It made all of them
+//! faster but *fenced*, which was 4 % slower in one series of two.
 
 mod floor;
 

@@ -2,8 +2,9 @@
 //!
 //! No child survives this program. A `Process` kills its child when dropped, and the kernel kills
 //! the child when this program is killed. A child has its own process group, so an interrupt from
-//! the terminal reaches only this program, which then ends the others in order. Each child's output
-//! goes to a file, which is shown when the child fails. Linux only, because of setpriv and /proc.
+//! the terminal reaches only this program. This program then ends the children in order. Each
+//! child's output goes to a file, which is shown when the child fails. Linux only, because of
+//! setpriv and /proc.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};

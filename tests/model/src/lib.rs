@@ -26,11 +26,10 @@
 //! - *Two owners, three proposals, tokens up to 3.* A violation is a matter of two parties. The
 //!   third proposal is the retry of one of them. Tokens are only compared, so every order of three
 //!   tokens is every order.
-//! - *One or two extensions and losses of data at a time.* Longer series run in [`repair`] and
-//!   [`eligibility`], which leave out what the other models show. This bound is the weakest: no
-//!   size explores a history with three proposals, two losses and two extensions at once. Recovery
-//!   with three proposals is explored without releases. With two losses it is explored in one order
-//!   of tokens.
+//! - *One or two extensions and losses of data at a time.* [`repair`] and [`eligibility`] run
+//!   longer series and leave out the rest. This bound is the weakest: no size explores a history
+//!   with three proposals, two losses and two extensions at once. Recovery with three proposals is
+//!   explored without releases. With two losses it is explored in one order of tokens.
 //! - *One lock name.* Names share nothing on a node but the marker.
 //!
 //! # Time
@@ -46,7 +45,7 @@
 //! within `max_clock_skew`.
 //!
 //! A recovering node waits for less. No node may still accept a token that was asked for before the
-//! loss, and the rounds that were open at the loss must have ended. The recovered copy of a lock
+//! loss. The rounds that were open at the loss must have ended. The recovered copy of a lock
 //! outlives the leases that its source outlives.
 //!
 //! # Left out

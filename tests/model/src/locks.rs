@@ -55,8 +55,8 @@ use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote};
 pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
 /// An owner that believes that it holds the lock has the largest token ever granted.
 pub const FENCING: &str = "fencing";
-/// A node that a release has reached never again holds a lock of that owner with that or an older
-/// T, whatever arrives later.
+/// A node that a release has reached keeps no lock of that owner with that or an older T, whatever
+/// arrives later.
 pub const NO_ORPHAN: &str = "no orphan";
 /// When no node holds the lock, a gateway with a good clock can get it.
 pub const NO_LOCKOUT: &str = "no lockout";

@@ -8,8 +8,8 @@
 //!    the request was sent.
 //! 3. *Register*: a register refuses smaller tokens. It takes no write of a holder after a write
 //!    of its successor, and refuses no write of the rightful holder.
-//! 4. *Orphans*: after a release of an owner's T on a master, that master sets no lock of this
-//!    owner with that or an older T. It stores none either, unless it has lost the release. A
+//! 4. *Orphans*: after a release of an owner's T, the master sets no lock of that owner with this
+//!    or an older T. It stores none either, unless it has lost the release. A
 //!    gateway delivers a release to every master that it can reach. The lock of a client that left
 //!    without an answer ends.
 //! 5. *Extension*: from a grant to each of its successful extensions, no other owner got the lock.

@@ -1,6 +1,7 @@
 //! A client of another Redlock library on the same masters. It runs SET NX PX with a value of its
-//! own on one master after the other, needs a majority within the validity, and releases by compare
-//! and delete. It knows neither watermarks nor markers, so it runs only where no master loses data.
+//! own on one master after the other. It needs a majority within the validity, and releases by
+//! compare and delete. It knows neither watermarks nor markers, so it runs only where no master
+//! loses data.
 
 use std::time::Duration;
 

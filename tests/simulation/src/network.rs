@@ -2,8 +2,8 @@
 //!
 //! A connection leads to one process of a master and keeps its messages in order. Each message
 //! takes a time of its own. After a break no answer arrives any more. The first few of the messages
-//! under way still arrive, at once or much later, like bytes that a socket has handed to the
-//! system. Hints come unasked on connections of their own, and any of them may be lost. While a
+//! under way still arrive, at once or much later. They stand for bytes that a socket has handed to
+//! the system. Hints come unasked on connections of their own, and any of them may be lost. While a
 //! path is dark, its messages wait, as under TCP. Every delay is at least a millisecond, so an
 //! effect never coincides with its cause.
 

@@ -5,8 +5,8 @@
 //! gateways stop first, but sometimes one of them runs on for a while. The operator's connections
 //! break. The command is interrupted and repeated, and somebody else runs it at the same time, for
 //! the same or another target. Meanwhile a master loses its data. Then the new gateways start, and
-//! any number of masters may lose their data, because the new configuration's own quarantine need
-//! not cover locks of the old one.
+//! any number of masters may lose their data: the new configuration's own quarantine need not cover
+//! locks of the old one.
 //!
 //! The simulation stays within the protocol's promises. While an old gateway runs, only one master
 //! loses its data, and no new gateway starts before the end. `quarantine_is_waited` is the

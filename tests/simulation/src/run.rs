@@ -1,6 +1,6 @@
-//! Runs a plan. It puts masters, network, gateways and clients on one paused clock, starts the
-//! faults, mends everything, waits until the system has settled, and hands the history to the
-//! checker.
+//! Runs a plan. It puts masters, network, gateways and clients on one paused clock and starts the
+//! faults. Later it mends everything and waits until the system has settled. The checker then gets
+//! the history.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -19,10 +19,11 @@ pub struct Found {
     pub violations: Vec<(u64, Violation)>,
 }
 
-/// Runs a history for every seed and looks for violations of `demands`.
+/// Runs a history for every seed and looks for violations of `demands`. `progress` runs after each
+/// history.
 ///
-/// With `stop`, no seed begins after the first violation and only the smallest seed is reported, so
-/// the result does not depend on the order of work. `progress` runs after each history.
+/// With `stop`, no seed begins after the first violation, and only the smallest seed is reported.
+/// So the result does not depend on the order of work.
 pub fn search(
     seeds: Range<u64>,
     demands: &[Demand],

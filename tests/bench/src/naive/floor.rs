@@ -2,13 +2,15 @@
 //! with one connection per master, owned by one task, only for SET NX PX and compare-and-delete.
 //!
 //! Requests put their command into the buffer of every node. A node's task writes the whole buffer
-//! at once, with no limit to the calls in flight, and reads the replies in order. A round has one
-//! vote count and one wake-up, at the deciding vote. There are no time-outs, no reconnects and no
+//! at once and reads the replies in order. The calls in flight have no limit. A round has one vote
+//! count and one wake-up, at the deciding vote. There are no time-outs, no reconnects and no
 //! further safety: an error ends the process.
 //!
-//! Tried on two cores, in turns: one thread or two (two are not faster and cost a tenth more CPU);
-//! nodes' tasks that write at once, or after all ready requests (then a write carries more, which
-//! saves some CPU here and on the masters). The floor uses the better of each.
+//! The floor uses the better of each pair tried on two cores, in turns:
+//!
+//! - One thread or two. Two are not faster and cost a tenth more CPU.
+//! - Nodes' tasks that write at once, or after all ready requests. In the second case a write
+//!   carries more, which saves some CPU here and on the masters.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -63,8 +63,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// How long the release of a reachable master may stay undelivered. The call before it and its own
-/// may take a second each without ending the connection, and a failed one is tried again after 200
+/// How long the release of a reachable master may stay undelivered. The call before it may take a
+/// second without ending the connection, and so may its own. A failed one is tried again after 200
 /// ms.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2_300);
 

@@ -1,5 +1,5 @@
-//! Checks the promises to waiters: their order, an answer in time, no lock that stays free in front
-//! of them, and no lock left for a client that has gone.
+//! Checks the promises to waiters: their order and an answer in time. No lock may stay free in
+//! front of them, and none may be left for a client that has gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,7 +15,7 @@ const GRACE: Duration = Duration::from_millis(10 + 5);
 /// masters know larger tokens.
 const ATTEMPT: Duration = Duration::from_millis(8 * 50 + 15);
 /// How long a lock may stay free. The longest pause between two polls is 800 ms. The rest is for
-/// rounds, for votes split between gateways, and for the life of a lock on masters after its
+/// rounds and for votes split between gateways. It also covers a lock's life on masters after its
 /// holder's deadline.
 const LONGEST_IDLE: Duration = Duration::from_millis(1_150);
 
