@@ -1,5 +1,5 @@
-//! An HTTP client with one request in flight: hyper's connection, driven by the task that asks, so that a connection is no
-//! task of its own and closes when it is dropped.
+//! An HTTP client with one request in flight. The task that asks drives hyper's connection, so a
+//! connection is no task of its own and closes when it is dropped.
 
 use std::fmt::Display;
 use std::future::poll_fn;
@@ -22,7 +22,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 const SETTLE_TRIES: u32 = 10;
 const SETTLE_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where requests go, and as whom.
+/// The destination of requests, and their credentials.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
@@ -34,7 +34,7 @@ pub(crate) struct Target {
 /// One keep-alive connection.
 pub(crate) struct Connection {
     sender: SendRequest<Full<Bytes>>,
-    /// What moves the bytes; `None` once it has ended.
+    /// Moves the bytes; `None` once it has ended.
     driver: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
     key: Option<HeaderValue>,
 }
@@ -90,8 +90,8 @@ impl Target {
 }
 
 impl Connection {
-    /// Sends a request and waits for its answer; an empty token or body is left out. After an error the connection is of
-    /// no more use.
+    /// Sends a request and waits for its answer; an empty token or body is left out. After an error
+    /// the connection is useless.
     pub(crate) async fn ask(
         &mut self,
         method: Method,
@@ -153,8 +153,8 @@ impl Connection {
         self.ask(Method::DELETE, &path(lock), token, "").await
     }
 
-    /// An acquire that is to be granted. It is sent again after a 503: on a machine this busy a master may miss its
-    /// time-out.
+    /// Acquires a free lock. It repeats the request after a 503: on a busy machine a master may
+    /// miss its time-out.
     pub(crate) async fn settled_acquire(
         &mut self,
         lock: u64,
@@ -168,11 +168,11 @@ impl Connection {
                 None => return Err(format!("POST was answered with {}", answer.describe())),
             }
         }
-        Err("POST was answered with 503 again and again".into())
+        Err("POST was answered with 503 on every attempt".into())
     }
 
-    /// A release that is to be done, for one lock that stays for its TTL would stall all who wait for it. One that is
-    /// repeated may find its work done, and the next one holding the lock. The first may not.
+    /// Releases a lock for certain: a lock that stays for its TTL would stall all its waiters. A
+    /// repeated request may find the lock gone or held by the next client; the first may not.
     pub(crate) async fn settled_release(&mut self, lock: u64, token: &str) -> Result<(), String> {
         for tries in 0..SETTLE_TRIES {
             match self.release(lock, token).await? {
@@ -182,11 +182,11 @@ impl Connection {
                 other => return Err(format!("DELETE was answered with {}", other.describe())),
             }
         }
-        Err("DELETE was answered with 503 again and again".into())
+        Err("DELETE was answered with 503 on every attempt".into())
     }
 
-    /// One figure of a gateway's metrics: the sum of all series that begin so, a metric's whole name with or without all
-    /// its labels. `None` when there is none.
+    /// One figure of a gateway's metrics: the sum of all series with this name, with or without all
+    /// labels. `None` when there is none.
     pub(crate) async fn metric(&mut self, series: &str) -> Result<Option<f64>, String> {
         let answer = self.get("/metrics").await?;
         Ok(metric(&String::from_utf8_lossy(&answer.body), series))

@@ -1,17 +1,20 @@
-//! Many workers, one lock: what waiting in the gateway gives beside polling, the usual default of lock libraries.
+//! Many workers and one lock: compares waiting in the gateway with polling, the usual default of
+//! lock libraries.
 //!
-//! Every worker is one keep-alive connection that wants the lock, releases it and wants it again at once. Those who wait
-//! ask with `wait_ms` and are queued by the gateway, or by two gateways over the same masters with half of the workers
-//! each; those who poll ask with `wait_ms` 0 and on 409 sleep for a random 50 to 200 ms. Masters and gateways are started
-//! anew for each turn.
+//! Every worker is one keep-alive connection that acquires the lock, releases it and at once asks
+//! again. Waiting workers ask with `wait_ms`, and the gateway queues them. With two gateways over
+//! the same masters, each has half of the workers. Polling workers ask with `wait_ms` 0 and sleep
+//! for a random 50 to 200 ms after a 409. Masters and gateways are started anew for each turn.
 //!
-//! Grants per second mislead: without a queue the releaser takes the lock again while the others sleep. So what counts
-//! are handoffs, grants that went to another worker than the one before in the order of fencing tokens. Every grant of a
-//! turn is also checked against its neighbours: fencing tokens rise without duplicates and no two holders overlap.
+//! Grants per second mislead: without a queue the releaser takes the lock again while the others
+//! sleep. So the figure is handoffs: grants to another worker than the previous one, in the order
+//! of fencing tokens. Every grant of a turn is also compared with its neighbours: fencing tokens
+//! rise without duplicates, and no two holders overlap.
 //!
-//! All times are of one monotonic clock, this machine's. A grant is taken to last from the moment its answer was read until
-//! just before its release was sent: somewhat shorter than what the gateway promised, so an overlap is a broken promise
-//! and no artefact of measuring. A wait lasts from the first request of a want to its 201, over all requests between.
+//! All times are of this machine's monotonic clock. A grant counts from the reading of its answer
+//! to just before the sending of its release. That is shorter than the gateway's promise, so an
+//! overlap is a violation and no artefact of measuring. A wait lasts from the first request to the
+//! 201, over all requests between.
 
 use std::time::{Duration, Instant};
 
@@ -26,15 +29,15 @@ use crate::worker_pool::{Phase, WorkerPool};
 
 const WORKERS: u32 = 64;
 const WAIT: Duration = Duration::from_secs(10);
-/// Long enough for all workers to have queued up, or to have fallen out of step with one another.
+/// Long enough for all workers to queue up, or to fall out of step with one another.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// What an answer may take beyond the wait it asked for.
+/// The time that an answer may take beyond its `wait_ms`.
 const GRACE: Duration = Duration::from_secs(10);
 /// Between two polls, in ms; the default of several Redlock libraries.
 const POLL_EVERY: std::ops::RangeInclusive<u64> = 50..=200;
-/// After an answer that nobody asked for, lest refusals become the load.
+/// A pause after an unexpected answer, so that refusals do not become the load.
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
-/// More answers than this share that nobody asked for make another load of it.
+/// A larger share of unexpected answers makes it a different load.
 const MAX_OTHERS: f64 = 0.01;
 const REMOTE: &str = r#"redlock_handoffs_total{kind="remote"}"#;
 
@@ -100,8 +103,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
-    /// both.
+    /// Warms up, then counts between two readings of the clock and of all CPU times. The load goes
+    /// on across both readings.
     async fn measure(
         &self,
         contender: &Contender,
@@ -119,13 +122,13 @@ impl Bench<'_> {
         pool.run_for(WARM_UP).await?;
 
         let remote_before = remote_handoffs(gateways).await?;
-        let look =
-            || Accounts::look(gateways.iter().map(|gateway| &gateway.process), masters.cpu()?);
+        let read =
+            || Accounts::read(gateways.iter().map(|gateway| &gateway.process), masters.cpu()?);
         let from = Instant::now();
-        let before = look()?;
+        let before = read()?;
         pool.run_for(self.window).await?;
         let until = Instant::now();
-        let after = look()?;
+        let after = read()?;
         let remote = remote_handoffs(gateways).await? - remote_before;
         let logs = pool.stop(WAIT + GRACE).await?;
         let turn = Turn { from, until, gateways: gateways.len(), threads: self.threads };
@@ -135,7 +138,7 @@ impl Bench<'_> {
     }
 }
 
-/// How often one gateway took over a lock that another one's holder let go, by their own account.
+/// How often a gateway took over a lock that another gateway's holder released, by its own metrics.
 async fn remote_handoffs(gateways: &[Running]) -> Result<f64, String> {
     let mut sum = 0.0;
     for gateway in gateways {
@@ -153,7 +156,7 @@ struct Grant {
     released: Instant,
 }
 
-/// What one worker saw, from its first request to its last.
+/// One worker's record, from its first request to its last.
 #[derive(Default)]
 struct Log {
     grants: Vec<Grant>,
@@ -204,8 +207,9 @@ fn fencing_token(lock_token: &str) -> Option<u64> {
     fencing.parse().ok()
 }
 
-/// Neighbours of which the later one has no larger token, or was granted before the earlier one's release. None means
-/// that all grants exclude one another and that tokens rise. `grants` must be in the order of their fencing tokens.
+/// Neighbours whose later one has no larger token, or was granted before the earlier one's release.
+/// An empty result means that all grants exclude one another and that tokens rise. `grants` must be
+/// in the order of their fencing tokens.
 fn violations(grants: &[Grant]) -> Vec<String> {
     let is_wrong = |pair: &&[Grant]| {
         pair[0].fencing_token == pair[1].fencing_token || pair[1].received < pair[0].released
@@ -217,11 +221,11 @@ fn violations(grants: &[Grant]) -> Vec<String> {
         .collect()
 }
 
-/// What of a turn is counted.
+/// The counted part of a turn.
 struct Turn {
     from: Instant,
     until: Instant,
-    /// Worker n is at gateway n modulo this.
+    /// Number of gateways; worker n uses gateway n modulo this.
     gateways: usize,
     threads: u32,
 }
@@ -231,7 +235,7 @@ impl Turn {
         (self.until - self.from).as_secs_f64()
     }
 
-    /// Fails when there is nothing to divide by.
+    /// Adds the figures. Fails when the lock was never granted.
     fn add_to(
         &self,
         row: &mut Row,
@@ -261,7 +265,7 @@ impl Turn {
         }
         let other = format!("{} other answers, first: {:?}", others.len(), others.first());
         if waits.count() == 0 {
-            return Err(format!("the lock was not granted once; {other}"));
+            return Err(format!("the lock was never granted; {other}"));
         }
         let count = waits.count() as f64;
         let seconds = self.seconds();
@@ -292,7 +296,8 @@ impl Turn {
 mod tests {
     use super::*;
 
-    /// A worker that wanted the lock at the first time of each pair and got it at the second, in ms after the start.
+    /// The log of a worker. Each pair is the times, in ms after the start, at which it asked for
+    /// the lock and got it.
     fn log(start: Instant, worker: u32, waits: &[(u64, u64)]) -> Log {
         let at = |ms| start + Duration::from_millis(ms);
         let grant = |&(wanted, received): &(u64, u64)| {
@@ -320,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_granted_during_the_measurement_is_counted() {
+    fn only_grants_within_the_measurement_count() {
         let start = Instant::now();
         let first = log(start, 0, &[(0, 500), (500, 1100), (1100, 2000), (2000, 3100)]);
         let (row, faults) =
@@ -337,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn violations_and_many_other_answers_are_faults_and_few_are_not() {
+    fn violations_and_many_other_answers_are_faults() {
         let start = Instant::now();
         let all: Vec<_> = (1000..1100).map(|at| (at, at)).collect();
         for (others, twice, faults) in [(1, false, 0), (100, false, 1), (0, true, 1)] {
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn overlaps_and_sinking_tokens_are_violations_and_neighbours_that_touch_are_not() {
+    fn overlaps_and_sinking_tokens_are_violations() {
         let start = Instant::now();
         let grant = |fencing_token, received, released| {
             let at = |ms| start + Duration::from_millis(ms);
@@ -368,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fencing_token_is_read_out_of_the_lock_token_only() {
+    fn fencing_token_is_read_out_of_a_lock_token() {
         assert_eq!(fencing_token("1.1795264376745353.c0d2"), Some(1_795_264_376_745_353));
         assert!(
             ["", "1", "1.2", "2.3.a", "1..a"].iter().all(|other| fencing_token(other).is_none())

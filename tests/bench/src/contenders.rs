@@ -1,5 +1,5 @@
-//! What is measured. Each contender is a process of its own on a port of its own and answers the same two calls, so the
-//! load need not know which one it talks to. The naive ones are this very program, started again.
+//! The contenders. Each is a process on a port of its own. All answer the same two calls, so the
+//! load treats them alike. The naive ones are this program, started again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use crate::masters::{Masters, SCRIPTS_ONLY, module};
 use crate::naive::Design;
 use crate::servers::{Process, READY_WITHIN, free_address, wait_until};
 
-/// In the order of the table.
+/// The contenders, in the order of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Contender {
     /// HTTP and JSON both ways, no Redis: the ceiling of any gateway
     Noop,
-    /// A hand-written pipelined Redis client, SET NX PX and nothing else: the floor of any gateway on these masters
+    /// A hand-written pipelined Redis client, SET NX PX only: the floor of any gateway on Redis
     Floor,
     /// fred, one command per node and request, SET NX PX
     FredPlain,
@@ -31,13 +31,13 @@ pub(crate) enum Contender {
     FredFenced,
     /// The library rslock inside this program, without HTTP
     Rslock,
-    /// redlock-gateway, which holds the promises that the others do not, by scripts
+    /// redlock-gateway by scripts, with promises that the others do not make
     GatewayLua,
-    /// The same by the module of the masters
+    /// redlock-gateway by the module of the masters
     Gateway,
-    /// The same, and every request shows an API key
+    /// redlock-gateway with an API key in every request
     GatewayKeys,
-    /// The same as `gateway` by TLS
+    /// redlock-gateway by TLS
     GatewayTls,
 }
 
@@ -56,7 +56,7 @@ impl Contender {
         }
     }
 
-    /// `None` of the gateway, and of a library that runs in this program.
+    /// `None` for the gateway, and for a library that runs in this program.
     fn design(self) -> Option<Design> {
         match self {
             Self::Noop => Some(Design::Noop),
@@ -82,16 +82,16 @@ pub(crate) struct Running {
     pub(crate) target: Target,
 }
 
-/// The binaries, looked for before anything is started.
+/// The binaries, found before anything is started.
 pub(crate) struct Programs {
     bench: PathBuf,
     gateway: PathBuf,
-    /// What the user wants every gateway to be given besides.
+    /// The user's further arguments for every gateway.
     gateway_args: Vec<String>,
 }
 
 impl Programs {
-    /// The gateway's binary is the one that was named, or the one beside this program.
+    /// Finds the gateway's binary: the named one, or the one beside this program.
     pub(crate) fn find(gateway: Option<&Path>, gateway_args: &[String]) -> Result<Self, String> {
         let bench = std::env::current_exe()
             .map_err(|error| format!("cannot find this program's own file: {error}"))?;
@@ -102,7 +102,7 @@ impl Programs {
         Ok(Self { gateway, bench, gateway_args: gateway_args.to_vec() })
     }
 
-    /// Whether a gateway can be started, over masters with the module.
+    /// Checks that a gateway can be started, over masters with the module.
     pub(crate) fn check(&self) -> Result<(), String> {
         if module().is_none() {
             return Err(
@@ -122,7 +122,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Starts one contender and returns when it says that it is ready. Must be called on the main thread.
+    /// Starts one contender and returns when it is ready. Must be called on the main thread.
     pub(crate) async fn start(
         &self,
         contender: Contender,
@@ -163,7 +163,7 @@ impl Programs {
         start_server(contender.label(), &self.bench, &args, target, scratch).await
     }
 
-    /// Starts a gateway over the masters; of two over the same, the second finds them admitted.
+    /// Starts a gateway over the masters. A second one over the same masters finds them admitted.
     pub(crate) async fn start_gateway(
         &self,
         name: &str,
@@ -219,7 +219,7 @@ fn keys_file(scratch: &TempDir) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// One that signs itself, and its key.
+/// A self-signed certificate, and its key.
 fn certificate(scratch: &TempDir) -> Result<(PathBuf, PathBuf), String> {
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| scratch.path().join(name));
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];

@@ -1,9 +1,10 @@
-//! The library that users would take instead: rslock, in this very process, without HTTP between. Every worker locks a
-//! random name and unlocks it, as fast as it can; a lock and an unlock are one request each, like everybody's.
+//! rslock, the library that users might take instead, in this process and without HTTP. Every
+//! worker locks a random name and unlocks it, as fast as it can. A lock and an unlock count as one
+//! request each, as for every contender.
 //!
-//! It gets what makes it fastest: a thread per core, each with a `LockManager` and connections of its own. One manager on a
-//! runtime that shares its tasks, as in its examples, was slower by a quarter, and one thread no faster. Retries are as they
-//! are by default.
+//! rslock gets its fastest setup: a thread per core, each with its own `LockManager` and
+//! connections. One manager on a runtime that shares its tasks, as in its examples, was slower by a
+//! quarter. One thread was no faster. Retries have their defaults.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,12 +17,12 @@ use crate::report::cores;
 use crate::worker_pool::{Phase, WorkerPool};
 
 const TTL: Duration = Duration::from_secs(30);
-/// So many of its last names each worker looks for when it has stopped: an unlock says nothing of how it went.
+/// Number of last names that each stopped worker checks: an unlock does not report its outcome.
 const CHECKED: usize = 100;
-/// At one master.
-const LOOK_WITHIN: Duration = Duration::from_secs(3);
+/// Time limit at one master.
+const CHECK_WITHIN: Duration = Duration::from_secs(3);
 
-/// Starts connecting.
+/// Starts the workers, which connect first.
 pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<WorkerPool<Tally>, String> {
     let threads = workers.min(cores());
     let urls: Vec<_> = masters.iter().map(|master| format!("redis://{master}/")).collect();
@@ -31,11 +32,12 @@ pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<WorkerPool<T
     })
 }
 
-/// What the workers of one thread share. Connections are opened with the first command, and belong to that thread.
+/// Shared by the workers of one thread. The first command opens connections, which belong to that
+/// thread.
 #[derive(Clone)]
 struct User {
     manager: LockManager,
-    /// Each master by itself.
+    /// One manager for each master.
     masters: Vec<LockManager>,
 }
 
@@ -75,21 +77,22 @@ impl User {
             }
             names.push_back(name);
         }
-        self.look_for(&names, &mut tally).await;
+        self.count_leftovers(&names, &mut tally).await;
         Ok(tally)
     }
 
-    /// A master that hangs is not looked at: it is known to have locks.
-    async fn look_for(&self, names: &VecDeque<String>, tally: &mut Tally) {
+    /// Counts names that are still locked. A master that hangs is skipped: it is known to keep
+    /// locks.
+    async fn count_leftovers(&self, names: &VecDeque<String>, tally: &mut Tally) {
         for master in &self.masters {
-            let look = async {
+            let check = async {
                 for name in names {
                     if let Ok(Some(_)) = master.query_redis_for_key_value(name.as_bytes()).await {
                         tally.error(|| format!("rslock left {name} locked"));
                     }
                 }
             };
-            let _ = tokio::time::timeout(LOOK_WITHIN, look).await;
+            let _ = tokio::time::timeout(CHECK_WITHIN, check).await;
         }
     }
 }

@@ -1,7 +1,9 @@
-//! The load: connections that acquire a lock and release it, over and over, as fast as the answers come.
+//! The load: connections that acquire a lock and release it repeatedly, as fast as the answers
+//! come.
 //!
-//! A connection counts what it sees while counting is on, and only then. An answer with another status than expected is
-//! counted apart, the first one is kept in full, and the load goes on; a broken connection ends the measurement.
+//! A connection counts only while counting is on. An answer with an unexpected status is counted
+//! separately, the first of them is kept in full, and the load goes on. A broken connection ends
+//! the measurement.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -13,27 +15,29 @@ use crate::report::{Latencies, Row};
 use crate::worker_pool::{Phase, WorkerPool};
 
 const BODY: &str = r#"{"ttl_ms":30000}"#;
-/// Of locks that are held throughout, and names that are to be remembered: the longest that a gateway grants by default.
+/// The body for held locks and for names to be remembered: the longest TTL that a gateway grants by
+/// default.
 const HELD_BODY: &str = r#"{"ttl_ms":300000}"#;
-/// A request that is unanswered for longer, after everybody was told to stop, is lost.
+/// A request that is unanswered for longer, after the stop, is lost.
 pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
-/// What filling may take, at the slowest.
+/// Time limit of filling, for each name.
 const FILL_PER_NAME: Duration = Duration::from_millis(5);
 
-/// Which locks a connection acquires and releases.
+/// The names of the locks that a connection acquires and releases.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Names {
-    /// Each is new.
+    /// Every name is new.
     Random,
-    /// Of so many, each connection walks through its own share again and again. All are used once before.
+    /// Each connection walks repeatedly through its own share of this many names. All are used once
+    /// before.
     Walk(u64),
 }
 
-/// What the connections counted.
+/// The counts of the connections.
 pub(crate) struct Tally {
     pub(crate) acquire: Latencies,
     pub(crate) release: Latencies,
-    /// Answers with an unexpected status, counting on or off.
+    /// Answers with an unexpected status, whether or not counting was on.
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
 }
@@ -58,13 +62,13 @@ impl Tally {
         self.first_error.get_or_insert_with(describe);
     }
 
-    /// Fails when there is nothing to divide by.
+    /// The number of requests. Fails when it is zero.
     pub(crate) fn requests(&self) -> Result<f64, String> {
         match self.acquire.count() + self.release.count() {
             0 => {
                 let example = self.first_error.as_deref().unwrap_or("no answer came at all");
                 Err(format!(
-                    "no request was answered as it must be; {} errors, first: {example}",
+                    "no request was answered as expected; {} errors, first: {example}",
                     self.errors
                 ))
             }
@@ -78,7 +82,7 @@ impl Tally {
     }
 }
 
-/// Starts connecting; `threads` must not exceed `connections`.
+/// Starts the load, which connects first; `threads` must not exceed `connections`.
 pub(crate) fn start(
     target: &Target,
     connections: u32,
@@ -110,8 +114,8 @@ pub(crate) fn start(
     })
 }
 
-/// Has every one of the names used once. What the masters keep of a name ends 10 s after its TTL: the longest there is
-/// lets it outlive the measurement.
+/// Uses every name once. A master's data of a name ends 10 s after its TTL, so the longest TTL lets
+/// it outlive the measurement.
 pub(crate) async fn fill(
     target: &Target,
     connections: u32,
@@ -162,15 +166,15 @@ async fn cycle(
     Ok(())
 }
 
-/// Locks that are held while something else is measured.
+/// Locks that are held during another measurement.
 pub(crate) struct Holders {
     target: Target,
-    /// Locks and their tokens, as they are shared out among the connections.
+    /// Locks and their tokens, one share for each connection.
     held: Vec<Vec<(u64, String)>>,
 }
 
 impl Holders {
-    /// On so many connections at most.
+    /// Takes the locks, on at most this many connections.
     pub(crate) async fn take(
         target: &Target,
         connections: u32,
@@ -188,7 +192,7 @@ impl Holders {
         Ok(Self { held: try_join_all(held).await?, target: target.clone() })
     }
 
-    /// A lock that was lost meanwhile is an error.
+    /// Releases the locks. A lock that was lost meanwhile is an error.
     pub(crate) async fn release(self) -> Result<(), String> {
         let releases = self.held.iter().map(async |share| {
             let mut connection = self.target.open().await?;
@@ -201,7 +205,7 @@ impl Holders {
     }
 }
 
-/// All shares together are all names, and none is in two of them.
+/// A connection's share of the names. The shares are disjoint, and together they are all names.
 fn share(names: u64, worker: u32, connections: u32) -> Range<u64> {
     let from = |worker: u32| names * u64::from(worker) / u64::from(connections);
     from(worker)..from(worker + 1)
@@ -218,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_an_error_with_an_example() {
+    fn no_requests_are_an_error_with_an_example() {
         let mut tally = Tally::new();
         tally.error(|| "POST was answered with 503".into());
         assert!(

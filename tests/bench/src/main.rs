@@ -1,47 +1,43 @@
-//! What this tree costs: the gateway beside an HTTP server that does nothing and beside the obvious design, a Redis
-//! command per node and request, on the same five masters, in one run.
+//! Measures the cost of this tree. The gateway runs beside an HTTP server that does nothing and
+//! beside the obvious design, a Redis command per node and request. All use the same five masters,
+//! in one run.
 //!
-//! Absolute figures follow the machine and the hour; ratios within one run are what this program is for. So the
-//! contenders take turns within a round, each round begins with another one, and medians over the rounds are printed. A
-//! contender whose rounds disagree is named: then the machine was busy with something else, and the run is worth
-//! nothing.
+//! Absolute figures follow the machine and the hour, so this program is for ratios within one run.
+//! The contenders take turns within a round, each round begins with another one, and the medians
+//! over the rounds are printed. A contender whose rounds disagree is named: the machine was busy,
+//! and its figures are worthless.
 //!
-//! Masters, contenders and load share one machine, as separate processes. CPU is read from the accounting of the
-//! processes themselves.
+//! Masters, contenders and load share one machine, as separate processes. CPU time comes from the
+//! kernel's accounting of each process.
 //!
-//! It measures a suite of workloads, judged by goals, as one table each. `page` makes the project's performance page of
-//! such runs.
+//! The program measures a suite of workloads and prints one table for each.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `workload` | what is measured: who takes part, and what a connection does |
-//! | `suite` | the run: which workloads, how long |
+//! | `workload` | each workload: its contenders and the actions of a connection |
+//! | `suite` | the run: its workloads and their length |
 //! | `stage` | one workload: its contenders take turns |
-//! | `contenders` | who is measured, and how each is started |
-//! | `naive` | the contenders that live in here; the program runs itself again to be one |
-//! | `in_process` | the contender that is no server but a library in here |
-//! | `servers` | child processes: starting, waiting for, accounting, killing |
+//! | `contenders` | the measured programs, and how each is started |
+//! | `naive` | the contenders inside this program, which runs itself again to be one |
+//! | `in_process` | the contender that is no server but a library in this program |
+//! | `servers` | child processes: starting, waiting, accounting, killing |
 //! | `masters` | the masters: healthy, one stopped, one late, all behind a network |
 //! | `network` | the delay |
 //! | `worker_pool` | workers on threads: run, count, stop |
 //! | `client` | the HTTP client of the load |
-//! | `load` | the connections that acquire and release, and what they counted; locks that are held meanwhile |
-//! | `report` | what every measurement comes to: rows of figures, and when they are worth nothing |
-//! | `goals` | what is to be reached, and whether it was |
-//! | `page` | the performance page |
+//! | `load` | connections that acquire and release, their counts, and locks held meanwhile |
+//! | `report` | results: rows of figures, and when they are worthless |
 //! | `contended` | one lock, waiting beside polling |
-//! | `waiters` | ten thousand requests that wait: memory, and what others notice |
+//! | `waiters` | ten thousand waiting requests: their memory, and their effect on others |
 
 mod client;
 mod contended;
 mod contenders;
-mod goals;
 mod in_process;
 mod load;
 mod masters;
 mod naive;
 mod network;
-mod page;
 mod report;
 mod servers;
 mod stage;
@@ -64,17 +60,17 @@ Examples:
   cargo run --release -p redlock-bench -- --quick
   cargo run --release -p redlock-bench -- --workload uncontended,stopped --only fred-fenced,gateway --json run.json
 
-Run it while the machine has nothing else to do; it says when that was not so. A goal that is missed is a figure, and
-no failure. It exits with 1 after wrong answers: anything but 201 to an acquire and 204 to a release, grants that overlap,
-waiters that are lost.";
+Run it on an idle machine; it reports when other programs disturbed it. It exits with 1 after wrong
+answers: anything but 201 to an acquire and 204 to a release, overlapping grants, lost waiters.";
 
-/// Measures the gateway beside the floor, the naive designs and a library, and prints tables and goals.
+/// Measures the gateway beside the floor, the naive designs and a library, and prints tables.
 ///
-/// For each workload it starts five redis-servers and every contender on free loopback ports, lets each serve the same
-/// load in turn, and prints the medians over the rounds. Everything that was started ends with the program. Progress goes
-/// to stderr, the tables to stdout.
+/// For each workload it starts five redis-servers and every contender on free loopback ports. Each
+/// contender serves the same load in turn, and the medians over the rounds are printed. All started
+/// processes end with the program. Progress goes to stderr, the tables to stdout.
 ///
-/// Needs redis-server 7 or newer, setpriv (util-linux) and openssl on the PATH, and gateway and module built beside this program.
+/// Needs redis-server 7 or newer, setpriv (util-linux) and openssl on the PATH, and gateway and
+/// module built beside this program.
 #[derive(Debug, Parser)]
 #[command(name = "redlock-bench", after_help = EXAMPLES)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
@@ -88,7 +84,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Role {
-    /// Be one of the naive contenders
+    /// Run as one of the naive contenders
     #[command(hide = true)]
     Naive {
         #[arg(value_enum)]
@@ -99,10 +95,9 @@ enum Role {
         #[arg(long)]
         master: Vec<SocketAddr>,
     },
-    /// Be the network
+    /// Run as the network
     #[command(hide = true)]
     Network(network::Options),
-    Page(page::Options),
 }
 
 fn main() -> ExitCode {
@@ -110,7 +105,6 @@ fn main() -> ExitCode {
     let result = match role {
         Some(Role::Naive { design, listen, master }) => naive::serve(design, listen, &master),
         Some(Role::Network(options)) => network::serve(&options),
-        Some(Role::Page(options)) => page::print(&options),
         None => until_interrupted(suite::measure(&suite)),
     };
     match result {
@@ -122,12 +116,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Children are told to die with the thread that spawned them. `block_on` polls its future on this thread, the main
-/// one; nothing that spawns a child may move into a task.
+/// Children get the kernel's death signal when the thread that spawned them ends. `block_on` polls
+/// its future on this thread, the main one. Code that spawns a child must not move into a task.
 fn until_interrupted(measure: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     if cfg!(debug_assertions) {
         eprintln!(
-            "debug build: the figures mean nothing, use `cargo run --release -p redlock-bench`"
+            "debug build: the figures are worthless, use `cargo run --release -p redlock-bench`"
         );
     }
     let runtime = tokio::runtime::Builder::new_current_thread()

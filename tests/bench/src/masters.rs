@@ -1,8 +1,9 @@
-//! The masters, and the conditions under which they are measured: as they are, one of them stopped, one of them late,
-//! or all of them behind a network.
+//! The masters, and the conditions of their measurement: healthy, one stopped, one late, or all
+//! behind a network.
 //!
-//! The one is always the last. Contenders and load stay where they are, only the way to the masters changes; nothing in
-//! between parses or answers anything. What a delay comes to is measured, and figures are compared with that.
+//! The one master is always the last. Contenders and load stay the same; only the way to the
+//! masters changes. Nothing in between parses or answers anything. The delay is measured, and
+//! figures are compared with the measured one.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -18,22 +19,22 @@ use crate::network::{self, Delays};
 use crate::report::{median, millis};
 use crate::servers::{MastersCpu, Process, READY_WITHIN, free_address, wait_until};
 
-/// Masters in every run: the smallest number of which two may fail.
+/// Number of masters in every run: the smallest of which two may fail.
 const MASTERS: usize = 5;
-/// Round trips of which the median is taken.
+/// Number of round trips whose median is taken.
 const ROUND_TRIPS: usize = 21;
-/// The login of who may not use the module.
+/// The login of a user that may not use the module.
 pub(crate) const SCRIPTS_ONLY: &str = "scripts:x@";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Condition {
     Healthy,
-    /// One does not answer while a turn lasts, but takes connections and requests: it is stopped by SIGSTOP. Contenders
-    /// are started while it answers.
+    /// One master is stopped by SIGSTOP during a turn: it takes connections and requests but does
+    /// not answer. Contenders start while it answers.
     Stopped,
-    /// One answers this much later; requests reach it at once.
+    /// One master answers this much later; requests reach it at once.
     Late(Duration),
-    /// The round trip to all of them takes this much longer, half of it on each way.
+    /// The round trip to all masters takes this much longer, half of it on each way.
     Network(Duration),
 }
 
@@ -63,7 +64,7 @@ impl Condition {
     }
 }
 
-/// The module for masters, where it lies beside this program: then they have it.
+/// The module for masters, if it lies beside this program. The masters then load it.
 pub(crate) fn module() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok()?.with_file_name("libredlock_module.so");
     beside.exists().then_some(beside)
@@ -72,14 +73,14 @@ pub(crate) fn module() -> Option<PathBuf> {
 /// The Redis masters, which keep everything in memory.
 pub(crate) struct Masters {
     condition: Condition,
-    /// With the addresses where they are reached.
+    /// The processes and the addresses at which they are reached.
     servers: Vec<(Process, SocketAddr)>,
     network: Option<Process>,
 }
 
 impl Masters {
     pub(crate) async fn start(condition: Condition, scratch: &TempDir) -> Result<Self, String> {
-        // The same one may be free twice.
+        // `free_address` may return an address twice.
         let mut addresses = BTreeSet::new();
         while addresses.len() < 2 * MASTERS {
             addresses.insert(free_address()?);
@@ -107,7 +108,8 @@ impl Masters {
         self.servers.iter().map(|&(_, address)| address)
     }
 
-    /// To be called when the contender is ready and before its load starts, and ended when its figures are taken.
+    /// Begins the condition. Call it when the contender is ready and before its load starts; end it
+    /// when the figures are taken.
     pub(crate) fn begin_turn(&self) -> Result<Turn<'_>, String> {
         let stopped = (self.condition == Condition::Stopped)
             .then(|| Stopped::stop(self.last()))
@@ -115,8 +117,8 @@ impl Masters {
         Ok(Turn { stopped })
     }
 
-    /// The median round trip of a PING to the last master, the one to which every condition applies, while no other work
-    /// goes on. A report divides by this one and not by what the condition asked for.
+    /// The median round trip of a PING to the last master, to which every condition applies, on an
+    /// idle system. A report divides by this figure and not by the configured delay.
     pub(crate) async fn round_trip_ms(&self) -> Result<f64, String> {
         let mut stream = connect(self.last().1).await?;
         let mut times = Vec::with_capacity(ROUND_TRIPS);
@@ -140,7 +142,7 @@ impl Masters {
     }
 }
 
-/// The masters are as the condition wants them for as long as this lives.
+/// The masters keep the condition while this value lives.
 #[must_use = "the condition ends with it"]
 pub(crate) struct Turn<'a> {
     stopped: Option<Stopped<'a>>,
@@ -162,7 +164,7 @@ impl Turn<'_> {
     }
 }
 
-/// Goes on when dropped.
+/// A stopped master; it continues when this value is dropped.
 struct Stopped<'a> {
     master: &'a (Process, SocketAddr),
 }
@@ -173,7 +175,8 @@ impl<'a> Stopped<'a> {
         let fault = |what: &str| format!("the master at {address} cannot be stopped: {what}");
         kill_process(process.id(), Signal::STOP).map_err(|error| fault(&error.to_string()))?;
         let stopped = Self { master };
-        // The signal takes effect later than it is sent. NOWAIT leaves an end to whoever owns the process.
+        // The signal takes effect some time after it is sent. NOWAIT leaves an end to the owner of
+        // the process.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(process.id()), options)
             .map_err(|error| fault(&error.to_string()))?;
@@ -186,7 +189,7 @@ impl<'a> Stopped<'a> {
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
-        // Fails only when it has ended.
+        // Fails only when the process has ended.
         let _ = kill_process(self.master.0.id(), Signal::CONT);
     }
 }
@@ -220,7 +223,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
     stream.map_err(|error| format!("cannot connect to a master at {address}: {error}"))
 }
 
-/// By hand, because what a client library adds would be measured as a part of the round trip.
+/// Written by hand, because a client library's overhead would count as part of the round trip.
 async fn command(stream: &mut TcpStream, line: &str, expected: &str) -> Result<(), String> {
     let mut answer = vec![0; expected.len() + 2];
     let io = async {
@@ -243,7 +246,7 @@ mod tests {
     use super::*;
     use crate::servers::scratch;
 
-    /// More than a stopped master could take if it answered.
+    /// More time than a running master needs to answer.
     const SILENCE: Duration = Duration::from_millis(300);
 
     #[tokio::test]
@@ -264,7 +267,7 @@ mod tests {
         turn.end().await.unwrap();
         answer.await.unwrap();
 
-        // A turn that is given up, as by an interrupt, ends the same; and nothing is left of the masters.
+        // A dropped turn, as after an interrupt, ends the same way; and no master is left.
         drop(masters.begin_turn().unwrap());
         ping(&mut connect(*stopped).await.unwrap()).await.unwrap();
         let servers: Vec<_> =

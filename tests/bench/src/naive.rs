@@ -1,17 +1,20 @@
-//! The contenders that live in this program, each as small as it can be. They answer as the gateway does — the same
-//! fields and headers — so that only the work in between differs.
+//! The contenders inside this program, each as small as possible. They answer as the gateway does,
+//! with the same fields and headers, so that only the work in between differs.
 //!
-//! - *no-op*: HTTP and JSON both ways. What is left to any gateway on this stack.
-//! - *floor*: SET NX PX on every node and compare-and-delete, by a Redis client written for nothing else.
-//! - *plain*: the recipe as it is usually written: SET NX PX on every node, compare-and-delete, return at quorum.
-//! - *fenced*: the same with a fencing token that only rises, kept by a script. The design to compare with, since a
-//!   lock without fencing promises less.
+//! - *no-op*: HTTP and JSON both ways: the rest of any gateway on this stack.
+//! - *floor*: SET NX PX on every node and compare-and-delete, by a Redis client written only for
+//!   this.
+//! - *plain*: the usual recipe: SET NX PX on every node, compare-and-delete, return at quorum.
+//! - *fenced*: plain with a fencing token that only rises, kept by a script. Compare with this
+//!   design, because a lock without fencing promises less.
 //!
-//! The last two have one fred client per node and send one command per node and request, as a program does that takes fred
-//! from the shelf. Left out: eligibility, clocks, time-outs, retries, limits, and whatever else makes a lock safe.
+//! The last two have one fred client per node and send one command per node and request: the
+//! ordinary use of fred. They leave out eligibility, clocks, time-outs, retries, limits, and
+//! everything else that makes a lock safe.
 //!
-//! All of them serve with half of the cores, like the gateway, and when that is one, on a runtime of one thread: on two
-//! cores that took less CPU for each, and made all faster but *fenced*, which was 4 % slower in one series of two.
+//! All of them serve with half of the cores, like the gateway. If that is one core, they use a
+//! runtime of one thread. On two cores that took less CPU for each contender. It made all of them
+//! faster but *fenced*, which was 4 % slower in one series of two.
 
 mod floor;
 
@@ -51,12 +54,12 @@ const RELEASE: &str = "\
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0";
 
-/// How much longer than its lock a fence is kept: as the gateway keeps it.
+/// How much longer than its lock a fence is kept, in ms; the gateway uses the same.
 const RETENTION_MS: u64 = 10_000;
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Which of them this process is.
+/// The design that this process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Design {
     Noop,
@@ -282,7 +285,8 @@ impl Naive {
         .await
     }
 
-    /// Asks every node at once and counts the votes until they make a quorum; the rest answer in the background.
+    /// Asks every node at once and counts the votes until a quorum; the rest answer in the
+    /// background.
     async fn ask_all<F>(&self, ask: impl Fn(Client) -> F) -> usize
     where
         F: Future<Output = Result<bool, Error>> + Send + 'static,

@@ -1,11 +1,12 @@
-//! A network with a delay, for masters that are to be late or far away: a process of this program's that takes connections
-//! for each of them and passes on what it reads, each way as late as it was told.
+//! A network with a delay, for late or distant masters. A process of this program accepts
+//! connections for each master and passes on the bytes, each way as late as configured.
 //!
-//! The kernel's own means, netem, is missing in many kernels, those of small virtual machines among them. A delay is
-//! constant, bytes keep their order and are never early; how late they are beyond that, a measured round trip says. Nothing
-//! is parsed. Opening a connection is not delayed: contenders keep theirs.
+//! Many kernels lack netem, the kernel's own means, for example in small virtual machines. A delay
+//! is constant; bytes keep their order and are never early. The measured round trip shows any
+//! further delay. Nothing is parsed. Opening a connection is not delayed: contenders keep theirs.
 //!
-//! It is a process of its own so that its CPU time is nobody's: not a contender's, not the load's.
+//! The network is a process of its own so that its CPU time counts neither for a contender nor for
+//! the load.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -22,11 +23,11 @@ use tempfile::TempDir;
 
 use crate::servers::Process;
 
-/// The highest priority but real time: what is due must not queue behind the busy contenders.
+/// The highest priority below real time: due bytes must not queue behind busy contenders.
 const NICE: i32 = -20;
 const BUFFER: usize = 64 * 1024;
 
-/// What is held back, and how long.
+/// How long requests and answers are delayed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delays {
     pub(crate) requests: Duration,
@@ -39,14 +40,14 @@ pub(crate) struct Options {
     requests_us: u64,
     #[arg(long)]
     answers_us: u64,
-    /// Where each master is reached, in their order
+    /// Address at which each master is reached, in the masters' order
     #[arg(long)]
     listen: Vec<SocketAddr>,
     #[arg(long)]
     master: Vec<SocketAddr>,
 }
 
-/// Starts it; it listens soon after.
+/// Starts the network process; it listens soon after.
 pub(crate) fn spawn(
     ways: impl Iterator<Item = (SocketAddr, SocketAddr)>,
     delays: Delays,
@@ -71,11 +72,11 @@ pub(crate) fn spawn(
 
 /// Serves until killed.
 pub(crate) fn serve(options: &Options) -> Result<(), String> {
-    // Both are inherited by the threads that are started after this.
+    // Threads started later inherit both settings.
     if let Err(error) = setpriority_process(None, NICE) {
         eprintln!("without the priority {NICE}, which takes CAP_SYS_NICE: {error}");
     }
-    // The kernel may otherwise be 50 µs late on purpose.
+    // By default the kernel may be 50 µs late on purpose.
     set_current_timer_slack(std::num::NonZeroU64::new(1))
         .map_err(|error| format!("a timer's slack: {error}"))?;
     let [requests, answers] =
@@ -102,11 +103,11 @@ pub(crate) fn serve(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// When it is due, where it goes and what it is; nothing at the end of the connection.
+/// Due time, destination and bytes; no bytes at the end of the connection.
 type Held = (Instant, Arc<TcpStream>, Vec<u8>);
 
-/// One direction of all connections. The delay is the same for all of them, so one thread delivers in the order of arrival:
-/// five that wake at the same time would be late by one another.
+/// One direction of all connections. All have the same delay, so one thread delivers in the order
+/// of arrival. Five threads that wake at once would delay one another.
 #[derive(Clone)]
 struct Way {
     delay: Duration,
@@ -120,7 +121,7 @@ impl Way {
             for (when, to, bytes) in due {
                 thread::sleep(when.saturating_duration_since(Instant::now()));
                 if bytes.is_empty() || (&*to).write_all(&bytes).is_err() {
-                    // Fails only when the other way has ended it.
+                    // Fails only when the other direction has ended the connection.
                     let _ = to.shutdown(Shutdown::Both);
                 }
             }
@@ -150,9 +151,9 @@ impl Way {
 mod tests {
     use super::*;
 
-    /// The server answers every byte with the same.
+    /// The server echoes every byte.
     #[test]
-    fn what_is_sent_comes_back_whole_in_order_and_never_early() {
+    fn bytes_arrive_whole_in_order_and_never_early() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = listener.local_addr().unwrap();
         thread::spawn(move || {

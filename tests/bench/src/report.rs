@@ -1,5 +1,6 @@
-//! What every measurement comes to: tables of rows of figures, each with a unit and the samples it is the median of. They
-//! are written as JSON for `page`, and as Markdown for people. Knows nothing of how figures come about.
+//! The results of measurements: tables of rows of figures. A figure has a unit and the samples
+//! whose median it shows. Results are written as JSON, and as Markdown for people. This module does
+//! not know how figures are measured.
 
 use std::fmt::{self, Display, Formatter};
 use std::process::Command;
@@ -7,24 +8,25 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use procfs::{CpuInfo, Current as _};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-/// Rounds of one row that differ by more than this share of their median were not run under equal conditions.
+/// Rounds of one row that differ by more than this share of their median had unequal conditions.
 const MAX_SPREAD: f64 = 0.15;
-/// More of the CPU than this, in percent, busy with something else, leaves too little for a fair measurement.
+/// More CPU than this, in percent, used by other programs leaves too little for a fair measurement.
 const MAX_OTHERS: f64 = 10.0;
-/// A load generator that is busy for more of the time than this, in percent, may be what was measured.
+/// A load generator that is busy for more of the time than this, in percent, may be the limit
+/// itself.
 const MAX_LOAD_BUSY: f64 = 95.0;
-/// What other programs took of all cores, with what the host took away.
+/// The share of all cores used by other programs, or taken by the host.
 pub(crate) const OTHERS: &str = "others' CPU";
 pub(crate) const LOAD_BUSY: &str = "load busy";
 const NOTHING: &str = "–";
 
-/// How a figure is read.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+/// The unit of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Unit {
-    /// Per second, and what the rounds of a fair measurement agree on.
+    /// Per second. The rounds of a fair measurement agree on it.
     Rate,
     Count,
     Ratio,
@@ -46,46 +48,46 @@ impl Unit {
     }
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) unit: Unit,
-    /// One for each round that has it.
+    /// One sample for each round that has the figure.
     pub(crate) samples: Vec<f64>,
-    /// The row of the same table that this is a ratio to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The row of the same table that this figure is a ratio to.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) of: Option<String>,
 }
 
 /// One contender under one workload.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) figures: Vec<Figure>,
-    /// What no number says.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Remarks that no number expresses.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) remarks: Vec<String>,
 }
 
 /// One workload.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) description: String,
     pub(crate) rows: Vec<Row>,
-    /// Wrong answers, and measurements that failed: they fail the run.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Wrong answers and failed measurements; they fail the run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) faults: Vec<String>,
 }
 
-/// All that one start of this program measured.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+/// The results of one run of this program.
+#[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Run {
-    /// When it began, RFC 3339.
+    /// When the run began, RFC 3339.
     pub(crate) date: String,
     pub(crate) source: String,
     pub(crate) machine: String,
-    /// What asks for the same again.
+    /// The command that repeats the run.
     pub(crate) command: String,
     pub(crate) tables: Vec<Table>,
 }
@@ -95,7 +97,7 @@ impl Row {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// One more sample of a figure.
+    /// Adds a sample to a figure.
     pub(crate) fn add(&mut self, name: &str, unit: Unit, value: f64) {
         match self.figures.iter_mut().find(|figure| figure.name == name) {
             Some(figure) => figure.samples.push(value),
@@ -108,7 +110,7 @@ impl Row {
         }
     }
 
-    /// The latencies' p50, p99 and p99.9; nothing when none was recorded.
+    /// Adds p50, p99 and p99.9 of the latencies, if any were recorded.
     pub(crate) fn add_latencies(&mut self, what: &str, latencies: &Latencies) {
         for (part, share) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {
             if let Some(value) = latencies.millis(share) {
@@ -117,7 +119,7 @@ impl Row {
         }
     }
 
-    /// The ratio of the medians of two rows of one table.
+    /// Adds the ratio of the medians of two rows of one table.
     pub(crate) fn divide(&mut self, name: &str, figure: &str, other: &Self) {
         if let (Some(mine), Some(theirs)) = (self.median(figure), other.median(figure)) {
             let samples = vec![mine / theirs];
@@ -134,7 +136,7 @@ impl Row {
         self.figure(figure).map(Figure::median)
     }
 
-    /// Why its figures are worth nothing; nothing when they are worth something.
+    /// Why the figures are worthless; `None` when they are fair.
     pub(crate) fn disturbed(&self) -> Option<String> {
         let mut reasons = Vec::new();
         for figure in self.figures.iter().filter(|figure| figure.unit == Unit::Rate) {
@@ -147,25 +149,15 @@ impl Row {
                 ));
             }
         }
-        for (figure, most, what) in [
+        for (figure, limit, what) in [
             (OTHERS, MAX_OTHERS, "other programs took"),
             (LOAD_BUSY, MAX_LOAD_BUSY, "the load generator was busy for"),
         ] {
-            if let Some(share) = self.median(figure).filter(|&share| share > most) {
+            if let Some(share) = self.median(figure).filter(|&share| share > limit) {
                 reasons.push(format!("{what} {share:.0} %"));
             }
         }
         (!reasons.is_empty()).then(|| format!("{}: {}", self.name, reasons.join(", ")))
-    }
-
-    /// CPU time per request also holds where the load generator was the limit, and while the machine is slow for a moment.
-    fn is_fair(&self, figure: &Figure) -> bool {
-        if !figure.name.contains("CPU") {
-            return self.disturbed().is_none();
-        }
-        let is_alone = self.median(OTHERS).is_none_or(|share| share <= MAX_OTHERS);
-        let mut of_cpu = self.figures.iter().filter(|own| own.name.contains("its CPU"));
-        is_alone && of_cpu.all(|own| own.spread() <= MAX_SPREAD)
     }
 }
 
@@ -182,24 +174,8 @@ impl Figure {
     }
 }
 
-impl Table {
-    pub(crate) fn row(&self, name: &str) -> Option<&Row> {
-        self.rows.iter().find(|row| row.name == name)
-    }
-
-    /// A ratio is disturbed with either of its rows.
-    pub(crate) fn is_fair(&self, row: &Row, figure: &Figure) -> bool {
-        let other = figure.of.as_deref().and_then(|name| self.row(name));
-        row.is_fair(figure) && other.is_none_or(|other| other.is_fair(figure))
-    }
-}
-
 impl Run {
-    pub(crate) fn table(&self, name: &str) -> Option<&Table> {
-        self.tables.iter().find(|table| table.name == name)
-    }
-
-    /// What makes the program fail. A goal that was missed does not.
+    /// Fails when any table has faults.
     pub(crate) fn verdict(&self) -> Result<(), String> {
         let faults = self
             .tables
@@ -210,7 +186,7 @@ impl Run {
     }
 }
 
-/// A table of one row has a line for each figure, any other a line for each row.
+/// A table of one row has a line for each figure. Any other table has a line for each row.
 impl Display for Table {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "### {}\n\n{}\n", self.name, self.description)?;
@@ -245,8 +221,8 @@ impl Display for Table {
     }
 }
 
-/// The first column reads from the left, the others are figures.
-pub(crate) fn markdown(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+/// The first column is aligned left; the others hold figures.
+fn markdown(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let ruler = format!("| --- |{}\n", " ---: |".repeat(titles.len() - 1));
     let rows = rows.map(|cells| format!("| {} |\n", cells.join(" | ")));
     [format!("| {} |\n", titles.join(" | ")), ruler].into_iter().chain(rows).collect()
@@ -273,13 +249,13 @@ impl Latencies {
         self.0.len()
     }
 
-    /// What a share of all did not exceed; `None` when nothing was recorded.
+    /// The latency that this share did not exceed; `None` when nothing was recorded.
     pub(crate) fn millis(&self, share: f64) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(share) as f64 / 1e6)
     }
 }
 
-/// Zero for nothing; the mean of the middle two for an even number.
+/// Zero for no values; the mean of the middle two for an even number.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     match values.len() {
@@ -300,7 +276,7 @@ pub(crate) fn thousands(value: f64) -> String {
     format!("{sign}{}", groups.join(","))
 }
 
-/// What it was measured on.
+/// The measured machine.
 pub(crate) fn machine() -> Result<String, String> {
     let output = Command::new("redis-server")
         .arg("--version")
@@ -324,7 +300,7 @@ pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
 }
 
-/// The tree that this program was built from, as it is now.
+/// The tree from which this program was built, in its present state.
 pub(crate) fn source() -> String {
     let git = |args: &[&str]| {
         let output = Command::new("git")
@@ -337,7 +313,8 @@ pub(crate) fn source() -> String {
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or("unknown".into());
     let changes = git(&["status", "--porcelain", "--untracked-files=no"])
         .is_some_and(|changes| !changes.is_empty());
-    let debug = if cfg!(debug_assertions) { ", DEBUG BUILD: the figures mean nothing" } else { "" };
+    let debug =
+        if cfg!(debug_assertions) { ", DEBUG BUILD: the figures are worthless" } else { "" };
     format!(
         "version {}, commit {commit}{}{debug}",
         env!("CARGO_PKG_VERSION"),
@@ -357,14 +334,14 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_as_people_read_them() {
+    fn numbers_are_rounded_and_grouped() {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
         let shown: Vec<_> = [1_234_567.4, 999.6, -123.4, -0.4].into_iter().map(thousands).collect();
         assert_eq!(shown, ["1,234,567", "1,000", "-123", "0"]);
     }
 
     #[test]
-    fn rounds_that_disagree_and_busy_neighbours_disturb() {
+    fn unequal_rounds_and_busy_neighbours_disturb() {
         assert_eq!(row("a", &[100.0, 110.0, 95.0], 10.0).disturbed(), None);
         assert_eq!(
             row("a", &[100.0, 110.0, 90.0], 0.0).disturbed().unwrap(),
@@ -374,31 +351,16 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_disturbed_with_either_of_its_rows() {
-        for (others, fair) in [(0.0, true), (50.0, false)] {
-            let mut mine = row("gateway", &[80.0], 0.0);
-            let floor = row("floor", &[100.0], others);
-            mine.divide("÷ floor", "requests/s", &floor);
-            let table = Table { rows: vec![mine.clone(), floor], ..Table::default() };
-            assert_eq!(table.is_fair(&mine, mine.figure("÷ floor").unwrap()), fair);
-            assert!(table.to_string().contains("| gateway | 80 | 0.0 % | 0.80 |"), "{table}");
-        }
+    fn a_ratio_is_shown_beside_its_row() {
+        let mut mine = row("gateway", &[80.0], 0.0);
+        let floor = row("floor", &[100.0], 0.0);
+        mine.divide("÷ floor", "requests/s", &floor);
+        let table = Table { rows: vec![mine, floor], ..Table::default() };
+        assert!(table.to_string().contains("| gateway | 80 | 0.0 % | 0.80 |"), "{table}");
     }
 
     #[test]
-    fn cpu_per_request_is_judged_where_the_load_was_the_limit() {
-        for (cpu, fair) in [([9.0, 9.5], true), ([9.0, 12.0], false)] {
-            let mut noop = row("no-op", &[100.0, 50.0], 0.0);
-            cpu.iter().for_each(|&sample| noop.add("its CPU µs/request", Unit::Micros, sample));
-            noop.add(LOAD_BUSY, Unit::Percent, 98.0);
-            let table = Table { rows: vec![noop.clone()], ..Table::default() };
-            assert!(!table.is_fair(&noop, noop.figure("requests/s").unwrap()));
-            assert_eq!(table.is_fair(&noop, noop.figure("its CPU µs/request").unwrap()), fair);
-        }
-    }
-
-    #[test]
-    fn a_table_of_one_row_stands_upright() {
+    fn table_of_one_row_has_a_line_per_figure() {
         let table =
             Table { rows: vec![row("gateway", &[80.0], 0.0)], ..Table::default() }.to_string();
         assert!(

@@ -1,9 +1,10 @@
-//! Child processes: starting them, waiting until they are of use, reading what they consumed, and ending them.
+//! Child processes: starts them, waits for them, reads their consumption, and ends them.
 //!
-//! Nothing that was started survives this program: a `Process` kills its child when dropped, and the kernel kills it
-//! when this program is killed itself. A child has its own process group, so an interrupt from the terminal reaches
-//! this program only, which then ends the others in order. What children print goes to a file each, shown when
-//! they fail. Linux only, because of setpriv and /proc.
+//! No child survives this program. A `Process` kills its child when dropped, and the kernel kills
+//! the child when this program is killed. A child has its own process group, so an interrupt from
+//! the terminal reaches only this program. This program then ends the children in order. Each
+//! child's output goes to a file, which is shown when the child fails. Linux only, because of
+//! setpriv and /proc.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -20,12 +21,12 @@ use tempfile::TempDir;
 
 use crate::report::{LOAD_BUSY, OTHERS, Row, Unit, cores};
 
-/// A server that is not ready by then has failed.
+/// A server that is not ready within this time has failed.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(15);
-/// Between two looks at a server that is not ready.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Interval between readiness checks.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// A directory for files of children, removed when dropped.
+/// A directory for children's files, removed when dropped.
 pub(crate) fn scratch() -> Result<TempDir, String> {
     TempDir::with_prefix("redlock-bench-")
         .map_err(|error| format!("cannot create a directory: {error}"))
@@ -39,8 +40,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Must be called on the main thread: the kernel's death signal follows the thread that spawned the child, not its
-    /// process.
+    /// Must be called on the main thread: the kernel's death signal follows the thread that spawned
+    /// the child, not its process.
     pub(crate) fn spawn(
         name: &str,
         program: &Path,
@@ -56,7 +57,7 @@ impl Process {
         let output =
             File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(fault)?;
         let mut command = Command::new("setpriv");
-        // The shell in between starts nothing when this program ended before its death was made to matter.
+        // The shell starts nothing if this program ended before the death signal was set.
         let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
         command.args([
             "--pdeathsig",
@@ -70,7 +71,7 @@ impl Process {
         command.arg(program).args(args);
         command.current_dir(&directory).process_group(0);
         command.stdin(Stdio::null()).stdout(output.0).stderr(output.1);
-        // The caller's own settings for a gateway or its log must not change what is measured.
+        // The caller's settings for a gateway or its log must not change the measurement.
         for (variable, _) in std::env::vars_os() {
             if variable == "RUST_LOG" || variable.as_encoded_bytes().starts_with(b"REDLOCK_") {
                 command.env_remove(variable);
@@ -91,7 +92,7 @@ impl Process {
         read(self.kernel().and_then(|it| it.stat())).map(|stat| cpu_time(&stat))
     }
 
-    /// What it has resident, and the most it ever had, in bytes.
+    /// Resident memory now and at its peak, in bytes.
     pub(crate) fn memory(&self) -> Result<Memory, String> {
         read(self.kernel().and_then(|it| it.status())).map(|status| Memory::of(&status))
     }
@@ -100,7 +101,7 @@ impl Process {
         Kernel::new(self.child.id().cast_signed())
     }
 
-    /// The last lines it printed.
+    /// The last lines of its output.
     pub(crate) fn log_tail(&self) -> String {
         let text = String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned();
         let lines: Vec<_> = text.lines().collect();
@@ -119,7 +120,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only when it has ended before.
+        // Both fail only when the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -150,13 +151,14 @@ pub(crate) struct Cpu {
     pub(crate) redis: Duration,
     /// This program.
     pub(crate) load: Duration,
-    /// Everything else on the machine but the network.
+    /// Everything else on the machine except the network.
     pub(crate) others: Duration,
     pub(crate) elapsed: Duration,
 }
 
 impl Cpu {
-    /// What was spent for each request, and what disturbed. Of a contender in this very process, the load is the server.
+    /// Adds the CPU time per request and the disturbances. For a contender in this process, the
+    /// load is the server.
     pub(crate) fn add_to(
         self,
         row: &mut Row,
@@ -189,13 +191,13 @@ impl Cpu {
     }
 }
 
-/// CPU time so far of the masters, and of the network before them.
+/// CPU time so far of the masters, and of the network in front of them.
 pub(crate) struct MastersCpu {
     pub(crate) masters: Duration,
     pub(crate) network: Duration,
 }
 
-/// A look at the clock and at everybody's CPU time so far.
+/// A reading of the clock and of all CPU times.
 pub(crate) struct Accounts {
     at: Instant,
     server: Duration,
@@ -205,7 +207,7 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    pub(crate) fn look<'a>(
+    pub(crate) fn read<'a>(
         servers: impl IntoIterator<Item = &'a Process>,
         MastersCpu { masters, network }: MastersCpu,
     ) -> Result<Self, String> {
@@ -233,7 +235,7 @@ fn own_cpu() -> Result<Duration, String> {
     read(Kernel::myself().and_then(|it| it.stat())).map(|stat| cpu_time(&stat))
 }
 
-/// What everything on this machine took, or its host took away from it.
+/// CPU time that everything on this machine used, or that its host took away.
 fn machine_cpu() -> Result<Duration, String> {
     let total = read(KernelStats::current())?.total;
     let given = [total.irq, total.softirq, total.steal].into_iter().flatten().sum::<u64>();
@@ -252,27 +254,28 @@ fn read<T>(result: ProcResult<T>) -> Result<T, String> {
     result.map_err(|error| format!("cannot read /proc: {error}"))
 }
 
-/// Children inherit the limit.
+/// Raises the limit of open files, which children inherit.
 pub(crate) fn allow_open_files(needed: u64) -> Result<(), String> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let most = maximum.unwrap_or(u64::MAX);
-    if most < needed {
+    let limit = maximum.unwrap_or(u64::MAX);
+    if limit < needed {
         return Err(format!(
-            "{needed} files must be open at the same time, and the hard limit is {most} (`ulimit -Hn`)"
+            "{needed} files must be open at once, but the hard limit is {limit} (`ulimit -Hn`)"
         ));
     }
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
         .map_err(|error| format!("cannot raise the limit of open files: {error}"))
 }
 
-/// An address nobody listens on. Somebody else may take it before it is used; the server that was to have it then ends.
+/// An address on which nobody listens. Another program may take it first; then the intended server
+/// ends.
 pub(crate) fn free_address() -> Result<SocketAddr, String> {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .map_err(|error| format!("no free port on 127.0.0.1: {error}"))
 }
 
-/// Tries until it succeeds. Fails when the process ends or the time is over, with the last reason.
+/// Tries until it succeeds. Fails with the last reason when the process ends or the time is over.
 pub(crate) async fn wait_until(
     process: &mut Process,
     within: Duration,
@@ -296,7 +299,7 @@ pub(crate) async fn wait_until(
             Ok(Err(error)) => reason = error,
             Err(_) => {}
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_EVERY).await;
     }
 }
 
@@ -305,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_cpu_time_rises_with_work_and_is_a_part_of_the_machines() {
+    fn own_cpu_time_rises_and_is_part_of_the_machines() {
         let before = own_cpu().unwrap();
         let began = Instant::now();
         while own_cpu().unwrap() == before {

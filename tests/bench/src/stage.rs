@@ -1,11 +1,12 @@
 //! One workload: its contenders take turns within a round, and each round begins with another one.
 //!
-//! What one contender leaves on the masters, fences above all, expires seconds later, and must not be paid for by the
-//! next one. So each turn has masters and a server of its own, which are new and end with it. Only where preparing them
-//! takes long, with many names or held locks, each contender keeps its own from the first round to the last.
+//! A contender's keys on the masters, above all its watermarks, expire seconds later. The next
+//! contender must not pay for them. So each turn has new masters and a new server, which end with
+//! it. Where preparation takes long, with many names or held locks, each contender keeps its own
+//! from the first round to the last.
 //!
-//! A workload that has a twin runs beside it: each contender's turn is next to its turn as the twin, and the ratio of the
-//! two is what counts.
+//! A workload with a twin runs beside it: each contender's turn is next to its turn as the twin,
+//! and the ratio of the two is the result.
 
 use std::time::Duration;
 
@@ -20,43 +21,44 @@ use crate::servers::{Accounts, Memory, scratch};
 use crate::worker_pool::WorkerPool;
 use crate::workload::{Spec, Workload};
 
-/// Long enough for connections to be open, scripts to be loaded and batches to have grown.
+/// Long enough to open connections, load scripts and let batches grow.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// And for a failing master to be known as one.
+/// Also long enough to detect a failing master.
 const WARM_UP_WHEN_BROKEN: Duration = Duration::from_millis(1500);
 pub(crate) const RATE: &str = "requests/s";
 const P50: &str = "acquire p50 ms";
 const P99: &str = "acquire p99 ms";
 const CPU: &str = "its CPU µs/request";
 
-/// What to measure, and how.
+/// A workload and the options for measuring it.
 pub(crate) struct Stage<'a> {
     pub(crate) workload: Workload,
     pub(crate) spec: Spec,
-    /// Those of the spec's who were asked for.
+    /// The contenders of the spec that were asked for.
     pub(crate) lineup: Vec<Contender>,
     pub(crate) window: Duration,
     pub(crate) rounds: u32,
-    /// No more than there are connections.
+    /// At most the number of connections.
     pub(crate) load_threads: u32,
     pub(crate) programs: &'a Programs,
 }
 
-/// One contender that is ready, over masters of its own; in the order in which they are dropped.
+/// One contender that is ready, over its own masters. Fields are in the order of their drops.
 struct Setup {
     contender: Contender,
-    /// `None` of one that is a library and runs in this program.
+    /// `None` for a library that runs in this program.
     server: Option<Running>,
     holders: Option<Holders>,
     masters: Masters,
     _scratch: TempDir,
 }
 
-/// What takes turns: the workload itself, or its twin.
+/// The workload itself, or its twin.
 struct Side {
     spec: Spec,
-    /// One for each contender, where preparing takes long; otherwise none, and each turn has a new one.
-    kept: Vec<Setup>,
+    /// One setup for each contender where preparation takes long. Otherwise empty: each turn makes
+    /// a new one.
+    prepared: Vec<Setup>,
 }
 
 impl Stage<'_> {
@@ -83,9 +85,9 @@ impl Stage<'_> {
             }
         }
         self.compare(table);
-        for kept in sides.iter_mut().flat_map(|side| &mut side.kept) {
-            if let Some(holders) = kept.holders.take() {
-                // A lock that was lost meanwhile is told of here.
+        for prepared in sides.iter_mut().flat_map(|side| &mut side.prepared) {
+            if let Some(holders) = prepared.holders.take() {
+                // A lock that was lost meanwhile is reported here.
                 table.faults.extend(holders.release().await.err());
             }
         }
@@ -93,17 +95,17 @@ impl Stage<'_> {
     }
 
     async fn side(&self, spec: Spec) -> Result<Side, String> {
-        let mut kept = Vec::new();
+        let mut prepared = Vec::new();
         if spec.takes_long_to_prepare() {
             for &contender in &self.lineup {
                 eprintln!("preparing {}", contender.label());
-                kept.push(self.setup(contender, &spec).await?);
+                prepared.push(self.setup(contender, &spec).await?);
             }
         }
-        Ok(Side { spec, kept })
+        Ok(Side { spec, prepared })
     }
 
-    /// One turn, and the twin's next to it; the figures of both or of none.
+    /// Runs one turn and the twin's next to it. Adds the figures of both or of neither.
     async fn turns(
         &self,
         sides: &[Side],
@@ -113,7 +115,7 @@ impl Stage<'_> {
         faults: &mut Vec<String>,
     ) -> Result<(), String> {
         let mut rows = vec![Row::new(&row.name); sides.len()];
-        // Neither of the two always comes first: what the machine does between them must not favour one.
+        // Neither side always comes first, so a change of the machine's speed favours neither.
         for turn in 0..sides.len() {
             let side = (turn + round) % sides.len();
             self.turn(&sides[side], at, &mut rows[side], faults).await?;
@@ -142,8 +144,8 @@ impl Stage<'_> {
         faults: &mut Vec<String>,
     ) -> Result<(), String> {
         let new;
-        let setup = match side.kept.get(at) {
-            Some(kept) => kept,
+        let setup = match side.prepared.get(at) {
+            Some(prepared) => prepared,
             None => {
                 new = self.setup(self.lineup[at], &side.spec).await?;
                 &new
@@ -181,8 +183,8 @@ impl Stage<'_> {
         Ok(Setup { contender, server: Some(running), holders, masters, _scratch: scratch })
     }
 
-    /// Warm up, then count between two looks at the clock and at everybody's CPU time, while the load goes on across
-    /// both.
+    /// Warms up, then counts between two readings of the clock and of all CPU times. The load goes
+    /// on across both readings.
     async fn measure(
         &self,
         setup: &Setup,
@@ -199,14 +201,14 @@ impl Stage<'_> {
 
         let process = || setup.server.as_ref().map(|server| &server.process);
         let calls_before = setup.calls().await?;
-        let before = Accounts::look(process(), masters.cpu()?)?;
+        let before = Accounts::read(process(), masters.cpu()?)?;
         load.count(true);
         load.run_for(self.window).await?;
         load.count(false);
-        let cpu = Accounts::look(process(), masters.cpu()?)?.since(&before);
+        let cpu = Accounts::read(process(), masters.cpu()?)?.since(&before);
         let calls = setup.calls().await?;
 
-        // Before the load: a request may hang for as long as a master does.
+        // The condition ends before the load: a request may hang for as long as a master does.
         condition.end().await?;
         let tally = Tally::sum(load.stop(load::STOP_WITHIN).await?);
         let requests = tally.requests()?;
@@ -234,7 +236,8 @@ impl Stage<'_> {
         row.add("RSS max MiB", Unit::Mib, memory.peak / 1_048_576.0);
         if let Some(example) = &tally.first_error {
             let text = format!("{} ERRORS, first: {example}", tally.errors);
-            // While a master fails, those of the naive contenders are figures of theirs and no fault of the run.
+            // While a master fails, errors of the naive contenders are remarks and no faults of the
+            // run.
             if setup.contender.is_gateway() || !self.workload.breaks_masters() {
                 faults.push(format!("{}: {text}", row.name));
             } else {
@@ -256,7 +259,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Ratios within the run, and what disturbed it behind everything else.
+    /// Adds ratios within the run, and moves the disturbance figures to the end.
     fn compare(&self, table: &mut Table) {
         let others = table.rows.clone();
         let find = |contender: Contender| others.iter().find(|row| row.name == contender.label());
@@ -278,8 +281,8 @@ impl Stage<'_> {
 }
 
 impl Setup {
-    /// Operations, and the calls to masters that carried them, since the gateway was started; `None` of those who do not
-    /// say.
+    /// Operations, and the calls to masters that carried them, since the gateway started. `None`
+    /// for contenders without metrics.
     async fn calls(&self) -> Result<Option<(f64, f64)>, String> {
         let Some(server) = self.server.as_ref().filter(|_| self.contender.is_gateway()) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The suite: all workloads, or those that were asked for, one after another, as one run.
+//! The suite: all workloads, or the named ones, one after another, as one run.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::contenders::{Contender, Programs};
 use crate::report::{Run, Table, cores, machine, source};
 use crate::stage::Stage;
 use crate::workload::{Workload, WorkloadKind};
-use crate::{contended, goals, waiters};
+use crate::{contended, waiters};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -22,7 +22,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
 
-    /// Short measurements, and without the workloads that take long to prepare unless they are named
+    /// Measure briefly, and skip workloads with a long preparation unless they are named
     #[arg(long)]
     quick: bool,
 
@@ -34,11 +34,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
     only: Vec<Contender>,
 
-    /// The gateway's binary [default: redlock-gateway beside this program]
+    /// Path of the gateway's binary [default: redlock-gateway beside this program]
     #[arg(long, value_name = "PATH")]
     gateway: Option<PathBuf>,
 
-    /// Passed on to every gateway, for instance --gateway-arg=--node-timeout=100ms; may be repeated
+    /// Pass this on to every gateway, for instance --gateway-arg=--node-timeout=100ms; may be
+    /// repeated
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     gateway_arg: Vec<String>,
 
@@ -48,7 +49,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Of one measurement.
+    /// The length of one measurement.
     fn window(&self) -> Duration {
         Duration::from_secs(self.seconds.unwrap_or(if self.quick { 1 } else { 3 }))
     }
@@ -57,7 +58,7 @@ impl Options {
         self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
-    /// In their usual order.
+    /// The workloads to measure, in their usual order.
     fn workloads(&self) -> Vec<Workload> {
         let wanted = |workload: &Workload| match self.workload.as_slice() {
             [] => workload.is_usual(self.quick),
@@ -67,7 +68,7 @@ impl Options {
         Workload::value_variants().iter().copied().filter(wanted).filter(takes_part).collect()
     }
 
-    /// Empty when nobody who was asked for takes part.
+    /// The contenders of a workload; empty when none of the named ones takes part.
     fn lineup(&self, workload: Workload) -> Vec<Contender> {
         let all = match workload.kind() {
             WorkloadKind::Load(spec) => spec.lineup,
@@ -103,7 +104,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     {
         programs.check()?;
     }
-    // A run must not end with a path that cannot be written.
+    // Creating the file first finds an unwritable path before the run.
     let json = options
         .json
         .as_ref()
@@ -115,14 +116,13 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
         let name = workload.to_string();
         let description = workload.description();
         let mut table = Table { name, description, ..Table::default() };
-        if let Err(error) = one(workload, options, &programs, &mut table).await {
+        if let Err(error) = run_workload(workload, options, &programs, &mut table).await {
             eprintln!("FAILED: {error}");
             table.faults.push(error);
         }
         println!("{table}");
         run.tables.push(table);
     }
-    println!("### goals\n\n{}", goals::table(std::slice::from_ref(&run)));
     let rounds = options.rounds();
     let seconds = options.window().as_secs();
     println!("{}; {}. Medians of {rounds} × {seconds} s.", run.machine, run.source);
@@ -132,7 +132,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     run.verdict()
 }
 
-async fn one(
+async fn run_workload(
     workload: Workload,
     options: &Options,
     programs: &Programs,
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quick_run_is_short_unless_it_is_told_otherwise() {
+    fn quick_run_is_short_unless_options_differ() {
         let quick = options(&["--quick"]);
         assert!(
             !quick.workloads().contains(&Workload::Names1m)
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn contenders_that_were_not_asked_for_stay_out() {
+    fn unnamed_contenders_stay_out() {
         let some = options(&["--only=gateway,noop"]);
         assert_eq!(some.lineup(Workload::Uncontended), [Contender::Noop, Contender::Gateway]);
         assert_eq!(options(&["--only=noop"]).lineup(Workload::Contended), []);

@@ -1,12 +1,14 @@
-//! Very many requests that wait at the same time at one gateway: what each costs in memory, what another client notices
-//! of them, and how long all of them take to be served.
+//! Very many requests wait at one gateway at the same time. The module measures the memory of each,
+//! their effect on another client, and the time to serve them all.
 //!
-//! Every waiter is one keep-alive connection. A name is held while its waiters queue up, so that nobody is served before
-//! all of them wait, which the gateway's own gauge says. Then the holders let go, and a waiter that is granted the lock
-//! releases it at once. Requests are sent spread over a short while, or the figures would be those of a stampede.
+//! Every waiter is one keep-alive connection. Holders keep each name while its waiters queue up.
+//! The gateway's own gauge shows when all of them wait; then the holders release, and each waiter
+//! releases its grant at once. The requests are spread over a short while, to avoid the figures of
+//! a stampede.
 //!
-//! The waiters, their holders and the probe share one thread here, which costs less than threads would. So how long
-//! serving takes includes this program's own share of work; the memory and the probe while all wait do not.
+//! The waiters, their holders and the probe share one thread here, which costs less than many
+//! threads. So the serving time includes this program's own work. The memory, and the probe while
+//! all wait, do not.
 
 use std::time::{Duration, Instant};
 
@@ -21,24 +23,24 @@ use crate::masters::{Condition, Masters};
 use crate::report::{Latencies, Row, Table, Unit, millis};
 use crate::servers::{Accounts, allow_open_files, free_address, scratch};
 
-/// How long they ask to wait: longer than everything here takes until the holders let go.
+/// The waiters' `wait_ms`: longer than everything until the holders release.
 const WAIT: Duration = Duration::from_secs(25);
-/// For everything that has no time limit of its own.
+/// Time limit of every step without one of its own.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between the last waiter's arrival and the look at the memory.
+/// Between the last waiter's arrival and the reading of the memory.
 const SETTLE: Duration = Duration::from_millis(300);
-/// One in so many waiters may be answered too early before the measurement is given up.
+/// One in this many waiters may get an early answer before the measurement is given up.
 const MAX_EARLY_PART: usize = 100;
 /// Connections that the holders share.
 const HOLDER_CONNECTIONS: u32 = 8;
-/// Connections that are being opened at the same time; more would fill the listener's backlog.
+/// Connections opened at the same time; more would fill the listener's backlog.
 const OPENING: usize = 64;
-/// Files that are open besides the waiters' connections, here or in the gateway.
+/// Open files besides the waiters' connections, here or in the gateway.
 const OTHER_FILES: u32 = 200;
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 
-/// When a waiter was granted the lock, or what it was told instead.
+/// When a waiter was granted the lock, or the other answer.
 type Outcome = Result<Instant, String>;
 
 /// Must be called on the main thread, because it starts processes.
@@ -52,7 +54,7 @@ pub(crate) async fn measure(
     allow_open_files(u64::from(connections))?;
     let scratch = scratch()?;
     let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    // Limits that would otherwise refuse some of the waiters, who all come from one address.
+    // Lower limits would refuse some of the waiters, which all come from one address.
     let args = [
         format!("--max-connections={connections}"),
         format!("--max-waiters={waiters}"),
@@ -73,10 +75,10 @@ pub(crate) async fn measure(
         row: Row::new("redlock-gateway"),
         gateway: &gateway,
     };
-    let look = || Accounts::look([&gateway.process], masters.cpu()?);
-    let before = look()?;
+    let read = || Accounts::read([&gateway.process], masters.cpu()?);
+    let before = read()?;
     let result = run.measure().await;
-    look()?.since(&before).add_others_to(&mut run.row);
+    read()?.since(&before).add_others_to(&mut run.row);
     table.rows.push(run.row);
     table.faults = result.map_err(|error| format!("{error}\n{}", gateway.process.log_tail()))?;
     Ok(())
@@ -86,7 +88,7 @@ struct Run<'a> {
     waiters: u32,
     locks: Vec<u64>,
     probe_for: Duration,
-    /// In which all waiters ask, one after another.
+    /// The time in which all waiters ask, one after another.
     ramp: Duration,
     probe: Connection,
     row: Row,
@@ -96,7 +98,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Returns the wrong answers.
     async fn measure(&mut self) -> Result<Vec<String>, String> {
-        // What the gateway allocates once and for all must not be charged to the waiters.
+        // The gateway's one-off allocations must not count for the waiters.
         self.hold().await?.release().await?;
         self.probe("warm-up").await?;
         self.row.figures.clear();
@@ -140,7 +142,7 @@ impl Run<'_> {
         Holders::take(&self.gateway.target, HOLDER_CONNECTIONS, &self.locks).await
     }
 
-    /// Connections of which each has had one cheap request answered.
+    /// Opens connections; each has one cheap request answered.
     async fn open(&self) -> Result<Vec<Connection>, String> {
         let open = async |_| {
             let mut connection = self.gateway.target.open().await?;
@@ -164,14 +166,15 @@ impl Run<'_> {
                 let received = Instant::now();
                 let token = answer
                     .granted()
-                    .ok_or_else(|| format!("a waiter was told {}", answer.describe()))?;
+                    .ok_or_else(|| format!("a waiter was answered with {}", answer.describe()))?;
                 connection.settled_release(lock, token).await.map(|()| received)
             }
         };
         connections.into_iter().zip(0..).map(ask).collect()
     }
 
-    /// Until the gateway says that all wait, less those who were answered although the lock was held, whom it returns.
+    /// Waits until the gateway reports that all wait. Returns the waiters that were answered early,
+    /// while the lock was held.
     async fn until_all_wait(
         &mut self,
         asking: &mut JoinSet<Outcome>,
@@ -182,7 +185,7 @@ impl Run<'_> {
             let count = self.probe.metric("redlock_waiters").await?;
             while let Some(answered) = asking.try_join_next() {
                 let outcome = answered.map_err(|error| format!("a waiter panicked: {error}"))?;
-                early.push(outcome.and(Err("a waiter was granted a lock that was held".into())));
+                early.push(outcome.and(Err("a waiter was granted a held lock".into())));
             }
             if early.len() > self.waiters as usize / MAX_EARLY_PART {
                 return Err(format!(
@@ -197,7 +200,7 @@ impl Run<'_> {
             if began.elapsed() > PATIENCE {
                 return Err(format!("redlock_waiters is {count:?} after {PATIENCE:?}"));
             }
-            sleep(LOOK_EVERY).await;
+            sleep(CHECK_EVERY).await;
         }
     }
 
@@ -208,8 +211,8 @@ impl Run<'_> {
         Ok(bytes)
     }
 
-    /// Acquires and releases an unrelated name again and again; the latencies are those of both together. When an answer
-    /// is so late that the next turn was due before, that turn counts from when it was due.
+    /// Acquires and releases an unrelated name repeatedly; a latency covers both. If an answer
+    /// comes after the next turn's due time, that turn counts from its due time.
     async fn probe(&mut self, what: &str) -> Result<(), String> {
         let mut latencies = Latencies::new();
         let mut failed = 0;

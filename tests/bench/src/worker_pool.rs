@@ -1,6 +1,7 @@
-//! Workers that do the same until they are told to stop, spread over a few threads with a runtime each, which costs less
-//! than a runtime that shares its tasks. What they do, and when they have something worth counting, is their own
-//! business: they are told the phase and asked at the end for what they have. One worker that fails ends the measurement.
+//! Workers that repeat their work until they are stopped. They are spread over a few threads with a
+//! runtime each, which costs less than one runtime that shares its tasks. A worker reads the phase,
+//! decides itself what to count, and returns its result at the end. One failing worker ends the
+//! measurement.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,7 +15,7 @@ const RUN: u8 = 0;
 const COUNT: u8 = 1;
 const STOP: u8 = 2;
 
-/// What all workers are to do just now.
+/// The current instruction to all workers.
 #[derive(Clone)]
 pub(crate) struct Phase(Arc<AtomicU8>);
 
@@ -35,7 +36,8 @@ pub(crate) struct WorkerPool<T> {
 }
 
 impl<T: Send + 'static> WorkerPool<T> {
-    /// `work` gets the worker's number n, from 0, and runs on thread n modulo `threads`, which must not exceed `workers`.
+    /// `work` gets the worker's number n, from 0, and runs on thread n modulo `threads`, which must
+    /// not exceed `workers`.
     pub(crate) fn start<F>(
         workers: u32,
         threads: u32,
@@ -60,7 +62,7 @@ impl<T: Send + 'static> WorkerPool<T> {
                     }),
                     Err(error) => Err(format!("cannot start a runtime: {error}")),
                 };
-                // Nobody listens when the measurement has already failed.
+                // Fails only when the measurement has already failed.
                 let _ = done.send(result);
             };
             std::thread::Builder::new()
@@ -71,7 +73,7 @@ impl<T: Send + 'static> WorkerPool<T> {
         Ok(pool)
     }
 
-    /// Lets them work; fails when they end before their time.
+    /// Lets the workers run; fails when they end early.
     pub(crate) async fn run_for(&mut self, time: Duration) -> Result<(), String> {
         match timeout(time, self.results.recv()).await {
             Err(_) => Ok(()),
@@ -84,13 +86,13 @@ impl<T: Send + 'static> WorkerPool<T> {
         self.phase.0.store(if on { COUNT } else { RUN }, Ordering::Relaxed);
     }
 
-    /// Every worker finishes what it has begun, so that no lock is left behind.
+    /// Stops the workers. Each finishes its present step, so that no lock is left behind.
     pub(crate) async fn stop(self, within: Duration) -> Result<Vec<T>, String> {
         self.phase.0.store(STOP, Ordering::Relaxed);
         self.finish(within).await
     }
 
-    /// For workers that end by themselves.
+    /// Waits for workers that end by themselves.
     pub(crate) async fn finish(mut self, within: Duration) -> Result<Vec<T>, String> {
         let mut all = Vec::new();
         let gather = async {

@@ -1,5 +1,5 @@
-//! What is measured: each workload says who takes part, with how many connections, on what kind of masters, and what a
-//! connection does.
+//! The workloads: each names its contenders, its connections, the kind of masters, and the actions
+//! of a connection.
 
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::contenders::Contender;
 use crate::load::Names;
 use crate::masters::Condition;
 
-const EVERYBODY: &[Contender] = &[
+const ALL: &[Contender] = &[
     Contender::Noop,
     Contender::Floor,
     Contender::FredPlain,
@@ -31,19 +31,20 @@ const GATEWAY: &[Contender] = &[Contender::Gateway];
 
 const CONNECTIONS: u32 = 64;
 
-/// In the order of a run and of its tables. The texts are shown by `--help` and above the tables.
+/// The workloads, in the order of a run and of its tables. `--help` and the tables show these
+/// texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Workload {
     /// 64 connections acquire and release locks of random names
     #[value(name = "uncontended")]
     Uncontended,
-    /// The same with 1 connection
+    /// 1 connection acquires and releases locks of random names
     #[value(name = "concurrency-1")]
     Concurrency1,
-    /// The same with 8 connections
+    /// 8 connections acquire and release locks of random names
     #[value(name = "concurrency-8")]
     Concurrency8,
-    /// The same with 256 connections
+    /// 256 connections acquire and release locks of random names
     #[value(name = "concurrency-256")]
     Concurrency256,
     /// Uncontended, with one of five masters stopped by SIGSTOP
@@ -61,16 +62,17 @@ pub(crate) enum Workload {
     /// 64 connections on a network of 10 ms
     #[value(name = "network-10ms")]
     Network10ms,
-    /// 64 connections go round 1,000 names, each through its own share; all had been used before
+    /// 64 connections share 1,000 names, each walking through its own share; all had been used
+    /// before
     #[value(name = "names-1k")]
     Names1k,
-    /// The same with 10,000 names
+    /// 64 connections share 10,000 names in the same way
     #[value(name = "names-10k")]
     Names10k,
-    /// The same with 100,000 names
+    /// 64 connections share 100,000 names in the same way
     #[value(name = "names-100k")]
     Names100k,
-    /// The same with 1,000,000 names
+    /// 64 connections share 1,000,000 names in the same way
     #[value(name = "names-1m")]
     Names1m,
     /// Uncontended, while 1,000 other locks are held
@@ -90,7 +92,7 @@ pub(crate) enum Workload {
 /// How a workload is measured.
 pub(crate) enum WorkloadKind {
     Load(Spec),
-    /// In their own way, by the modules of the same names.
+    /// Measured by the modules of the same names.
     Contended,
     Waiters,
 }
@@ -102,12 +104,12 @@ pub(crate) struct Spec {
     pub(crate) connections: u32,
     pub(crate) names: Names,
     pub(crate) condition: Condition,
-    /// Other locks that are held throughout.
+    /// Number of other locks that are held throughout.
     pub(crate) held: u32,
 }
 
 impl Spec {
-    /// Too long for doing it in every turn.
+    /// Whether preparation takes too long to repeat in every turn.
     pub(crate) fn takes_long_to_prepare(&self) -> bool {
         self.held > 0 || matches!(self.names, Names::Walk(_))
     }
@@ -131,7 +133,7 @@ impl Workload {
         let names = |names| Spec { names: Names::Walk(names), lineup: GATEWAY, ..plain };
         let held = |held| Spec { held, lineup: GATEWAY, ..plain };
         WorkloadKind::Load(match self {
-            Self::Uncontended => Spec { lineup: EVERYBODY, ..plain },
+            Self::Uncontended => Spec { lineup: ALL, ..plain },
             Self::Concurrency1 => connected(1),
             Self::Concurrency8 => connected(8),
             Self::Concurrency256 => connected(256),
@@ -151,7 +153,8 @@ impl Workload {
         })
     }
 
-    /// Whether it is measured when no workload is named; a quick run leaves out what is long in the making.
+    /// Whether the workload runs when none is named. A quick run skips those with a long
+    /// preparation.
     pub(crate) fn is_usual(self, quick: bool) -> bool {
         !(quick && matches!(self, Self::Names100k | Self::Names1m | Self::Held100k))
     }
@@ -161,8 +164,8 @@ impl Workload {
         matches!(self, Self::Stopped | Self::Late)
     }
 
-    /// What its figures are compared with: the same without what makes it hard. Each of its turns is one of a pair with a
-    /// turn of the twin, because a machine does not stay as fast as it was minutes ago.
+    /// The workload to compare with: the same without the difficulty. Each turn is paired with a
+    /// turn of the twin, because a machine's speed changes within minutes.
     pub(crate) fn twin(self) -> Option<(Self, Spec)> {
         let twin = match self {
             Self::Stopped | Self::Late => Self::Uncontended,
@@ -197,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_workload_has_a_description_and_contenders_and_a_fair_twin() {
+    fn workloads_have_descriptions_and_fair_twins() {
         for &workload in Workload::value_variants() {
             assert!(workload.description().len() > 10, "{workload}");
             if let WorkloadKind::Load(spec) = workload.kind() {

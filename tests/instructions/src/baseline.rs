@@ -1,4 +1,4 @@
-//! The counts that the tree was last found worth, and how today's differ.
+//! The committed counts, and how today's differ from them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -14,16 +14,16 @@ const HEAD: &str = "\
 # Other compilers, C libraries and processors count differently: then instructions are shown and not judged.
 ";
 
-/// Two runs differ by less than half a per cent. But a change elsewhere can lead the compiler to inline otherwise, which has
-/// moved a path that nobody touched by 2.7 %.
+/// Two runs differ by less than half a per cent. But a change elsewhere may lead the compiler to
+/// inline differently, which has moved an untouched path by 2.7 %.
 pub(crate) const TOLERANCE: f64 = 0.04;
-/// Requests for memory hardly depend on anything but the code.
+/// Allocations hardly depend on anything but the code.
 const ALLOCATIONS: f64 = 0.5;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Baseline {
-    /// Everything outside this repository that the counts rest on.
+    /// The tools outside this repository that the counts depend on.
     pub(crate) made_with: Vec<String>,
     #[serde(default)]
     pub(crate) paths: BTreeMap<String, Entry>,
@@ -45,7 +45,7 @@ impl From<Counts> for Entry {
     }
 }
 
-/// How a path compares.
+/// The comparison of a path with its baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Same,
@@ -55,7 +55,8 @@ pub(crate) enum Verdict {
 }
 
 impl Entry {
-    /// Whether this is worse than what was; instructions only count if both were made alike.
+    /// Compares with the earlier counts. Instructions count only if both were made with the same
+    /// tools.
     pub(crate) fn verdict(self, before: Option<Self>, alike: bool) -> Verdict {
         let Some(before) = before else { return Verdict::New };
         let limit = TOLERANCE * before.instructions as f64;
@@ -81,7 +82,7 @@ impl Entry {
 }
 
 impl Baseline {
-    /// The committed one.
+    /// Reads the committed baseline.
     pub(crate) fn load() -> Result<Self, String> {
         let text = std::fs::read_to_string(FILE).map_err(|error| format!("{FILE}: {error}"))?;
         toml::from_str(&text).map_err(|error| format!("{FILE}: {error}"))
@@ -93,7 +94,7 @@ impl Baseline {
     }
 }
 
-/// What the counts of a build on this machine rest on.
+/// The tools that the counts on this machine depend on.
 pub(crate) fn made_with() -> Vec<String> {
     let first_line = |command: &str, arguments: &[&str]| {
         let output = Command::new(command).args(arguments).output();
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_worse_is_told_from_what_is_noise() {
+    fn worse_counts_are_told_apart_from_noise() {
         let before = Entry { instructions: 10_000, allocations: 20.0 };
         let now = |instructions, allocations| Entry { instructions, allocations };
         let limit = (TOLERANCE * 10_000.0) as u64;

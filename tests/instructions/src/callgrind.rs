@@ -1,7 +1,9 @@
-//! One path under valgrind's callgrind: what it executed and how often it asked for memory, per time it was done.
+//! Runs one path under valgrind's callgrind and counts its instructions and allocations per
+//! repetition.
 //!
-//! A path runs twice, once more often than the other time. The difference is what the additional times took: start-up, warm-up
-//! and the end cancel out. The counts come from simulation, so a busy machine changes nothing.
+//! A path runs twice, the second time with more repetitions. The difference is the cost of the
+//! additional repetitions: start-up, warm-up and the end cancel out. The counts come from
+//! simulation, so a busy machine changes nothing.
 
 use std::collections::HashMap;
 use std::path::Path as File;
@@ -9,29 +11,30 @@ use std::process::Command;
 
 use crate::paths::Path;
 
-/// How many times more often a path is done in the longer run.
+/// How many times more repetitions the longer run has.
 const LONGER: u32 = 4;
-/// How memory is asked for, below Rust's allocator.
+/// The functions that allocate memory, below Rust's allocator.
 const ALLOCATORS: [&str; 5] = ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc"];
 
-/// Calls that are left out. A node in memory stands for a master, which is another process, and would hide what is ours
-/// behind four times as much; and the clock of the metrics library is calibrated for a time, not for a number of turns.
+/// Functions that are left out. A node in memory stands for a master, which is another process; its
+/// cost would hide ours behind four times as much. The metrics library calibrates its clock for a
+/// time, not for a number of repetitions.
 const LEFT_OUT: [&str; 2] =
     ["redlock_core::node::memory::MemoryNode::run_as", "quanta::Calibration::calibrate"];
 
-/// Of doing a path once.
+/// The counts of one repetition.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Counts {
     pub(crate) instructions: f64,
     pub(crate) allocations: f64,
 }
 
-/// Counts one path. What callgrind wrote of the longer run stays in `keep`, if given.
+/// Counts one path. The profile of the longer run stays in `keep`, if given.
 pub(crate) fn count(path: &Path, keep: Option<&File>) -> Result<Counts, String> {
     let short = run(path, path.times, None)?;
     let long = run(path, LONGER * path.times, keep)?;
     if path.asks_nodes && long.left_out <= short.left_out {
-        // The compiler may have put it into its callers, and everything would count.
+        // The compiler may have inlined the node's function, and then everything would count.
         return Err(format!("{}: no call of {} was seen", path.name, LEFT_OUT[0]));
     }
     let times = f64::from((LONGER - 1) * path.times);
@@ -52,7 +55,7 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
     let named = |directory: &File| directory.join(format!("callgrind.out.{}", path.name));
     let profile = match keep {
         Some(directory) => named(directory),
-        // Paths are counted side by side.
+        // Paths are counted in parallel.
         None => {
             std::env::temp_dir().join(format!("callgrind.out.{}.{}", path.name, std::process::id()))
         }
@@ -63,16 +66,16 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
         .arg(format!("--callgrind-out-file={}", profile.display()))
         .arg(this)
         .args(["--run", path.name, "--times", &times.to_string()])
-        // The level of the log is part of what is counted, and a backtrace is not.
+        // The log level is part of the counts; a backtrace is not.
         .env_remove("RUST_LOG")
         .env_remove("RUST_BACKTRACE")
         .output()
         .map_err(|error| {
-            format!("valgrind: {error}; install the Debian package valgrind, or its like")
+            format!("valgrind: {error}; install valgrind (the Debian package has this name)")
         })?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(format!("{}: {}: {said}", path.name, output.status));
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("{}: {}: {printed}", path.name, output.status));
     }
     let text = std::fs::read_to_string(&profile)
         .map_err(|error| format!("{}: {error}", profile.display()))?;
@@ -83,9 +86,10 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
     totals(&text).ok_or_else(|| format!("{}: no totals in it", profile.display()))
 }
 
-/// Reads a profile; the format is in the Callgrind Format Specification of valgrind's manual. Names come once, as
-/// `cfn=(number) name`, and then as `cfn=(number)`; functions and callees share their numbers. What a call cost, all that it
-/// called included, ends the line after `calls=`.
+/// Reads a profile; its format is in the Callgrind Format Specification of valgrind's manual. A
+/// name comes once, as `cfn=(number) name`, and then as `cfn=(number)`; functions and callees share
+/// their numbers. The line after `calls=` ends with the cost of the call, including everything it
+/// called.
 fn totals(profile: &str) -> Option<Totals> {
     let mut total = None;
     let mut left_out = 0;
@@ -122,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_of_allocators_are_counted_wherever_their_names_stand() {
+    fn allocator_calls_are_counted_under_any_function() {
         let profile = "fn=(1) main\n1 5\ncfn=(2) malloc\ncalls=3 0\n1 60\ncfn=(3) free\ncalls=9 0\n1 9\n\n\
                        fn=(4) realloc\n1 7\n\nfn=(5) work\ncfn=(2)\ncalls=4 0\n+1 80\ncfn=(4)\ncalls=1 0\n* 7\n\
                        cfn=(6) redlock_core::node::memory::MemoryNode::run_as\ncalls=2 0\n* 30\n\ntotals: 198\n";

@@ -1,14 +1,16 @@
-//! Instructions and requests for memory on the paths of a request, counted by valgrind's callgrind and compared with the
-//! committed baseline. The counts repeat on a busy machine, so a regression of a few per cent is seen where no clock would
-//! show it. They say nothing of waiting, of caches or of system calls: that is the load driver's, tests/bench.
+//! Counts instructions and allocations on the paths of a request with valgrind's callgrind, and
+//! compares them with the committed baseline. The counts repeat on a busy machine, so they show a
+//! regression of a few per cent that no clock would show. They do not cover waiting, caches or
+//! system calls; the load driver in tests/bench measures those.
 //!
-//! The program runs itself under valgrind: `cargo run --release -p redlock-instructions`. Nodes are in memory, and left out of the
-//! count of instructions; there are no sockets. What is counted is our own code and that of the libraries below it.
+//! The program runs itself under valgrind: `cargo run --release -p redlock-instructions`. Nodes are
+//! in memory and left out of the count of instructions. There are no sockets. The counts cover our
+//! own code and the libraries below it.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `paths` | what is counted |
-//! | `callgrind` | one path under valgrind, and what its profile says |
+//! | `paths` | the counted paths |
+//! | `callgrind` | one path under valgrind, and the reading of its profile |
 //! | `baseline` | the committed counts, and when a difference is a regression |
 
 mod baseline;
@@ -29,12 +31,12 @@ const BLESS: &str = "cargo run --release -p redlock-instructions -- --bless";
 
 #[derive(Parser)]
 #[command(
-    about = "Counts instructions and allocations on the paths of a request, and compares them with the baseline"
+    about = "Counts instructions and allocations on request paths and compares them with the baseline"
 )]
 #[command(after_help = "Exit status 1: a path has become worse than the baseline allows.\n\
-    To see where instructions go: --keep DIR, then callgrind_annotate --inclusive=yes DIR/callgrind.out.http-cycle")]
+    To see where instructions go: --keep DIR, then \n    callgrind_annotate --inclusive=yes DIR/callgrind.out.http-cycle")]
 struct Arguments {
-    /// Only paths whose name contains this
+    /// Count only paths whose name contains this
     filter: Option<String>,
     /// Write today's counts into the baseline; commit it with the change that explains it
     #[arg(long)]
@@ -42,7 +44,7 @@ struct Arguments {
     /// Keep callgrind's profiles in this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Do one path, uncounted
+    /// Run one path without counting
     #[arg(long, value_name = "PATH", hide = true, requires = "times")]
     run: Option<String>,
     #[arg(long, hide = true)]
@@ -123,10 +125,12 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
         baseline.paths.insert(path.name.to_owned(), now);
     }
     if arguments.bless {
-        // Counts that were made differently cannot stand beside these.
+        // Counts made with other tools must not stand beside these.
         baseline.paths.retain(|name, _| PATHS.iter().any(|path| path.name == name));
         if !alike && paths.len() < PATHS.len() && !baseline.made_with.is_empty() {
-            return Err("the baseline was made with other tools: bless all paths together".into());
+            return Err(
+                "the baseline was made with other tools: use --bless for all paths together".into(),
+            );
         }
         baseline.made_with = here;
         baseline.save()?;
@@ -149,14 +153,15 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
     }
     let percent = TOLERANCE * 100.0;
     Err(format!(
-        "{} took more than the baseline allows (instructions: {percent} % more; allocations: not one more), or is new.\n\
-         ProbeReply where with `-- --keep DIR` on both trees and callgrind_annotate. If it is worth its price, commit the new\n\
-         baseline together with the change, and say why:\n    {BLESS}",
+        "{} took more than the baseline allows (instructions: {percent} % more;\n\
+         allocations: not one more), or is new. To find the cause, use `-- --keep DIR` on both trees\n\
+         and callgrind_annotate. If the change is worth the cost, commit the new baseline with it,\n\
+         and give the reason:\n    {BLESS}",
         bad.join(", "),
     ))
 }
 
-/// As many at a time as there are processors: the counts do not depend on who else runs.
+/// Counts as many paths at a time as there are processors. The counts do not depend on other load.
 fn count_all(paths: &[&Path], arguments: &Arguments) -> Result<Vec<Entry>, String> {
     let next = AtomicUsize::new(0);
     let counted = Mutex::new(vec![None; paths.len()]);

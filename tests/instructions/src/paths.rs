@@ -1,7 +1,8 @@
-//! The paths that are counted: each does the same again and again on one thread, as often as it is told.
+//! The counted paths. Each repeats its work on one thread, as often as asked.
 //!
-//! Names come from a short list and chance from a seed. Clocks go on by a microsecond whenever they are read, so that the
-//! machine's pace changes nothing that is decided. What remains to chance is the seed of the standard library's hash maps.
+//! Names come from a short list and random numbers from a seed. A clock advances by a microsecond
+//! at each reading, so the machine's speed changes no decision. Only the seed of the standard
+//! library's hash maps stays random.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -30,11 +31,11 @@ use redlock_gateway::telemetry::{self, Telemetry};
 
 /// A path that is counted.
 pub(crate) struct Path {
-    /// What it is called on the command line and in the baseline.
+    /// Its name on the command line and in the baseline.
     pub(crate) name: &'static str,
-    /// What is done once.
+    /// One repetition in words.
     pub(crate) what: &'static str,
-    /// How often it is done in the shorter of the two runs.
+    /// Repetitions in the shorter of the two runs.
     pub(crate) times: u32,
     /// Whether nodes take part.
     pub(crate) asks_nodes: bool,
@@ -42,7 +43,7 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// Does it so many times.
+    /// Runs this many repetitions.
     pub(crate) fn run(&self, times: u32) {
         (self.run)(times);
     }
@@ -69,7 +70,7 @@ pub(crate) const PATHS: [Path; 7] = [
         what: "Redlock: wait, release to the waiter",
         times: 500,
         asks_nodes: true,
-        run: hand_off,
+        run: handoff,
     },
     Path {
         name: "http-cycle",
@@ -96,11 +97,11 @@ pub(crate) const PATHS: [Path; 7] = [
 
 const NODES: usize = 5;
 const NAMES: u32 = 16;
-/// Of recorded metrics, as the server does every few seconds.
+/// Requests between two upkeeps of the metrics; the server does one every few seconds.
 const UPKEEP_EVERY: u32 = 250;
 const BODY: &str = r#"{"ttl_ms": 30000, "owner": "nightly-report on host-7"}"#;
 
-/// Begins in 2025, and goes on by 1 µs with each look.
+/// A clock that begins in 2025 and advances by 1 µs at each reading.
 struct Ticks(AtomicU64);
 
 impl Clock for Ticks {
@@ -128,7 +129,7 @@ fn redlock(observer: Arc<dyn Observer>) -> Redlock {
     };
     let nodes = node_names().into_iter().map(node).collect();
     let entropy = Arc::new(Seeded(Mutex::new(fastrand::Rng::with_seed(1))));
-    // Test builds have one setting more.
+    // Test builds have one more setting.
     #[allow(clippy::needless_update)]
     let settings = Settings { key_prefix: "lock:".into(), ..Settings::default() };
     Redlock::new(nodes, settings, Env { clock, entropy, observer })
@@ -183,7 +184,7 @@ fn batch(times: u32) {
             scope: ReleaseScope::Holder,
             tell: None,
         }));
-        // A few are refused, as in life.
+        // A few are refused, as in practice.
         let refusal =
             || Holding { record: record.clone(), expires_in: Some(Duration::from_secs(20)) };
         votes.push(if at % 4 == 0 { Vote::Held(refusal()) } else { Vote::Granted });
@@ -226,7 +227,7 @@ fn extend(times: u32) {
     });
 }
 
-fn hand_off(times: u32) {
+fn handoff(times: u32) {
     let names = names();
     on_runtime(async {
         let locks = redlock(Arc::new(NoObserver));
@@ -237,7 +238,7 @@ fn hand_off(times: u32) {
             let patience = Duration::from_secs(20);
             let waits =
                 locks.acquire_within(name, ttl(), AcquireOptions::default(), patience, || Ok(()));
-            // In this order: the first of them stands in line when the second gives the lock back.
+            // In this order the first future is in the queue when the second releases the lock.
             let (next, released) = tokio::join!(biased; waits, locks.release(name, &held.token));
             released.expect("it was ours");
             held = next.expect("it was handed over");
@@ -280,13 +281,13 @@ impl Served {
         }
     }
 
-    /// The answer's head, once its body has been read to the end.
+    /// The head of the answer, after its body was read to the end.
     async fn ask(&mut self, request: Request<Body>, wanted: StatusCode) -> Response<()> {
         self.requests += 1;
         if self.requests.is_multiple_of(UPKEEP_EVERY) {
             self.telemetry.upkeep();
         }
-        // Boxed, as a connection's service does it.
+        // Boxed, as in a connection's service.
         let (head, body) = Box::pin(self.app.clone().answer(request)).await.into_parts();
         let body =
             axum::body::to_bytes(body, usize::MAX).await.expect("a body in memory never fails");

@@ -1,26 +1,29 @@
-//! What is run: the models at their bounds with all rules on, and each rule off where its counter-example is.
+//! The cases: the models at their bounds with all rules on, and for each rule the case that needs
+//! it.
 
-use crate::eligibility::{Bounds as AdmissionBounds, Eligibility, NOTHING_FORGOTTEN, ONE_HOLDER};
+use crate::eligibility::{
+    Bounds as EligibilityBounds, Eligibility, NO_VOTE_AFTER_LOSS, ONE_HOLDER,
+};
 use crate::explore::{ExplorationResult, Until, explore};
-use crate::locks::{Bounds, FENCING, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN, PROMISED};
+use crate::locks::{Bounds, FENCING, GRANT_STANDS, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN};
 use crate::repair::{Held, NEVER_LOST, Repair};
 use crate::rules::Rules;
 
-/// How much is explored.
+/// How much to explore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
-    /// Within a minute on two cores.
+    /// Takes about a minute on two cores.
     Small,
-    /// More events in one history: many minutes, and gigabytes.
+    /// More events in one history: takes many minutes and gigabytes.
     Large,
 }
 
 /// One model at certain bounds.
 #[derive(Debug)]
 pub struct Case {
-    /// What its bounds are.
+    /// Describes its bounds.
     pub title: &'static str,
-    /// The smallest size it belongs to.
+    /// The smallest size that includes the case.
     pub size: Size,
     model: fn(Rules) -> AnyModel,
 }
@@ -32,20 +35,20 @@ enum AnyModel {
     Repair(Repair),
 }
 
-/// A rule, where it is missed, and how.
+/// A rule, and the case that violates a property without it.
 #[derive(Debug)]
 pub struct Mutation {
     /// The field of [`Rules`].
     pub rule: &'static str,
-    /// What goes wrong without it.
+    /// The property that is violated without the rule.
     pub property: &'static str,
-    /// The case in which it does; with all rules on that case holds.
+    /// The case that violates the property. With all rules on, the case holds.
     pub case: &'static Case,
     switch: fn(&mut Rules) -> &mut bool,
 }
 
 impl Case {
-    /// Explores it wholly with all rules on, unless a violation is found.
+    /// Explores the case with all rules on until the first violation or the end.
     pub fn run(&self, threads: usize, progress: bool) -> ExplorationResult {
         self.run_with(Rules::ALL, Until::Explored, threads, progress)
     }
@@ -74,87 +77,90 @@ impl Mutation {
     }
 }
 
-static TRIES: Case = Case {
-    title: "locks: three tries",
+static PROPOSALS: Case = Case {
+    title: "locks: three proposals",
     size: Size::Small,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds::TRIES)),
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds::PROPOSALS)),
 };
-static REPEATS: Case = Case {
-    title: "locks: three tries, one confirmation",
+static CONFIRMATION: Case = Case {
+    title: "locks: three proposals, one confirmation",
     size: Size::Small,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { bad_clock: false, renewals: 1, only_confirms: true, ..Bounds::TRIES },
+            Bounds { bad_clock: false, renewals: 1, only_confirms: true, ..Bounds::PROPOSALS },
         ))
     },
 };
 static LOSS_OF_TWO: Case = Case {
-    title: "locks: two tries, one loss of data",
+    title: "locks: two proposals, one loss of data",
     size: Size::Small,
     model: |rules| {
-        AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, ..Bounds::TRIES }))
+        AnyModel::Locks(Locks::new(rules, Bounds { retry: false, losses: 1, ..Bounds::PROPOSALS }))
     },
 };
 static LOSS: Case = Case {
-    title: "locks: three tries, one loss of data",
+    title: "locks: three proposals, one loss of data",
     size: Size::Small,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { losses: 1, ..Bounds::TRIES })),
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { losses: 1, ..Bounds::PROPOSALS })),
 };
-static LOSS_AND_HEAL: Case = Case {
-    title: "locks: two tries, one loss of data, one extension",
+static LOSS_AND_EXTENSION: Case = Case {
+    title: "locks: two proposals, one loss of data, one extension",
     size: Size::Small,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { retry: false, losses: 1, renewals: 1, ..Bounds::TRIES },
+            Bounds { retry: false, losses: 1, renewals: 1, ..Bounds::PROPOSALS },
         ))
     },
 };
-static HEALS: Case = Case {
-    title: "locks: two tries, two extensions",
-    size: Size::Small,
-    model: |rules| {
-        AnyModel::Locks(Locks::new(rules, Bounds { retry: false, renewals: 2, ..Bounds::TRIES }))
-    },
-};
-static EVERY_ORDER_OF_TWO: Case = Case {
-    title: "locks: two tries, every order",
+static EXTENSIONS_OF_TWO: Case = Case {
+    title: "locks: two proposals, two extensions",
     size: Size::Small,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { retry: false, every_order: true, ..Bounds::TRIES },
+            Bounds { retry: false, renewals: 2, ..Bounds::PROPOSALS },
+        ))
+    },
+};
+static EVERY_ORDER_OF_TWO: Case = Case {
+    title: "locks: two proposals, every order",
+    size: Size::Small,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, every_order: true, ..Bounds::PROPOSALS },
         ))
     },
 };
 static EVERY_LOSS_OF_TWO: Case = Case {
-    title: "locks: two tries, one loss of data, every order",
+    title: "locks: two proposals, one loss of data, every order",
     size: Size::Small,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { retry: false, losses: 1, every_order: true, ..Bounds::TRIES },
+            Bounds { retry: false, losses: 1, every_order: true, ..Bounds::PROPOSALS },
         ))
     },
 };
 static EXTENSION: Case = Case {
-    title: "locks: three tries, one extension",
+    title: "locks: three proposals, one extension",
     size: Size::Large,
-    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { renewals: 1, ..Bounds::TRIES })),
+    model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { renewals: 1, ..Bounds::PROPOSALS })),
 };
 static TWO_EXTENSIONS: Case = Case {
-    title: "locks: two tries, one loss of data, two extensions",
+    title: "locks: two proposals, one loss of data, two extensions",
     size: Size::Large,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { retry: false, bad_clock: false, losses: 1, renewals: 2, ..Bounds::TRIES },
+            Bounds { retry: false, bad_clock: false, losses: 1, renewals: 2, ..Bounds::PROPOSALS },
         ))
     },
 };
-static PATIENCE: Case = Case {
-    title: "locks: two tries without releases, one loss of data, two extensions",
+static LOSS_WITHOUT_RELEASES: Case = Case {
+    title: "locks: two proposals without releases, one loss of data, two extensions",
     size: Size::Small,
     model: |rules| {
         AnyModel::Locks(Locks::new(
@@ -165,13 +171,13 @@ static PATIENCE: Case = Case {
                 releases: false,
                 losses: 1,
                 renewals: 2,
-                ..Bounds::TRIES
+                ..Bounds::PROPOSALS
             },
         ))
     },
 };
 static EVERY_EXTENSION: Case = Case {
-    title: "locks: two tries, one extension, every order",
+    title: "locks: two proposals, one extension, every order",
     size: Size::Small,
     model: |rules| {
         AnyModel::Locks(Locks::new(
@@ -181,13 +187,13 @@ static EVERY_EXTENSION: Case = Case {
                 bad_clock: false,
                 renewals: 1,
                 every_order: true,
-                ..Bounds::TRIES
+                ..Bounds::PROPOSALS
             },
         ))
     },
 };
-static FENCES: Case = Case {
-    title: "locks: two tries, one extension, fences that end, every order",
+static WATERMARKS: Case = Case {
+    title: "locks: two proposals, one extension, watermarks that end, every order",
     size: Size::Small,
     model: |rules| {
         let bounds = Bounds {
@@ -195,41 +201,41 @@ static FENCES: Case = Case {
             bad_clock: false,
             renewals: 1,
             every_order: true,
-            ..Bounds::TRIES
+            ..Bounds::PROPOSALS
         };
-        AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
+        AnyModel::Locks(Locks::new(rules, Bounds { watermarks_end: true, ..bounds }))
     },
 };
-static FENCES_AND_LOSS: Case = Case {
-    title: "locks: two tries, one loss of data, one extension, fences that end",
+static WATERMARKS_AND_LOSS: Case = Case {
+    title: "locks: two proposals, one loss of data, one extension, watermarks that end",
     size: Size::Large,
     model: |rules| {
         let bounds =
-            Bounds { retry: false, bad_clock: false, losses: 1, renewals: 1, ..Bounds::TRIES };
-        AnyModel::Locks(Locks::new(rules, Bounds { fences_end: true, ..bounds }))
+            Bounds { retry: false, bad_clock: false, losses: 1, renewals: 1, ..Bounds::PROPOSALS };
+        AnyModel::Locks(Locks::new(rules, Bounds { watermarks_end: true, ..bounds }))
     },
 };
 static TWO_LOSSES: Case = Case {
-    title: "locks: two tries, two losses of data, one extension",
+    title: "locks: two proposals, two losses of data, one extension",
     size: Size::Large,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
-            Bounds { retry: false, bad_clock: false, losses: 2, renewals: 1, ..Bounds::TRIES },
+            Bounds { retry: false, bad_clock: false, losses: 2, renewals: 1, ..Bounds::PROPOSALS },
         ))
     },
 };
 static EVERY_ORDER: Case = Case {
-    title: "locks: three tries, every order",
+    title: "locks: three proposals, every order",
     size: Size::Large,
     model: |rules| {
-        AnyModel::Locks(Locks::new(rules, Bounds { every_order: true, ..Bounds::TRIES }))
+        AnyModel::Locks(Locks::new(rules, Bounds { every_order: true, ..Bounds::PROPOSALS }))
     },
 };
-static ADMISSION: Case = Case {
+static ELIGIBILITY: Case = Case {
     title: "eligibility: three losses of data or restarts",
     size: Size::Small,
-    model: |rules| eligibility(rules, AdmissionBounds::LOSSES),
+    model: |rules| eligibility(rules, EligibilityBounds::LOSSES),
 };
 static EVICTIONS: Case = Case {
     title: "eligibility: evictions",
@@ -237,7 +243,7 @@ static EVICTIONS: Case = Case {
     model: |rules| {
         eligibility(
             rules,
-            AdmissionBounds { evictions: true, faults: 2, ..AdmissionBounds::LOSSES },
+            EligibilityBounds { evictions: true, faults: 2, ..EligibilityBounds::LOSSES },
         )
     },
 };
@@ -247,7 +253,7 @@ static DURABILITY: Case = Case {
     model: |rules| {
         eligibility(
             rules,
-            AdmissionBounds { durability: true, faults: 2, ..AdmissionBounds::LOSSES },
+            EligibilityBounds { durability: true, faults: 2, ..EligibilityBounds::LOSSES },
         )
     },
 };
@@ -255,45 +261,48 @@ static BOOTSTRAP: Case = Case {
     title: "eligibility: a new cluster of two nodes",
     size: Size::Small,
     model: |rules| {
-        let bounds = AdmissionBounds {
+        let bounds = EligibilityBounds {
             nodes: 2,
             faults: 2,
             processes: false,
             bootstrap: true,
             restarts: 1,
-            ..AdmissionBounds::LOSSES
+            ..EligibilityBounds::LOSSES
         };
         eligibility(rules, bounds)
     },
 };
-static CHANGE: Case = Case {
+static SHORTER_MAX_TTL: Case = Case {
     title: "eligibility: a shorter max_ttl",
     size: Size::Small,
     model: |rules| {
-        eligibility(rules, AdmissionBounds { change: true, faults: 2, ..AdmissionBounds::LOSSES })
+        eligibility(
+            rules,
+            EligibilityBounds { change: true, faults: 2, ..EligibilityBounds::LOSSES },
+        )
     },
 };
-static EVERY_LOOK: Case = Case {
+static EVERY_PROBE_ORDER: Case = Case {
     title: "eligibility: two losses of data or restarts, every order",
     size: Size::Small,
     model: |rules| {
         eligibility(
             rules,
-            AdmissionBounds { faults: 2, every_order: true, ..AdmissionBounds::LOSSES },
+            EligibilityBounds { faults: 2, every_order: true, ..EligibilityBounds::LOSSES },
         )
     },
 };
-static MORE_ADMISSION: Case = Case {
+static ALL_FAULTS: Case = Case {
     title: "eligibility: three faults of every kind",
     size: Size::Large,
     model: |rules| {
         eligibility(
             rules,
-            AdmissionBounds { evictions: true, durability: true, ..AdmissionBounds::LOSSES },
+            EligibilityBounds { evictions: true, durability: true, ..EligibilityBounds::LOSSES },
         )
     },
 };
-static HEALING: Case = Case {
+static REPAIR: Case = Case {
     title: "repair: nine losses of data or outages, one after the other",
     size: Size::Small,
     model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Extended)),
@@ -304,132 +313,151 @@ static YOUNG: Case = Case {
     model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Young)),
 };
 static MISSED: Case = Case {
-    title: "repair: a lock that a slow node missed, nine restarts one after the other, each with a catch-up",
+    title: "repair: a lock that a slow node missed, nine restarts one after the other, each \
+            with a catch-up",
     size: Size::Small,
     model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Missed)),
 };
 
-static ADOPTION_OF_TWO: Case = Case {
-    title: "recovery: two tries, one loss of data",
+static RECOVERY_OF_TWO: Case = Case {
+    title: "recovery: two proposals, one loss of data",
     size: Size::Small,
-    model: |rules| recovery(rules, Bounds { retry: false, ..Bounds::TRIES }),
+    model: |rules| recovery(rules, Bounds { retry: false, ..Bounds::PROPOSALS }),
 };
-static EVERY_ADOPTION: Case = Case {
-    title: "recovery: two tries, one loss of data, every order",
+static EVERY_RECOVERY: Case = Case {
+    title: "recovery: two proposals, one loss of data, every order",
     size: Size::Small,
-    model: |rules| recovery(rules, Bounds { retry: false, every_order: true, ..Bounds::TRIES }),
+    model: |rules| recovery(rules, Bounds { retry: false, every_order: true, ..Bounds::PROPOSALS }),
 };
-static PATIENT_ADOPTION: Case = Case {
-    title: "recovery: three tries without releases, one loss of data",
+static RECOVERY_WITHOUT_RELEASES: Case = Case {
+    title: "recovery: three proposals without releases, one loss of data",
     size: Size::Small,
-    model: |rules| recovery(rules, PATIENT),
+    model: |rules| recovery(rules, NO_RELEASES),
 };
-static ADOPTION_AND_PATIENCE: Case = Case {
-    title: "recovery: two tries without releases, one loss of data, one extension",
+static EXTENDED_RECOVERY_WITHOUT_RELEASES: Case = Case {
+    title: "recovery: two proposals without releases, one loss of data, one extension",
     size: Size::Small,
-    model: |rules| recovery(rules, Bounds { retry: false, renewals: 1, ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { retry: false, renewals: 1, ..NO_RELEASES }),
 };
-static TWO_ADOPTIONS_AND_PATIENCE: Case = Case {
-    title: "recovery: two tries without releases, two losses of data, one extension",
+static TWO_EXTENDED_RECOVERIES: Case = Case {
+    title: "recovery: two proposals without releases, two losses of data, one extension",
     size: Size::Small,
-    model: |rules| recovery(rules, Bounds { retry: false, losses: 2, renewals: 1, ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { retry: false, losses: 2, renewals: 1, ..NO_RELEASES }),
 };
-static TWO_ADOPTIONS: Case = Case {
-    title: "recovery: three tries in one order of tokens without releases, two losses of data",
+static TWO_RECOVERIES: Case = Case {
+    title: "recovery: three proposals in one order of tokens without releases, two losses of data",
     size: Size::Small,
-    model: |rules| recovery(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..NO_RELEASES }),
 };
-static ADOPTION_AND_TWO_LOSSES: Case = Case {
-    title: "recovery: two tries, two losses of data",
+static RECOVERY_AND_TWO_LOSSES: Case = Case {
+    title: "recovery: two proposals, two losses of data",
     size: Size::Large,
     model: |rules| {
-        recovery(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::TRIES })
+        recovery(rules, Bounds { retry: false, bad_clock: false, losses: 2, ..Bounds::PROPOSALS })
     },
 };
-static ADOPTION_AND_EXTENSION: Case = Case {
-    title: "recovery: two tries, one loss of data, one extension",
+static RECOVERY_AND_EXTENSION: Case = Case {
+    title: "recovery: two proposals, one loss of data, one extension",
     size: Size::Large,
     model: |rules| {
-        recovery(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::TRIES })
+        recovery(rules, Bounds { retry: false, bad_clock: false, renewals: 1, ..Bounds::PROPOSALS })
     },
 };
-static ADOPTION_AND_REPEATS: Case = Case {
-    title: "recovery: three tries without releases, one loss of data, one confirmation",
+static RECOVERY_AND_CONFIRMATION: Case = Case {
+    title: "recovery: three proposals without releases, one loss of data, one confirmation",
     size: Size::Large,
-    model: |rules| recovery(rules, Bounds { renewals: 1, only_confirms: true, ..PATIENT }),
+    model: |rules| recovery(rules, Bounds { renewals: 1, only_confirms: true, ..NO_RELEASES }),
 };
-static TWO_ADOPTIONS_AND_REPEATS: Case = Case {
-    title: "recovery: three tries in one order of tokens without releases, two losses of data, one confirmation",
+static TWO_RECOVERIES_AND_CONFIRMATION: Case = Case {
+    title: "recovery: three proposals in one order of tokens without releases, two losses of \
+            data, one confirmation",
     size: Size::Large,
     model: |rules| {
-        let bounds = Bounds { renewals: 1, only_confirms: true, ..PATIENT };
+        let bounds = Bounds { renewals: 1, only_confirms: true, ..NO_RELEASES };
         recovery(rules, Bounds { losses: 2, tokens: Some([1, 3, 2]), ..bounds })
     },
 };
 static LONGER_LEASE: Case = Case {
-    title: "recovery: two tries in one order of tokens without releases, one loss of data, two extensions",
+    title: "recovery: two proposals in one order of tokens without releases, one loss of data, \
+            two extensions",
     size: Size::Small,
     model: |rules| {
-        recovery(rules, Bounds { retry: false, renewals: 2, tokens: Some([2, 2, 1]), ..PATIENT })
+        recovery(
+            rules,
+            Bounds { retry: false, renewals: 2, tokens: Some([2, 2, 1]), ..NO_RELEASES },
+        )
     },
 };
 static CATCH_UP: Case = Case {
-    title: "catch-up: two tries, one loss of data",
+    title: "catch-up: two proposals, one loss of data",
     size: Size::Small,
-    model: |rules| catch_up(rules, Bounds { retry: false, losses: 1, ..Bounds::TRIES }),
+    model: |rules| catch_up(rules, Bounds { retry: false, losses: 1, ..Bounds::PROPOSALS }),
 };
-static CATCH_UP_AND_PATIENCE: Case = Case {
-    title: "catch-up: two tries without releases, one loss of data, one extension",
+static CATCH_UP_WITHOUT_RELEASES: Case = Case {
+    title: "catch-up: two proposals without releases, one loss of data, one extension",
     size: Size::Small,
-    model: |rules| catch_up(rules, Bounds { retry: false, losses: 1, renewals: 1, ..PATIENT }),
+    model: |rules| catch_up(rules, Bounds { retry: false, losses: 1, renewals: 1, ..NO_RELEASES }),
 };
-static CATCH_UP_AND_FENCES: Case = Case {
-    title: "catch-up: two tries, fences that end, every order",
+static CATCH_UP_AND_WATERMARKS: Case = Case {
+    title: "catch-up: two proposals, watermarks that end, every order",
     size: Size::Small,
     model: |rules| {
         let bounds = Bounds {
             retry: false,
             bad_clock: false,
-            fences_end: true,
+            watermarks_end: true,
             every_order: true,
-            ..Bounds::TRIES
+            ..Bounds::PROPOSALS
         };
         catch_up(rules, bounds)
     },
 };
-static CATCH_UP_AND_ADOPTION: Case = Case {
-    title: "catch-up and recovery: two tries without releases, one loss of data, one extension",
+static CATCH_UP_AND_RECOVERY: Case = Case {
+    title: "catch-up and recovery: two proposals without releases, one loss of data, one extension",
     size: Size::Small,
-    model: |rules| recovery(rules, Bounds { retry: false, renewals: 1, catch_ups: 1, ..PATIENT }),
-};
-static CATCH_UP_ADOPTION_AND_RELEASES: Case = Case {
-    title: "catch-up and recovery: two tries, one loss of data",
-    size: Size::Large,
     model: |rules| {
-        recovery(rules, Bounds { retry: false, bad_clock: false, catch_ups: 1, ..Bounds::TRIES })
+        recovery(rules, Bounds { retry: false, renewals: 1, catch_ups: 1, ..NO_RELEASES })
     },
 };
-static CATCH_UP_AND_TWO_ADOPTIONS: Case = Case {
-    title: "catch-up and recovery: two tries without releases, two losses of data, one extension",
+static CATCH_UP_RECOVERY_AND_RELEASES: Case = Case {
+    title: "catch-up and recovery: two proposals, one loss of data",
     size: Size::Large,
     model: |rules| {
-        recovery(rules, Bounds { retry: false, losses: 2, renewals: 1, catch_ups: 1, ..PATIENT })
+        recovery(
+            rules,
+            Bounds { retry: false, bad_clock: false, catch_ups: 1, ..Bounds::PROPOSALS },
+        )
     },
 };
-static CATCH_UP_AND_REPEATS: Case = Case {
-    title: "catch-up and recovery: three tries in one order of tokens without releases, one loss of data, one extension",
+static CATCH_UP_AND_TWO_RECOVERIES: Case = Case {
+    title: "catch-up and recovery: two proposals without releases, two losses of data, one \
+            extension",
     size: Size::Large,
     model: |rules| {
-        recovery(rules, Bounds { renewals: 1, catch_ups: 1, tokens: Some([1, 3, 2]), ..PATIENT })
+        recovery(
+            rules,
+            Bounds { retry: false, losses: 2, renewals: 1, catch_ups: 1, ..NO_RELEASES },
+        )
     },
 };
-const PATIENT: Bounds = Bounds { bad_clock: false, releases: false, ..Bounds::TRIES };
+static CATCH_UP_AND_RETRY: Case = Case {
+    title: "catch-up and recovery: three proposals in one order of tokens without releases, one \
+            loss of data, one extension",
+    size: Size::Large,
+    model: |rules| {
+        recovery(
+            rules,
+            Bounds { renewals: 1, catch_ups: 1, tokens: Some([1, 3, 2]), ..NO_RELEASES },
+        )
+    },
+};
+const NO_RELEASES: Bounds = Bounds { bad_clock: false, releases: false, ..Bounds::PROPOSALS };
 
-fn eligibility(rules: Rules, bounds: AdmissionBounds) -> AnyModel {
+fn eligibility(rules: Rules, bounds: EligibilityBounds) -> AnyModel {
     AnyModel::Eligibility(Eligibility::new(rules, bounds))
 }
 
-/// With one loss of data, if the bounds say nothing else.
+/// At least one loss of data, with recovery.
 fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(
         rules,
@@ -437,62 +465,62 @@ fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     ))
 }
 
-/// With one reading, if the bounds say nothing else.
+/// At least one reading for catching up.
 fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(rules, Bounds { catch_ups: bounds.catch_ups.max(1), ..bounds }))
 }
 
-/// Everything that is explored with all rules on.
+/// All cases.
 pub static CASES: [&Case; 44] = [
-    &TRIES,
-    &REPEATS,
+    &PROPOSALS,
+    &CONFIRMATION,
     &LOSS_OF_TWO,
     &EVERY_LOSS_OF_TWO,
     &EVERY_EXTENSION,
-    &FENCES,
+    &WATERMARKS,
     &LOSS,
-    &LOSS_AND_HEAL,
-    &HEALS,
-    &PATIENCE,
+    &LOSS_AND_EXTENSION,
+    &EXTENSIONS_OF_TWO,
+    &LOSS_WITHOUT_RELEASES,
     &EVERY_ORDER_OF_TWO,
-    &ADMISSION,
+    &ELIGIBILITY,
     &EVICTIONS,
     &DURABILITY,
     &BOOTSTRAP,
-    &CHANGE,
-    &EVERY_LOOK,
-    &HEALING,
+    &SHORTER_MAX_TTL,
+    &EVERY_PROBE_ORDER,
+    &REPAIR,
     &YOUNG,
     &MISSED,
-    &ADOPTION_OF_TWO,
-    &EVERY_ADOPTION,
-    &PATIENT_ADOPTION,
-    &ADOPTION_AND_PATIENCE,
-    &TWO_ADOPTIONS_AND_PATIENCE,
-    &TWO_ADOPTIONS,
+    &RECOVERY_OF_TWO,
+    &EVERY_RECOVERY,
+    &RECOVERY_WITHOUT_RELEASES,
+    &EXTENDED_RECOVERY_WITHOUT_RELEASES,
+    &TWO_EXTENDED_RECOVERIES,
+    &TWO_RECOVERIES,
     &LONGER_LEASE,
     &CATCH_UP,
-    &CATCH_UP_AND_PATIENCE,
-    &CATCH_UP_AND_FENCES,
-    &CATCH_UP_AND_ADOPTION,
+    &CATCH_UP_WITHOUT_RELEASES,
+    &CATCH_UP_AND_WATERMARKS,
+    &CATCH_UP_AND_RECOVERY,
     &EXTENSION,
     &TWO_EXTENSIONS,
-    &FENCES_AND_LOSS,
+    &WATERMARKS_AND_LOSS,
     &TWO_LOSSES,
     &EVERY_ORDER,
-    &MORE_ADMISSION,
-    &ADOPTION_AND_TWO_LOSSES,
-    &ADOPTION_AND_EXTENSION,
-    &ADOPTION_AND_REPEATS,
-    &TWO_ADOPTIONS_AND_REPEATS,
-    &CATCH_UP_ADOPTION_AND_RELEASES,
-    &CATCH_UP_AND_TWO_ADOPTIONS,
-    &CATCH_UP_AND_REPEATS,
+    &ALL_FAULTS,
+    &RECOVERY_AND_TWO_LOSSES,
+    &RECOVERY_AND_EXTENSION,
+    &RECOVERY_AND_CONFIRMATION,
+    &TWO_RECOVERIES_AND_CONFIRMATION,
+    &CATCH_UP_RECOVERY_AND_RELEASES,
+    &CATCH_UP_AND_TWO_RECOVERIES,
+    &CATCH_UP_AND_RETRY,
 ];
 
 macro_rules! mutations {
     ($($rule:ident: $case:ident, $property:ident;)*) => {
-        /// Every rule, with the case that misses it when it is off.
+        /// Every rule, with the case that needs it.
         pub static MUTATIONS: &[Mutation] = &[$(Mutation {
             rule: stringify!($rule),
             property: $property,
@@ -503,54 +531,54 @@ macro_rules! mutations {
 }
 
 mutations! {
-    lock_is_kept: TRIES, PROMISED;
-    grants_have_nonces: REPEATS, PROMISED;
-    undo_is_exact: TRIES, PROMISED;
-    undo_spares_extended: REPEATS, PROMISED;
-    told_again_is_extended: REPEATS, MUTUAL_EXCLUSION;
-    release_leaves_a_tombstone: TRIES, NO_ORPHAN;
-    release_keeps_newer: TRIES, MUTUAL_EXCLUSION;
-    clock_is_checked: TRIES, NO_LOCKOUT;
-    watermark_is_checked: TRIES, FENCING;
+    lock_is_kept: PROPOSALS, GRANT_STANDS;
+    grants_have_nonces: CONFIRMATION, GRANT_STANDS;
+    undo_is_exact: PROPOSALS, GRANT_STANDS;
+    undo_spares_extended: CONFIRMATION, GRANT_STANDS;
+    told_again_is_extended: CONFIRMATION, MUTUAL_EXCLUSION;
+    release_leaves_a_tombstone: PROPOSALS, NO_ORPHAN;
+    release_keeps_newer: PROPOSALS, MUTUAL_EXCLUSION;
+    clock_is_checked: PROPOSALS, NO_LOCKOUT;
+    watermark_is_checked: PROPOSALS, FENCING;
     marker_is_checked: LOSS_OF_TWO, MUTUAL_EXCLUSION;
     quarantine_is_waited: LOSS_OF_TWO, MUTUAL_EXCLUSION;
-    quarantine_has_nonce: ADMISSION, ONE_HOLDER;
-    admission_names_process: ADMISSION, ONE_HOLDER;
-    evictions_are_counted: EVICTIONS, NOTHING_FORGOTTEN;
-    rewrite_is_noticed: DURABILITY, NOTHING_FORGOTTEN;
-    newest_marker_is_known: DURABILITY, NOTHING_FORGOTTEN;
-    word_needs_all_nodes: BOOTSTRAP, NOTHING_FORGOTTEN;
+    quarantine_has_nonce: ELIGIBILITY, ONE_HOLDER;
+    admission_names_process: ELIGIBILITY, ONE_HOLDER;
+    evictions_are_counted: EVICTIONS, NO_VOTE_AFTER_LOSS;
+    rewrite_is_noticed: DURABILITY, NO_VOTE_AFTER_LOSS;
+    newest_marker_is_known: DURABILITY, NO_VOTE_AFTER_LOSS;
+    word_needs_all_nodes: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
     word_needs_witnesses: BOOTSTRAP, ONE_HOLDER;
-    word_names_quarantine: BOOTSTRAP, NOTHING_FORGOTTEN;
-    word_ends_with_admission: BOOTSTRAP, NOTHING_FORGOTTEN;
-    marker_names_configuration: CHANGE, NOTHING_FORGOTTEN;
-    reconfiguration_waits: CHANGE, NOTHING_FORGOTTEN;
-    marker_names_admission: PATIENCE, FENCING;
-    missing_is_repaired: HEALING, NEVER_LOST;
-    repair_may_be_old: HEALING, NEVER_LOST;
-    extension_marks: HEALING, NEVER_LOST;
-    release_unmarks: HEALS, NO_ORPHAN;
-    repair_is_timely: PATIENCE, FENCING;
-    failed_try_takes_fence_back: HEALING, NEVER_LOST;
-    told_fence_stays: TRIES, FENCING;
-    plain_fence_stays: TRIES, NO_ORPHAN;
-    only_own_fence_goes: TRIES, NO_ORPHAN;
+    word_names_quarantine: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
+    word_ends_with_admission: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
+    marker_names_configuration: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    reconfiguration_waits: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    marker_names_admission: LOSS_WITHOUT_RELEASES, FENCING;
+    missing_is_repaired: REPAIR, NEVER_LOST;
+    repair_may_be_old: REPAIR, NEVER_LOST;
+    extension_marks: REPAIR, NEVER_LOST;
+    release_unmarks: EXTENSIONS_OF_TWO, NO_ORPHAN;
+    repair_is_timely: LOSS_WITHOUT_RELEASES, FENCING;
+    failed_try_takes_fence_back: REPAIR, NEVER_LOST;
+    told_fence_stays: PROPOSALS, FENCING;
+    plain_fence_stays: PROPOSALS, NO_ORPHAN;
+    only_own_fence_goes: PROPOSALS, NO_ORPHAN;
     fence_before_is_restored: EXTENSION, FENCING;
-    release_settles_fence: TRIES, NO_ORPHAN;
-    fence_outlives_lock: FENCES, NO_ORPHAN;
-    late_repair_is_refused: FENCES, NO_ORPHAN;
-    release_prolongs_fence: FENCES, NO_ORPHAN;
-    adoption_waits_for_clocks: ADOPTION_OF_TWO, FENCING;
-    adoption_waits_for_rounds: ADOPTION_AND_PATIENCE, MUTUAL_EXCLUSION;
-    adoption_needs_enough: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
-    lost_locks_are_recovered: ADOPTION_OF_TWO, MUTUAL_EXCLUSION;
-    adoption_needs_majority: ADOPTION_AND_PATIENCE, FENCING;
-    adoption_blocks_longest: PATIENT_ADOPTION, MUTUAL_EXCLUSION;
-    adoption_remembers_blockers: TWO_ADOPTIONS, MUTUAL_EXCLUSION;
-    adoption_minds_releases: ADOPTION_OF_TWO, NO_ORPHAN;
+    release_settles_fence: PROPOSALS, NO_ORPHAN;
+    fence_outlives_lock: WATERMARKS, NO_ORPHAN;
+    late_repair_is_refused: WATERMARKS, NO_ORPHAN;
+    release_prolongs_fence: WATERMARKS, NO_ORPHAN;
+    adoption_waits_for_clocks: RECOVERY_OF_TWO, FENCING;
+    adoption_waits_for_rounds: EXTENDED_RECOVERY_WITHOUT_RELEASES, MUTUAL_EXCLUSION;
+    adoption_needs_enough: RECOVERY_OF_TWO, MUTUAL_EXCLUSION;
+    lost_locks_are_recovered: RECOVERY_OF_TWO, MUTUAL_EXCLUSION;
+    adoption_needs_majority: EXTENDED_RECOVERY_WITHOUT_RELEASES, FENCING;
+    adoption_blocks_longest: RECOVERY_WITHOUT_RELEASES, MUTUAL_EXCLUSION;
+    adoption_remembers_blockers: TWO_RECOVERIES, MUTUAL_EXCLUSION;
+    adoption_minds_releases: RECOVERY_OF_TWO, NO_ORPHAN;
     admitted_is_caught_up: YOUNG, NEVER_LOST;
-    catch_up_needs_majority: CATCH_UP_AND_PATIENCE, FENCING;
-    catch_up_follows_admission: CATCH_UP_AND_PATIENCE, FENCING;
+    catch_up_needs_majority: CATCH_UP_WITHOUT_RELEASES, FENCING;
+    catch_up_follows_admission: CATCH_UP_WITHOUT_RELEASES, FENCING;
     repair_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
 }
 

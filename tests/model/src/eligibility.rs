@@ -1,40 +1,46 @@
-//! Eligibility: two gateways that let nodes vote again, which fail in every way that they can.
+//! Eligibility: two gateways admit nodes that fail in every way they can.
 //!
-//! The decisions are the core's own: each gateway has a [`redlock_core::node::eligibility::Eligibility`] for each node. The
-//! model shows it what it would see there, does what it says, and lets everything else happen in between. Promises:
-//! [`NOTHING_FORGOTTEN`], which is a matter of one node, and what follows from it, [`ONE_HOLDER`].
+//! The decisions are the core's own: each gateway has a
+//! [`redlock_core::node::eligibility::Eligibility`] for each node. The model passes it the facts of
+//! a probe, carries out its next step, and lets every other event happen in between. The properties
+//! are [`NO_VOTE_AFTER_LOSS`], which concerns one node, and its consequence [`ONE_HOLDER`].
 //!
-//! Nodes lose their data in place (FLUSHALL), are restarted empty or with a file (a dump, which brings an old marker back,
-//! or an append-only file), evict keys, begin or cease to sync every write to disk. Clusters are new, or said to be;
-//! gateways are restarted; an operator introduces a shorter `max_ttl`. Only faults are counted: the number of locks, looks
-//! and markers has no bound. Nonces and processes that nobody remembers are used again, and states that differ in the order
-//! of nodes or gateways alone are one.
+//! Nodes lose their data in place (FLUSHALL) and restart, empty or from a file. The file is a dump,
+//! which brings an old marker back, or an append-only file. Nodes evict keys, and begin or cease to
+//! sync every write to disk. Clusters are new or pass for new; gateways restart; an operator
+//! introduces a shorter `max_ttl`. Only faults are counted: the number of locks, probes and markers
+//! has no bound. The model reuses nonces and processes that nobody remembers. States that differ
+//! only in the order of nodes or gateways are one.
 //!
-//! A rule of the core is switched off by showing it less: one process for all, no evictions, the same nonce always.
+//! The model switches a rule of the core off by hiding facts from it: one process for all, no
+//! evictions, always the same nonce.
 //!
-//! Locks are simple here: granted in one step by a majority, gone from all nodes in one step. What becomes of messages and
-//! expiry in between is shown by [`crate::locks`], where in turn a quarantine is a single wait.
+//! Locks are simple here: a majority grants one in one step, and it disappears from all nodes in
+//! one step. Messages and expiry in between are explored by [`crate::locks`], where a quarantine is
+//! a single wait.
 //!
-//! # What time is
+//! # Time
 //!
-//! The set of leases that run. A look tells the eligibility that it is so many milliseconds past zero as the set has for a
-//! number; so the count that it begins remembers the set, and when none of it runs any more, a look may tell the time at
-//! which that count ends.
+//! The model's time is the set of running leases. A probe at time zero plus n milliseconds stands
+//! for the set with the number n. So a count that begins then remembers the set. When none of its
+//! leases runs any more, a probe may report the time at which that count ends.
 //!
-//! # What is taken for granted
+//! # Assumptions
 //!
-//! - A process and its connections are gone before the next one starts. Names that move are simulated (`redlock-sim`).
-//! - Gateways look at a node so often that what makes its memory suspect while the process goes on is seen by all of them
-//!   before it votes again: such events end sessions.
-//! - A node that has lost something is not restarted with a synced file before a marker says so. A file that is
-//!   older than what it had stored is loaded so only when all gateways have admitted the node as it was last.
-//! - `--bootstrap` is given to a gateway that starts only when no lease runs or another gateway knows better. All gateways
-//!   look at a blank node before anybody is believed who calls it new.
-//! - Gateways that have the new `max_ttl` see no node without a marker before the change has ended; the old ones are
-//!   stopped when it begins.
+//! - A process and its connections are gone before the next process starts. `redlock-sim` simulates
+//!   names that move.
+//! - Gateways probe a node often: before the node votes again, all of them see an event that makes
+//!   its memory suspect while the process goes on. Such events end sessions.
+//! - A node that lost data is not restarted with a synced file before a marker records the loss. A
+//!   file older than the node's data is loaded as synced only when all gateways have admitted the
+//!   node in its last state.
+//! - A gateway with `--bootstrap` starts only when no lease runs or another gateway knows better.
+//!   All gateways probe a blank node before a gateway's claim that it is new is confirmed.
+//! - Gateways with the new `max_ttl` see no node without a marker before the change has ended. The
+//!   old gateways stop when it begins.
 //!
-//! Without [`Bounds::is_operated_well`] the third, fourth and fifth do not hold, and it goes wrong: known limits, not
-//! promises.
+//! Without [`Bounds::is_operated_well`] the third, fourth and fifth assumption do not hold, and the
+//! properties are violated: known limits, not promises.
 
 mod bounds;
 mod events;
@@ -48,12 +54,12 @@ pub use self::bounds::{Bounds, Eligibility};
 use self::events::Action;
 pub use self::state::State;
 use self::state::{Change, Gateway, Site, Stored};
-use crate::explore::Shown;
+use crate::explore::Narrated;
 
-/// Locks are never held at once.
+/// No two locks are held at once.
 pub const ONE_HOLDER: &str = "one holder";
 /// No node votes for a gateway while a lock may live that the node has granted and lost.
-pub const NOTHING_FORGOTTEN: &str = "no vote of a node that has lost a lock";
+pub const NO_VOTE_AFTER_LOSS: &str = "no vote of a node that has lost a lock";
 
 impl Model for Eligibility {
     type State = State;
@@ -61,11 +67,11 @@ impl Model for Eligibility {
 
     fn init_states(&self) -> Vec<State> {
         let synced = self.bounds.durability;
-        let begin = |words: [bool; GATEWAYS]| {
+        let begin = |bootstraps: [bool; GATEWAYS]| {
             let gateway = |at: usize| Gateway {
-                bootstrap: words[at],
-                word_counts: words[at],
-                knows_better: !words[at],
+                bootstrap: bootstraps[at],
+                may_confirm_new: bootstraps[at],
+                denies_new: !bootstraps[at],
                 is_new: self.bounds.change && at == 1,
                 is_stopped: false,
             };
@@ -79,10 +85,10 @@ impl Model for Eligibility {
                     synced,
                     rewritten: false,
                     evicted: 0,
-                    is_doubtful: false,
+                    is_suspect: false,
                     granted: 0,
                     survived: 0,
-                    sights: std::array::from_fn(|at| self.sight(gateways[at])),
+                    views: std::array::from_fn(|at| self.view(gateways[at])),
                 };
                 if !self.bounds.bootstrap {
                     site.put(self.identity(false).admitting(&site.facts(&self.rules), 0));
@@ -117,7 +123,7 @@ impl Model for Eligibility {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::<Self>::always(NOTHING_FORGOTTEN, |m, s| {
+            Property::<Self>::always(NO_VOTE_AFTER_LOSS, |m, s| {
                 let lost = |site: &Site| site.granted & s.live & !site.memory.locks != 0;
                 let votes = |node: usize| (0..GATEWAYS).any(|gateway| s.votes(gateway, node));
                 m.firsts[0]
@@ -157,11 +163,11 @@ impl Model for Eligibility {
     }
 }
 
-impl Shown for Eligibility {
-    fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+impl Narrated for Eligibility {
+    fn narrate(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let step = |(s, action): (State, Option<Action>)| {
             let next = self.next_state(&s, action?)?;
-            Some(self.tell_step(&s, &next, action?))
+            Some(self.narrate_step(&s, &next, action?))
         };
         path.into_iter().filter_map(step).collect()
     }

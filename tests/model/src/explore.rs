@@ -1,4 +1,4 @@
-//! Running a model to its end, or to a counter-example, and saying what came of it.
+//! Runs a model to its end or to a counter-example, and reports the result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug};
@@ -9,23 +9,24 @@ use std::time::{Duration, Instant};
 use stateright::report::{ReportData, ReportDiscovery, Reporter};
 use stateright::{Checker, Expectation, HasDiscoveries, Model};
 
-/// A model whose paths can be told.
-pub trait Shown: Model {
+/// A model whose paths can be narrated.
+pub trait Narrated: Model {
     /// One sentence for each step.
-    fn tell(&self, path: Vec<(Self::State, Option<Self::Action>)>) -> Vec<String>;
+    fn narrate(&self, path: Vec<(Self::State, Option<Self::Action>)>) -> Vec<String>;
 }
 
-/// Lets a property be found once. The checker would otherwise keep the last of all discoveries, which is the longest.
+/// Reports a property once. The checker would otherwise keep its last discovery, which is the
+/// longest.
 #[derive(Debug, Default)]
 pub struct First(AtomicBool);
 
 impl First {
-    /// For a condition that must always hold: true from the second violation on.
+    /// For a condition that must always hold: true again after the first violation.
     pub fn always(&self, holds: bool) -> bool {
         holds || self.0.swap(true, Ordering::Relaxed)
     }
 
-    /// For a condition that must hold somewhere: false from the second time on.
+    /// For a condition that must occur: true only the first time.
     pub fn sometimes(&self, holds: bool) -> bool {
         holds && !self.0.swap(true, Ordering::Relaxed)
     }
@@ -34,37 +35,37 @@ impl First {
 /// How far to explore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// Everything is explored, or any property is violated.
+    /// Until all states are explored or any property is violated.
     Explored,
-    /// This property is violated, or everything is explored.
+    /// Until this property is violated or all states are explored.
     Violated(&'static str),
 }
 
-/// What came of it.
+/// The result of an exploration.
 #[derive(Debug)]
 pub struct ExplorationResult {
-    /// Different states that were reached.
+    /// Distinct states reached.
     pub states: usize,
-    /// Steps from one to another.
+    /// Transitions between states.
     pub steps: usize,
-    /// Steps of the longest path that was followed.
+    /// Length of the longest path followed, in steps.
     pub depth: usize,
-    /// How long it took.
     pub took: Duration,
     /// Whether every state within the bounds was seen.
     pub complete: bool,
-    /// Properties that were found violated, with the way there.
+    /// Violated properties, each with the steps that lead there.
     pub violated: BTreeMap<&'static str, Vec<String>>,
-    /// What must be possible, and whether it was seen.
+    /// Situations that must occur, and whether each did.
     pub seen: BTreeMap<&'static str, bool>,
-    /// Properties that were not found violated.
+    /// Properties without a violation so far.
     pub held: Vec<&'static str>,
 }
 
-/// Runs a model. One thread finds a shortest counter-example; more are faster. `progress` prints to stderr.
+/// Runs a model. One thread finds a shortest counter-example; more threads are faster. `progress`
+/// prints to stderr.
 pub fn explore<M>(model: M, until: Until, threads: usize, progress: bool) -> ExplorationResult
 where
-    M: Shown + Send + Sync + 'static,
+    M: Narrated + Send + Sync + 'static,
     M::State: Clone + Debug + Hash + PartialEq + Send + Sync + 'static,
     M::Action: Clone + Debug + PartialEq + Send + Sync,
 {
@@ -74,16 +75,21 @@ where
         Until::Violated(property) => HasDiscoveries::AllOf(BTreeSet::from([property])),
     };
     let begun = Instant::now();
-    let mut told = Progress { print: progress, violated: BTreeMap::new(), found: BTreeSet::new() };
-    let checker =
-        model.checker().threads(threads).finish_when(stop).spawn_bfs().join_and_report(&mut told);
-    let found = |name: &&str| told.found.contains(name);
+    let mut progress_report =
+        Progress { print: progress, violated: BTreeMap::new(), found: BTreeSet::new() };
+    let checker = model
+        .checker()
+        .threads(threads)
+        .finish_when(stop)
+        .spawn_bfs()
+        .join_and_report(&mut progress_report);
+    let found = |name: &&str| progress_report.found.contains(name);
     let of = |wanted: Expectation| {
         properties.iter().filter(move |p| p.expectation == wanted).map(|p| p.name)
     };
     let stopped = match until {
-        Until::Explored => !told.violated.is_empty(),
-        Until::Violated(property) => told.violated.contains_key(property),
+        Until::Explored => !progress_report.violated.is_empty(),
+        Until::Violated(property) => progress_report.violated.contains_key(property),
     };
     ExplorationResult {
         states: checker.unique_state_count(),
@@ -93,12 +99,13 @@ where
         complete: !stopped,
         seen: of(Expectation::Sometimes).map(|name| (name, found(&name))).collect(),
         held: of(Expectation::Always).filter(|name| !found(name)).collect(),
-        violated: told.violated,
+        violated: progress_report.violated,
     }
 }
 
 impl ExplorationResult {
-    /// All was explored, nothing is violated, and all that must be possible was seen.
+    /// Whether all states were explored, no property is violated and all required situations
+    /// occurred.
     pub fn is_good(&self) -> bool {
         self.complete && self.violated.is_empty() && self.seen.values().all(|seen| *seen)
     }
@@ -110,7 +117,7 @@ struct Progress {
     found: BTreeSet<&'static str>,
 }
 
-impl<M: Shown> Reporter<M> for Progress {
+impl<M: Narrated> Reporter<M> for Progress {
     fn report_checking(&mut self, data: ReportData) {
         if self.print {
             let rate = data.unique_states as f64 / data.duration.as_secs_f64().max(0.001);
@@ -132,7 +139,7 @@ impl<M: Shown> Reporter<M> for Progress {
         for (name, discovery) in discoveries {
             self.found.insert(name);
             if model.property(name).expectation == Expectation::Always {
-                self.violated.insert(name, model.tell(discovery.path.into_vec()));
+                self.violated.insert(name, model.narrate(discovery.path.into_vec()));
             }
         }
     }

@@ -1,29 +1,36 @@
-//! The locks: one lock name, three nodes, two owners of whom one asks twice (and may confirm what it was granted), extensions, repairs, releases,
-//! losses of data, and what a node that lost its data adopts from the others.
+//! The locks: one lock name, three nodes, and two owners. One owner asks twice and may confirm its
+//! first grant. Events are extensions, repairs, releases, losses of data, and recovery from the
+//! other nodes.
 //!
-//! Promises, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`], [`NO_LOCKOUT`],
-//! [`PROMISED`].
+//! Properties, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`],
+//! [`NO_LOCKOUT`], [`GRANT_STANDS`].
 //!
-//! Every operation on its way to a node may take effect at any later time, or never; so a lost message, a node that is
-//! down and a gateway that dies need no events of their own. A lost answer is an operation that took effect and is not
-//! waited for. A loss of data leaves what is on its way to the node where it is, as FLUSHALL does; a restart, which
-//! closes the connections, allows less.
+//! Every operation on its way to a node may take effect at any later time, or never. So a lost
+//! message, a node that is down and a gateway that dies need no events of their own. A lost answer
+//! is an operation that took effect without anybody waiting for it. A loss of data leaves the
+//! operations on their way to the node, as FLUSHALL does. A restart closes the connections and so
+//! allows less.
 //!
-//! An owner that has released a token heeds no answer to an earlier or equal one any more; without that a client that
-//! asked twice and gave the second lock back could take the first answer for a lock.
+//! An owner that has released a token ignores later answers to an earlier or equal token. Otherwise
+//! a client that asked twice and released the second lock could take the first answer for a lock.
 //!
-//! # What is not explored because something else covers it
+//! # Histories that others cover
 //!
-//! Unless [`Bounds::every_order`] is set. Each of these only leaves out histories in which less can go wrong, or the same:
+//! Unless [`Bounds::every_order`] is set, the model leaves out histories in which no more can go
+//! wrong than in others:
 //!
-//! - *Refusals are not delivered.* They change no node, and what a gateway does after one, it also does when it gives up.
-//! - *A try that will be given up is given up at once*, while everything is still on its way.
-//! - *A majority is noticed at once.* A holder that hears later believes for less time.
-//! - *A lease ends when a key expires or a quarantine needs it*, not before: nothing else gets possible by its end.
-//! - *Tries start at the beginning*, or after a loss of data, or after their owner's other try was granted: in between a
-//!   later start allows nothing that a late delivery does not. The same goes for extensions, which start with the grant;
-//!   where fences end, they start at any time.
-//! - *A blank node does not lose its data*, and a node's answer to an extension that is decided already does not prolong.
+//! - *Refusals are not delivered.* A refusal changes no node. After a refusal a gateway does the
+//!   same as when it gives up.
+//! - *A proposal that will be given up is given up at once*, while all its messages are still on
+//!   their way.
+//! - *A majority is noticed at once.* A holder that learns later believes for less time.
+//! - *A lease ends when a key expires or a quarantine needs its end*, not before: an earlier end
+//!   enables nothing else.
+//! - *Proposals start at the beginning*, or after a loss of data, or after a grant to the owner's
+//!   other proposal. A later start allows nothing that a late delivery does not. Extensions start
+//!   with the grant; where watermarks end, they start at any time.
+//! - *A blank node does not lose its data*, and an answer to a decided extension does not prolong
+//!   the lock.
 //!
 //! The cases with `every_order` leave out none of these, and hold as well.
 
@@ -38,57 +45,64 @@ mod story;
 use redlock_core::quorum::{Decision, Tally};
 use stateright::{Model, Property};
 
-pub use self::bounds::{Bounds, CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
+pub use self::bounds::{Bounds, CATCH_UPS, Locks, NODES, PROPOSALS, RENEWALS};
 pub use self::state::State;
 use self::state::{Action, Message, Phase, Release, owner};
-use crate::explore::Shown;
+use crate::explore::Narrated;
 use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote};
 
 /// Two owners never believe at once that they hold the lock.
 pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
-/// Whoever believes that it holds the lock has the largest token that was ever granted.
+/// An owner that believes that it holds the lock has the largest token ever granted.
 pub const FENCING: &str = "fencing";
-/// What a release has reached holds no lock of that owner with that or an older T any more, whatever arrives later.
+/// A node that a release has reached keeps no lock of that owner with that or an older T, whatever
+/// arrives later.
 pub const NO_ORPHAN: &str = "no orphan";
-/// When no node holds the lock, a good gateway is granted it.
+/// When no node holds the lock, a gateway with a good clock can get it.
 pub const NO_LOCKOUT: &str = "no lockout";
-/// Where nothing was lost, a majority stores what a holder believes in, whatever else its owner asks.
-pub const PROMISED: &str = "promised";
+/// Without losses of data, a majority stores every grant that a holder believes in, whatever else
+/// its owner asks.
+pub const GRANT_STANDS: &str = "grant stands";
 
 impl Locks {
-    fn exclusive(&self, s: &State) -> bool {
-        let holds = |who| (0..TRIES).any(|i| owner(i) == who && s.believes(i));
+    fn is_exclusive(&self, s: &State) -> bool {
+        let holds = |who| (0..PROPOSALS).any(|i| owner(i) == who && s.believes(i));
         !(holds(Owner::A) && holds(Owner::B))
     }
 
-    fn fenced(&self, s: &State) -> bool {
-        let granted = |i: &usize| s.was_told(*i);
+    fn is_fenced(&self, s: &State) -> bool {
+        let granted = |i: &usize| s.was_notified(*i);
         let holders = [Owner::A, Owner::B].into_iter().filter_map(|who| {
-            let best = (0..TRIES)
+            let best = (0..PROPOSALS)
                 .filter(|i| owner(*i) == who && s.believes(*i))
-                .map(|i| s.tries[i].token)
+                .map(|i| s.proposals[i].token)
                 .max()?;
             Some((who, best))
         });
         let others = |who| {
-            (0..TRIES).filter(granted).filter(move |i| owner(*i) != who).map(|i| s.tries[i].token)
+            (0..PROPOSALS)
+                .filter(granted)
+                .filter(move |i| owner(*i) != who)
+                .map(|i| s.proposals[i].token)
         };
-        let retry = &s.tries[1];
-        let in_order =
-            !(retry.after_own && retry.phase == Phase::Granted && retry.token <= s.tries[0].token);
+        let retry = &s.proposals[1];
+        let in_order = !(retry.after_own
+            && retry.phase == Phase::Granted
+            && retry.token <= s.proposals[0].token);
         in_order && holders.into_iter().all(|(who, best)| others(who).all(|token| token < best))
     }
 
-    fn leaves_no_orphan(&self, s: &State) -> bool {
+    fn has_no_orphan(&self, s: &State) -> bool {
         s.sites.iter().all(|site| {
             let Some(lock) = site.node.lock else { return true };
             let released = |i: usize| {
                 site.releases[i] == Release::Arrived
                     && lock.owner == owner(i)
-                    && lock.token <= s.tries[i].token
+                    && lock.token <= s.proposals[i].token
             };
-            // Once it was extended, another request has confirmed it.
-            // A majority of the others stored it after that: the undo was on its way to them.
+            // An extension means that another request has confirmed the grant. A node that catches
+            // up is different: a majority of the others stored the grant later, and the undo was on
+            // its way to them.
             let given_back = |i: usize| site.caught_up_with(&s.asked(i));
             let undone = |i: usize| {
                 site.undos[i] == Release::Arrived
@@ -96,25 +110,25 @@ impl Locks {
                     && !lock.extended
                     && !given_back(i)
             };
-            !(0..TRIES).any(|i| released(i) || undone(i))
+            !(0..PROPOSALS).any(|i| released(i) || undone(i))
         })
     }
 
-    fn keeps_its_promises(&self, s: &State) -> bool {
+    fn grants_stand(&self, s: &State) -> bool {
         let stands = |i: usize| {
             s.sites.iter().filter(|site| s.stores(site, i)).count() >= self.quorum.size()
         };
-        self.bounds.losses > 0 || (0..TRIES).all(|i| !s.believes(i) || stands(i))
+        self.bounds.losses > 0 || (0..PROPOSALS).all(|i| !s.believes(i) || stands(i))
     }
 
-    fn is_open_to_all(&self, s: &State) -> bool {
+    fn has_no_lockout(&self, s: &State) -> bool {
         if s.sites.iter().any(|site| site.suspicion.is_some() || site.node.lock.is_some()) {
             return true;
         }
         // Larger than any token of a good clock so far.
         let next = Lock {
             owner: Owner::Nobody,
-            token: TRIES as Token + 1,
+            token: PROPOSALS as Token + 1,
             nonce: 0,
             extended: false,
             guards: 0,
@@ -126,20 +140,20 @@ impl Locks {
         self.quorum.decide(Tally { yes, ..Tally::default() }) == Decision::Yes
     }
 
-    /// How a try begins.
-    fn fates(&self) -> &'static [Phase] {
+    /// The phases in which a proposal may start.
+    fn start_phases(&self) -> &'static [Phase] {
         if self.bounds.releases { &[Phase::Open, Phase::GivenUp] } else { &[Phase::Open] }
     }
 
-    /// Which tokens the tries ask with: every order, equal ones included. Only the order matters.
-    fn orders(&self) -> Vec<[Token; TRIES]> {
+    /// Every assignment of tokens to proposals that differs in order, equal tokens included.
+    fn orders(&self) -> Vec<[Token; PROPOSALS]> {
         if let Some(tokens) = self.bounds.tokens {
             return vec![tokens];
         }
         let mut orders = Vec::new();
-        let tokens = 1..=TRIES as Token;
+        let tokens = 1..=PROPOSALS as Token;
         for a in tokens.clone() {
-            for again in tokens.clone().take(if self.bounds.retry { TRIES } else { 1 }) {
+            for again in tokens.clone().take(if self.bounds.retry { PROPOSALS } else { 1 }) {
                 for b in tokens.clone().chain(self.bounds.bad_clock.then_some(FAR)) {
                     let good: Vec<_> = [a, again, b].into_iter().filter(|t| *t != FAR).collect();
                     let newest = good.iter().copied().max().unwrap_or(NO_TOKEN);
@@ -172,16 +186,19 @@ impl Model for Locks {
         if self.bounds.every_order {
             return states;
         }
-        for i in 0..TRIES {
+        for i in 0..PROPOSALS {
             let may_wait = |s: &State| {
                 self.bounds.losses > 0
-                    || i == 1 && s.tries[0].phase == Phase::Open
-                    || !self.may_try(i)
+                    || i == 1 && s.proposals[0].phase == Phase::Open
+                    || !self.may_propose(i)
             };
             let started = |s: &State| {
-                let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
-                let phases =
-                    self.fates().iter().copied().filter(move |_| in_turn && self.may_try(i));
+                let in_turn = i != 1 || s.proposals[0].phase != Phase::Idle;
+                let phases = self
+                    .start_phases()
+                    .iter()
+                    .copied()
+                    .filter(move |_| in_turn && self.may_propose(i));
                 let state = s.clone();
                 phases.map(move |phase| {
                     let mut state = state.clone();
@@ -209,14 +226,17 @@ impl Model for Locks {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::<Self>::always(MUTUAL_EXCLUSION, |m, s| m.firsts[0].always(m.exclusive(s))),
-            Property::<Self>::always(FENCING, |m, s| m.firsts[1].always(m.fenced(s))),
-            Property::<Self>::always(NO_ORPHAN, |m, s| m.firsts[2].always(m.leaves_no_orphan(s))),
-            Property::<Self>::always(PROMISED, |m, s| m.firsts[9].always(m.keeps_its_promises(s))),
-            Property::<Self>::always(NO_LOCKOUT, |m, s| m.firsts[3].always(m.is_open_to_all(s))),
+            Property::<Self>::always(MUTUAL_EXCLUSION, |m, s| {
+                m.firsts[0].always(m.is_exclusive(s))
+            }),
+            Property::<Self>::always(FENCING, |m, s| m.firsts[1].always(m.is_fenced(s))),
+            Property::<Self>::always(NO_ORPHAN, |m, s| m.firsts[2].always(m.has_no_orphan(s))),
+            Property::<Self>::always(GRANT_STANDS, |m, s| m.firsts[9].always(m.grants_stand(s))),
+            Property::<Self>::always(NO_LOCKOUT, |m, s| m.firsts[3].always(m.has_no_lockout(s))),
             Property::<Self>::sometimes("both owners are granted, one after the other", |m, s| {
                 m.firsts[5].sometimes(
-                    s.tries[0].phase == Phase::Granted && s.tries[2].phase == Phase::Granted,
+                    s.proposals[0].phase == Phase::Granted
+                        && s.proposals[2].phase == Phase::Granted,
                 )
             }),
         ];
@@ -224,19 +244,20 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes(
                 "a retry is granted after a grant",
                 |m, s| {
-                    m.firsts[4]
-                        .sometimes(s.tries[1].after_own && s.tries[1].phase == Phase::Granted)
+                    m.firsts[4].sometimes(
+                        s.proposals[1].after_own && s.proposals[1].phase == Phase::Granted,
+                    )
                 },
             ));
         }
         if self.bounds.renewals > 0 {
             properties.push(Property::<Self>::sometimes("an extension is granted", |m, s| {
-                m.firsts[6].sometimes(s.renewals[0].heard)
+                m.firsts[6].sometimes(s.renewals[0].notified)
             }));
         }
         if self.bounds.renewals > 0 && self.bounds.retry {
             properties.push(Property::<Self>::sometimes("a grant is confirmed", |m, s| {
-                m.firsts[10].sometimes(s.renewals.iter().any(|r| r.confirms && r.heard))
+                m.firsts[10].sometimes(s.renewals.iter().any(|r| r.confirms && r.notified))
             }));
         }
         if self.bounds.renewals > 0 && (self.bounds.losses > 0 || !self.bounds.only_confirms) {
@@ -249,7 +270,7 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes("a node has caught up", |m, s| {
                 let caught_up =
                     |i: usize| s.sites.iter().any(|site| site.caught_up_with(&s.asked(i)));
-                m.firsts[12].sometimes((0..TRIES).any(caught_up))
+                m.firsts[12].sometimes((0..PROPOSALS).any(caught_up))
             }));
         }
         if self.bounds.losses > 0 {
@@ -267,7 +288,7 @@ impl Model for Locks {
             properties.push(Property::<Self>::sometimes("a node has recovered a lock", |m, s| {
                 let recovered = |site: &state::Site| {
                     site.suspicion.is_some_and(|suspicion| {
-                        suspicion.adopts.is_some_and(|found| found.lock.is_some())
+                        suspicion.recovered.is_some_and(|found| found.lock.is_some())
                     })
                 };
                 m.firsts[11].sometimes(s.sites.iter().any(recovered))
@@ -277,8 +298,8 @@ impl Model for Locks {
     }
 }
 
-impl Shown for Locks {
-    fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+impl Narrated for Locks {
+    fn narrate(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         self.story(path)
     }
 }

@@ -1,4 +1,4 @@
-//! Explores the models, or shows what goes wrong without a rule.
+//! Explores the models, or shows the counter-example to a model without one rule.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -13,15 +13,18 @@ Examples:
   cargo run --release -p redlock-model -- --size large
   cargo run --release -p redlock-model -- --without release_keeps_newer
 
-Exits with 0 when everything holds, or when the counter-example that was asked for is found; with 1 otherwise.";
+Exits with 0 when every property holds, or when the requested counter-example is found;
+exits with 1 otherwise.";
 
 /// Explores every order of events of the locking algorithm, within stated bounds.
 ///
-/// Three nodes; two owners of whom one asks again; acquires, releases, extensions and repairs that arrive in any order or
-/// never; leases that end and keys that expire at any moment; losses of data, restarts, evictions, new clusters and
-/// configurations. It prints what holds, what was seen to be possible, and for a violation the way there, step by step.
+/// Three nodes and two owners, one of whom asks again. Acquires, releases, extensions and repairs
+/// arrive in any order or never. Leases end and keys expire at any moment. Nodes lose data, restart
+/// and evict keys; clusters and configurations are new. The output lists the properties that hold
+/// and the situations that occurred. For a violation it lists the steps that lead there.
 ///
-/// With --without it switches one rule off and prints the shortest history that goes wrong.
+/// With --without it switches one rule off and prints the shortest history that violates a
+/// property.
 #[derive(Debug, Parser)]
 #[command(name = "redlock-model", after_help = EXAMPLES)]
 struct Options {
@@ -29,15 +32,15 @@ struct Options {
     #[arg(long, value_enum, default_value = "small")]
     size: SizeName,
 
-    /// Only models whose title contains this
+    /// Run only the models whose title contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
 
-    /// Switch this rule off and find out what it is for
+    /// Switch this rule off and print the counter-example
     #[arg(long, value_name = "RULE", value_parser = PossibleValuesParser::new(MUTATIONS.iter().map(|m| m.rule)))]
     without: Option<String>,
 
-    /// Threads that explore
+    /// Number of threads that explore
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: u16,
 }
@@ -52,18 +55,18 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let good = match options.without.as_deref().and_then(mutation) {
         Some(mutation) => {
-            say(format!("Without {}, in \"{}\":", mutation.rule, mutation.case.title));
+            print_line(format!("Without {}, in \"{}\":", mutation.rule, mutation.case.title));
             let outcome = mutation.run(true);
             let found = outcome.violated.contains_key(mutation.property);
-            say(outcome);
-            say(match found {
+            print_line(outcome);
+            print_line(match found {
                 true => format!(
-                    "As it must be: without {}, {} is violated.",
+                    "As expected: without {}, the property \"{}\" is violated.",
                     mutation.rule, mutation.property
                 ),
                 false => {
                     format!(
-                        "Nothing goes wrong without {}: the model does not show what it is for.",
+                        "No violation without {}: the model does not show why the rule is needed.",
                         mutation.rule
                     )
                 }
@@ -79,19 +82,19 @@ fn main() -> ExitCode {
             for case in
                 CASES.iter().filter(|case| case.size <= size && case.title.contains(&options.only))
             {
-                say(format!("{}:", case.title));
+                print_line(format!("{}:", case.title));
                 let outcome = case.run(options.threads.into(), true);
                 good &= outcome.is_good();
-                say(outcome);
+                print_line(outcome);
             }
-            say(if good { "Everything holds." } else { "NOT everything holds." });
+            print_line(if good { "Every property holds." } else { "NOT every property holds." });
             good
         }
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whoever reads may stop reading.
-fn say(text: impl std::fmt::Display) {
+/// Prints a line. The reader may close the pipe early.
+fn print_line(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

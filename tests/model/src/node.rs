@@ -1,30 +1,32 @@
-//! One master, as small as it can be: one lock name, tokens of one byte, no time but what the events of a model say.
+//! One master in its smallest form: one lock name, one-byte tokens, no time except the model's
+//! events.
 //!
-//! It answers as the scripts do, and a property test (`tests/conformance.rs`) holds it to `MemoryNode`, which another
-//! test holds to a real redis-server. So what is proved of this node is proved of the scripts, as long as those tests run.
+//! It answers as the scripts do. A property test (`tests/conformance.rs`) compares it with
+//! `MemoryNode`, and another test compares `MemoryNode` with a real redis-server. While those tests
+//! pass, proofs about this node are proofs about the scripts.
 //!
-//! What it leaves out: other clients' values, errors, the text for people.
+//! It leaves out other clients' values, errors and the text for people.
 
 use redlock_core::node::ReleaseScope;
 
 use crate::rules::Rules;
 
-/// A fencing token. Real ones are microseconds; only their order matters.
+/// A fencing token. Real tokens are microseconds; only their order matters.
 pub type Token = u8;
 
 /// Lower than every token.
 pub const NO_TOKEN: Token = 0;
-/// What a gateway mints whose clock is further ahead than D.
+/// The token of a gateway whose clock is more than `max_clock_skew` ahead.
 pub const FAR: Token = 15;
 
 /// The contenders for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Owner {
-    /// May ask again as the same owner.
+    /// The owner that may ask twice.
     A,
-    /// Asks for itself, once.
+    /// The owner that asks once.
     B,
-    /// In whose name a release is only a tombstone, and a lock keeps everybody out.
+    /// The owner of tombstones, and of records that keep everybody out.
     Nobody,
 }
 
@@ -32,52 +34,53 @@ pub enum Owner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lock {
     pub owner: Owner,
-    /// What it was granted with.
+    /// The token of its grant.
     pub token: Token,
-    /// What tells it from another grant of the owner with the same token.
+    /// Tells two grants of one owner with the same token apart.
     pub nonce: u8,
     /// Whether it was ever extended.
     pub extended: bool,
-    /// The leases that gave it its time to live, one bit each: it outlives all of them.
+    /// The leases that gave the lock its time to live, one bit each. The lock outlives all of them.
     pub guards: u8,
 }
 
 /// What one master stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node {
-    /// Whether the marker of its eligibility stands.
+    /// Whether its admitting marker stands.
     pub admitted: bool,
     pub lock: Option<Lock>,
-    /// The fence key; [`NO_TOKEN`] when there is none.
-    pub fence: Token,
-    /// What stands behind T in it.
+    /// The token watermark (the `:fence` key); [`NO_TOKEN`] when there is none.
+    pub watermark: Token,
+    /// The mark of the watermark.
     pub mark: Mark,
-    /// Extensions, one bit each, whose repairs are too old for the node's clock when the fence ends.
+    /// Extensions, one bit each, whose repairs the node's clock refuses once the watermark has
+    /// ended.
     pub outlasts: u8,
 }
 
-/// The mark of a fence at T.
+/// The mark behind the T of a watermark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mark {
-    /// None: it stays.
+    /// No mark: the watermark stays.
     Plain,
-    /// `+`: the lock with this T was extended, and no release of it has come.
+    /// `+`: the lock with this T was extended and has not been released.
     Extended,
-    /// `!`: it can be taken back, to this fence with the mark of an extension, or to none.
+    /// `!`: an undo may set it back, to this watermark with the mark of an extension, or to none.
     Provisional(Token),
 }
 
-/// The tokens that a node's own time lies near: those above `oldest` and below [`FAR`].
+/// The tokens near a node's own time: those above `oldest` and below [`FAR`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// The newest token that is too old.
     pub oldest: Token,
-    /// The extensions that have begun, one bit each. None where fences have no end.
+    /// The extensions that have begun, one bit each. Zero where watermarks never end.
     pub begun: u8,
 }
 
 impl From<Token> for Window {
-    /// Where fences have no end.
+    /// For models in which watermarks never end.
     fn from(oldest: Token) -> Self {
         Self { oldest, begun: 0 }
     }
@@ -86,31 +89,32 @@ impl From<Token> for Window {
 /// A node's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vote {
-    /// Set, with exactly this T.
+    /// The lock was set, with exactly this T.
     Granted,
     /// Another grant of the same owner stands.
     Yours(Lock),
-    /// Somebody else's lock (or, to an extension or release, another grant) stands.
+    /// Another owner's lock stands. For an extension or a release: another grant.
     Held(Lock),
-    /// The fence is at T or above.
+    /// The watermark is at T or above.
     Stale(Token),
     Extended,
-    /// Was this owner's, is gone.
+    /// The owner's lock was deleted.
     Released,
     Missing,
-    /// The marker does not stand.
+    /// The admitting marker does not stand.
     Quarantined,
     /// T is too far from the node's time.
     Clock,
 }
 
 impl Lock {
-    /// Whether both are one grant.
+    /// Whether both are the same grant.
     pub fn is(&self, other: &Self) -> bool {
         (self.owner, self.token, self.nonce) == (other.owner, other.token, other.nonce)
     }
 
-    /// A record of nobody, which keeps everybody out. Its token is the largest of the grants that it stands for.
+    /// A record of nobody, which keeps everybody out. Its token is the largest of the grants that
+    /// it stands for.
     pub const fn blocker(token: Token, guards: u8) -> Self {
         Self { owner: Owner::Nobody, token, nonce: 0, extended: false, guards }
     }
@@ -118,12 +122,12 @@ impl Lock {
 
 impl Default for Node {
     fn default() -> Self {
-        Self { admitted: true, lock: None, fence: NO_TOKEN, mark: Mark::Plain, outlasts: 0 }
+        Self { admitted: true, lock: None, watermark: NO_TOKEN, mark: Mark::Plain, outlasts: 0 }
     }
 }
 
 impl Node {
-    /// Set the lock if it is free and T is larger than the fence.
+    /// Sets the lock if it is free and T is above the watermark.
     pub fn acquire(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -136,21 +140,21 @@ impl Node {
             Some(own) if rules.lock_is_kept => return Vote::Yours(own),
             Some(_) | None => {}
         }
-        if rules.watermark_is_checked && self.fence >= asked.token {
-            return Vote::Stale(self.fence);
+        if rules.watermark_is_checked && self.watermark >= asked.token {
+            return Vote::Stale(self.watermark);
         }
         self.lock = Some(Lock { extended: false, ..asked });
         let mark = match self.mark {
-            _ if self.fence == NO_TOKEN => Mark::Provisional(NO_TOKEN),
-            Mark::Extended => Mark::Provisional(self.fence),
+            _ if self.watermark == NO_TOKEN => Mark::Provisional(NO_TOKEN),
+            Mark::Extended => Mark::Provisional(self.watermark),
             _ if !rules.plain_fence_stays => Mark::Provisional(NO_TOKEN),
             Mark::Plain | Mark::Provisional(_) => Mark::Plain,
         };
-        self.set_fence(asked.token, mark, window);
+        self.set_watermark(asked.token, mark, window);
         Vote::Granted
     }
 
-    /// Prolong the lock if it is this very grant.
+    /// Extends the lock if it is exactly this grant.
     pub fn extend(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -162,8 +166,8 @@ impl Node {
                 lock.guards |= asked.guards;
                 if !lock.extended && rules.extension_marks {
                     lock.extended = true;
-                    if matches!(self.fence, NO_TOKEN) || self.fence == asked.token {
-                        self.set_fence(asked.token, Mark::Extended, window);
+                    if matches!(self.watermark, NO_TOKEN) || self.watermark == asked.token {
+                        self.set_watermark(asked.token, Mark::Extended, window);
                     }
                 }
                 Vote::Extended
@@ -171,12 +175,13 @@ impl Node {
         }
     }
 
-    /// Sets the lock again where it is gone, however old its T is: a majority vouches for it. The lock and its fence are
-    /// marked only if the record that is asked for is.
+    /// Sets a lost lock again, however old its T is: a majority vouches for it. The lock and its
+    /// watermark get the mark of an extension only if the asked record has it.
     ///
-    /// The lock may replace a record of nobody, whatever the T of that. Such a record stands for grants that may have
-    /// counted a lost vote. A majority of the others, counted since the eligibility, proves that none but this one is
-    /// valid. An earlier lease of this very grant may be, so the lock lives as long as what it replaces.
+    /// The lock may replace a record of nobody, whatever the T of that record. Such a record stands
+    /// for grants that may have counted a lost vote. A majority of the others, counted since the
+    /// node was admitted, proves that only this grant is valid. An earlier lease of this grant may
+    /// also be valid, so the lock lives as long as the record that it replaces.
     pub fn repair(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -196,11 +201,11 @@ impl Node {
             Some(lock) if rules.repair_keeps_life => guards |= lock.guards,
             Some(_) | None => {}
         }
-        let expired = self.mark == Mark::Extended && self.fence == asked.token;
-        if rules.watermark_is_checked && self.fence >= asked.token && !expired {
-            return Vote::Stale(self.fence);
+        let expired = self.mark == Mark::Extended && self.watermark == asked.token;
+        if rules.watermark_is_checked && self.watermark >= asked.token && !expired {
+            return Vote::Stale(self.watermark);
         }
-        self.set_fence(
+        self.set_watermark(
             asked.token,
             if asked.extended { Mark::Extended } else { Mark::Plain },
             window,
@@ -209,8 +214,11 @@ impl Node {
         Vote::Granted
     }
 
-    /// Delete the lock if this owner has it with no newer T, and leave the fence at T or above. The undo of a failed try
-    /// deletes nothing but exactly its grant, and not once it was extended; where it deletes, it takes the fence back.
+    /// Deletes the lock if this owner has it with no newer T, and leaves the watermark at T or
+    /// above.
+    ///
+    /// The undo of a failed proposal deletes only its own grant, and only before an extension.
+    /// Where it deletes, it also sets the watermark back.
     pub fn release(
         &mut self,
         rules: &Rules,
@@ -221,9 +229,9 @@ impl Node {
         let stood = self.lock;
         let token = asked.token;
         let same = stood.is_some_and(|lock| lock.is(&asked));
-        let failed_try = scope == ReleaseScope::Proposal;
+        let is_undo = scope == ReleaseScope::Proposal;
         if let Some(extended) =
-            stood.filter(|lock| failed_try && rules.undo_spares_extended && same && lock.extended)
+            stood.filter(|lock| is_undo && rules.undo_spares_extended && same && lock.extended)
         {
             return Vote::Held(extended);
         }
@@ -234,30 +242,32 @@ impl Node {
             self.lock = None;
         }
         if same && mine.is_some_and(|lock| !lock.extended) {
-            if failed_try && rules.failed_try_takes_fence_back {
-                self.take_fence_back(rules, token);
+            if is_undo && rules.failed_try_takes_fence_back {
+                self.undo_watermark(rules, token);
             }
-            // Otherwise the acquire that set this lock has left the fence at its T, and nobody has marked it.
+            // Otherwise the acquire that set this lock has left the watermark at its T, without a
+            // mark.
             return Vote::Released;
         }
         if rules.release_leaves_a_tombstone {
             if same || token != FAR {
                 let marked = self.mark == Mark::Extended
-                    && self.fence == token
+                    && self.watermark == token
                     && rules.release_unmarks
-                    && !(failed_try && exact);
-                if marked || self.fence < token {
-                    self.set_fence(token, Mark::Plain, window);
+                    && !(is_undo && exact);
+                if marked || self.watermark < token {
+                    self.set_watermark(token, Mark::Plain, window);
                 } else {
                     if rules.release_settles_fence {
-                        self.settle_fence();
+                        self.settle_watermark();
                     }
                     if rules.release_prolongs_fence {
                         self.outlasts |= window.begun;
                     }
                 }
             } else {
-                // Also where an older T was deleted: without its tombstone the release is not done.
+                // An older T may have been deleted: without its tombstone the release is not
+                // complete.
                 return Vote::Clock;
             }
         }
@@ -268,75 +278,79 @@ impl Node {
         }
     }
 
-    /// For its whole life: until everything is too old that has begun by now.
-    fn set_fence(&mut self, token: Token, mark: Mark, window: Window) {
-        (self.fence, self.mark, self.outlasts) = (token, mark, window.begun);
+    /// Sets the watermark for its whole life: until the clock refuses all that has begun by now.
+    fn set_watermark(&mut self, token: Token, mark: Mark, window: Window) {
+        (self.watermark, self.mark, self.outlasts) = (token, mark, window.begun);
     }
 
-    /// What the fence was for is over, as far as this node's clock tells.
-    pub fn end_fence(&mut self) {
-        (self.fence, self.mark, self.outlasts) = (NO_TOKEN, Mark::Plain, 0);
+    /// Removes an expired watermark: this node's clock refuses all that it kept out.
+    pub fn end_watermark(&mut self) {
+        (self.watermark, self.mark, self.outlasts) = (NO_TOKEN, Mark::Plain, 0);
     }
 
-    fn take_fence_back(&mut self, rules: &Rules, token: Token) {
-        (self.fence, self.mark) = match self.mark {
+    fn undo_watermark(&mut self, rules: &Rules, token: Token) {
+        (self.watermark, self.mark) = match self.mark {
             Mark::Provisional(before)
-                if self.fence == token && before != NO_TOKEN && rules.fence_before_is_restored =>
+                if self.watermark == token
+                    && before != NO_TOKEN
+                    && rules.fence_before_is_restored =>
             {
                 (before, Mark::Extended)
             }
-            Mark::Provisional(_) if self.fence == token => (NO_TOKEN, Mark::Plain),
+            Mark::Provisional(_) if self.watermark == token => (NO_TOKEN, Mark::Plain),
             _ if !rules.only_own_fence_goes => (NO_TOKEN, Mark::Plain),
-            mark => (self.fence, mark),
+            mark => (self.watermark, mark),
         };
-        if self.fence == NO_TOKEN {
+        if self.watermark == NO_TOKEN {
             self.outlasts = 0;
         }
     }
 
-    /// The fence cannot be taken back any more.
-    pub fn settle_fence(&mut self) {
+    /// Makes the watermark permanent: no undo may set it back.
+    pub fn settle_watermark(&mut self) {
         if matches!(self.mark, Mark::Provisional(_)) {
             self.mark = Mark::Plain;
         }
     }
 
-    /// The lowest that the fence can become again by being taken back.
-    pub fn lasting_fence(&self, rules: &Rules) -> Token {
+    /// The lowest value to which an undo may still set the watermark back.
+    pub fn lasting_watermark(&self, rules: &Rules) -> Token {
         match self.mark {
-            Mark::Plain | Mark::Extended => self.fence,
+            Mark::Plain | Mark::Extended => self.watermark,
             Mark::Provisional(before) if rules.fence_before_is_restored => before,
             Mark::Provisional(_) => NO_TOKEN,
         }
     }
 
-    /// Whether a repair with this T passes the fence, now or when it has been taken back.
+    /// Whether a repair with this T passes the watermark, now or after an undo has set it back.
     pub fn is_repairable(&self, token: Token) -> bool {
-        self.mark == Mark::Extended && self.fence == token || self.mark == Mark::Provisional(token)
+        self.mark == Mark::Extended && self.watermark == token
+            || self.mark == Mark::Provisional(token)
     }
 
-    /// Eligibility with a lock that others store, if they are a majority without this node and no release of it has come
-    /// here meanwhile; else with one of nobody's that keeps everybody out for as long.
+    /// Admits the node with a lock that other nodes store. `stands` means that they are a majority
+    /// without this node. If they are not, or a release of the lock has come meanwhile, a record of
+    /// nobody keeps everybody out for as long.
     pub fn recover(&mut self, rules: &Rules, window: Window, found: Option<Lock>, stands: bool) {
         self.admitted = true;
         self.lock = found;
         let Some(lock) = &mut self.lock else { return };
-        let released = self.fence >= lock.token && rules.adoption_minds_releases;
+        let released = self.watermark >= lock.token && rules.adoption_minds_releases;
         if !stands || released || lock.owner == Owner::Nobody {
             *lock = Lock::blocker(lock.token, lock.guards);
-        } else if self.fence <= lock.token {
+        } else if self.watermark <= lock.token {
             let token = lock.token;
             let mark = if lock.extended { Mark::Extended } else { Mark::Plain };
-            self.set_fence(token, mark, window);
+            self.set_watermark(token, mark, window);
         }
     }
 
-    /// The lock's time to live is over.
+    /// Ends the lock's time to live.
     pub fn expire(&mut self) {
         self.lock = None;
     }
 
-    /// All data is lost, the marker included.
+    /// Loses all data, including the marker.
     pub fn wipe(&mut self) {
         *self = Self { admitted: false, ..Self::default() };
     }

@@ -1,24 +1,27 @@
-//! Repair: one lock that stays held, while nodes fail one after the other.
+//! Repair: one lock stays held while nodes fail one after the other.
 //!
-//! Promise: the lock is never lost as long as a majority of nodes votes at all times, and no fault comes before the node
-//! of the last one is back. [`Held`] says what else must have happened by then: an extension, or a catch-up. Here an
-//! extension with its repairs is one step, and so is a catch-up; that repairs do no harm when they come late or never is
-//! shown by [`crate::locks`].
+//! Property: the lock is never lost while a majority of nodes votes at all times, and each node is
+//! back before the next fault. [`Held`] lists the other events that must precede the next fault: an
+//! extension or a catch-up. Here an extension with its repairs is one step, and so is a catch-up.
+//! [`crate::locks`] shows that repairs do no harm when they come late or never.
 //!
-//! A lock that is extended outlives its leases: every fault outlasts one, and every quarantine is waited out. A lock that
-//! catches up outlives its faults: a node adopts what a majority of the others stores, and then catches up.
+//! An extended lock outlives its leases: every fault outlasts one, and every quarantine runs to its
+//! end. A lock that catches up outlives its faults: a node recovers the locks that a majority of
+//! the others stores, and then catches up.
 //!
-//! A fault is a loss of data, or an outage that keeps the data but outlasts the lock: then the fence still stands at its T,
-//! and only the mark of an earlier extension lets the repair pass. So a node that was away from before the first extension
-//! stays without the lock; [`Held::Granted`] and [`Held::Extended`] tell the two apart.
+//! A fault is a loss of data, or an outage that keeps the data but outlasts the lock. After such an
+//! outage the watermark still stands at the lock's T. The repair passes only if an earlier
+//! extension has marked it. So a node that was away from before the first extension stays without
+//! the lock. [`Held::Granted`] and [`Held::Extended`] tell the two cases apart.
 //!
-//! Meanwhile another client polls: a node that lost the lock grants it, and the try fails elsewhere and is undone.
+//! Meanwhile another client polls. A node that lost the lock grants it to that client; the proposal
+//! fails on the other nodes and is undone.
 
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Quorum, Tally};
 use stateright::{Model, Property};
 
-use crate::explore::{First, Shown};
+use crate::explore::{First, Narrated};
 use crate::locks::NODES;
 use crate::node::{Lock, NO_TOKEN, Node, Owner, Token, Vote};
 use crate::rules::Rules;
@@ -27,21 +30,23 @@ use crate::rules::Rules;
 pub const NEVER_LOST: &str = "a held lock is never lost";
 
 const T: Token = 1;
-/// Larger, and never granted by a majority.
+/// A larger token, which no majority ever grants.
 const POLLED: Token = 2;
 const HELD: Lock = Lock { owner: Owner::A, token: T, nonce: 0, extended: false, guards: 0 };
 const POLL: Lock = Lock { owner: Owner::B, token: POLLED, ..HELD };
 
-/// Where the lock stands before the first fault, and what keeps it.
+/// Where the lock stands before the first fault, and how it is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
     /// On all nodes. An extension follows each fault.
     Granted,
-    /// The same, and it has been extended before.
+    /// On all nodes, with one extension before the first fault. An extension follows each fault.
     Extended,
-    /// On all nodes but one, which was away. It is never extended; a catch-up follows each fault.
+    /// On all nodes but one, which was away. The lock is never extended; a catch-up follows each
+    /// fault.
     Young,
-    /// On all nodes but one, which was too slow. An extension comes first; a catch-up follows each fault.
+    /// On all nodes but one, which was too slow. An extension comes first; a catch-up follows each
+    /// fault.
     Missed,
 }
 
@@ -58,18 +63,18 @@ pub struct Repair {
     pub rules: Rules,
     /// How many faults follow each other.
     pub faults: u8,
-    /// How it begins.
+    /// Where the lock stands at the beginning.
     pub held: Held,
     quorum: Quorum,
     firsts: [First; 3],
 }
 
-/// Everything. Nodes are sorted, as in [`crate::locks`].
+/// The whole state. Nodes are sorted, as in [`crate::locks`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     sites: [Site; NODES],
     faults_left: u8,
-    /// Extensions tried, and granted, since the last fault or return.
+    /// Whether an extension was tried, and whether it was granted, since the last fault or return.
     tried: bool,
     granted: bool,
     repaired: bool,
@@ -81,15 +86,15 @@ pub struct State {
 struct Site {
     node: Node,
     away: bool,
-    /// It was away when the lock was granted, so its loss is older than the lock.
+    /// The node was away when the lock was granted, so its loss is older than the lock.
     before: bool,
-    /// It was admitted, and has not caught up since.
+    /// The node was admitted and has not caught up since.
     behind: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The holder extends; if a majority does, missing nodes are repaired.
+    /// The holder extends. If a majority agrees, the nodes without the lock are repaired.
     Extend,
     /// A node loses its data, and waits out its quarantine.
     Lose(u8),
@@ -97,9 +102,9 @@ pub enum Action {
     Outage(u8),
     /// The node votes again.
     Return(u8),
-    /// The node is given the lock if a majority of the others stores it.
+    /// The node gets the lock if a majority of the others stores it.
     CatchUp(u8),
-    /// Another client tries in vain, and undoes what it got on this node.
+    /// Another client's proposal fails, and is undone on this node.
     Poll(u8),
 }
 
@@ -109,7 +114,8 @@ impl Repair {
         Self { rules, faults, held, quorum, firsts: Default::default() }
     }
 
-    /// Where the lock is read, and whether a copy is extended, without one node.
+    /// How many nodes other than `without` store the lock, and whether one of those copies is
+    /// extended.
     fn found(&self, s: &State, without: usize) -> (usize, Option<Lock>) {
         let others = s.sites.iter().enumerate().filter(|(at, site)| *at != without && !site.away);
         let found: Vec<_> =
@@ -118,13 +124,14 @@ impl Repair {
         (found.len(), found.first().map(|lock| Lock { extended, ..*lock }))
     }
 
-    /// The node is admitted after seconds, and adopts what the others store if its loss is not older than that.
+    /// The node is admitted after seconds. It recovers the others' lock unless its loss is older
+    /// than the lock.
     fn return_in_seconds(&self, s: &mut State, at: usize) {
         let (copies, found) = self.found(s, at);
-        let forgot = !s.sites[at].node.admitted;
+        let has_lost_data = !s.sites[at].node.admitted;
         let window = s.oldest.into();
         let found = found.filter(|_| !s.sites[at].before);
-        if forgot {
+        if has_lost_data {
             s.sites[at].node.recover(&self.rules, window, found, copies >= self.quorum.size());
         }
         (s.sites[at].before, s.sites[at].behind) = (false, true);
@@ -200,10 +207,10 @@ impl Repair {
                 let site = &mut next.sites[usize::from(at)];
                 site.away = false;
                 site.node.admitted = true;
-                // Longer than the lock lives without an extension.
+                // The outage lasts longer than the lock lives without an extension.
                 site.node.expire();
                 next.lost |= !s.granted;
-                // And longer than D: the token of this lock is old now.
+                // It also lasts longer than `max_clock_skew`: the token of this lock is old now.
                 next.oldest = T;
                 (next.tried, next.granted) = (false, false);
             }
@@ -223,7 +230,7 @@ impl Model for Repair {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let mut node = Node { lock: Some(HELD), fence: T, ..Node::default() };
+        let mut node = Node { lock: Some(HELD), watermark: T, ..Node::default() };
         if self.held == Held::Extended {
             node.extend(&self.rules, NO_TOKEN.into(), HELD);
         }
@@ -301,12 +308,12 @@ impl Model for Repair {
     }
 }
 
-impl Shown for Repair {
-    fn tell(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
+impl Narrated for Repair {
+    fn narrate(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
         let held = match self.held {
             Held::Granted => "A holds the lock on all nodes",
-            Held::Extended => "A holds the lock on all nodes, and has extended it",
+            Held::Extended => "A holds the lock on all nodes and has extended it",
             Held::Young => "one node is away; A is granted the lock on all others",
             Held::Missed => "A is granted the lock on all nodes but one, which answers too late",
         };
@@ -340,21 +347,21 @@ impl Shown for Repair {
                 }
                 Action::Lose(at) => format!("{} loses all its data", node(at)),
                 Action::Outage(at) if self.held.catches_up() => {
-                    format!("{} is away, and keeps its data", node(at))
+                    format!("{} is away and keeps its data", node(at))
                 }
                 Action::Outage(at) => {
-                    format!("{} is away, for longer than the lock lives there", node(at))
+                    format!("{} is away for longer than the lock lives there", node(at))
                 }
                 Action::Return(at) if !state.granted => {
                     format!(
-                        "{} votes again, but meanwhile the lock was never extended: it is lost",
+                        "{} votes again, but the lock was not extended meanwhile: it is lost",
                         node(at)
                     )
                 }
                 Action::Return(at) if self.held.catches_up() => {
                     let stored = match next.sites[usize::from(at)].node.lock {
                         None => "without the lock",
-                        Some(lock) if lock.owner == Owner::Nobody => "with a record of nobody",
+                        Some(lock) if lock.owner == Owner::Nobody => "with a blocker",
                         Some(_) => "with the lock",
                     };
                     let lost =
@@ -373,7 +380,7 @@ impl Shown for Repair {
                     format!("{} catches up: {result}", node(at))
                 }
                 Action::Poll(at) => {
-                    format!("B tries in vain, and undoes what {} has granted", node(at))
+                    format!("B's proposal fails, and {} undoes its grant", node(at))
                 }
             });
             let mut order: [usize; NODES] = std::array::from_fn(|i| i);

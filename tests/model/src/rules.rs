@@ -1,9 +1,10 @@
-//! The rules that safety rests on, each with a switch. With a rule off its model must find a counter-example, or the
-//! model would prove nothing about it.
+//! The rules that safety rests on, each with a switch. With a rule off, a model must find a
+//! counter-example; otherwise it would prove nothing about the rule.
 
 macro_rules! rules {
     ($($(#[$doc:meta])* $rule:ident)*) => {
-        /// Which rules are on. Fields that `redlock_core::node::Rules` has as well mean the same there.
+        /// Which rules are on. A field that `redlock_core::node::SafetyRules` has too means the
+        /// same there.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct Rules {
             $($(#[$doc])* pub $rule: bool,)*
@@ -17,117 +18,133 @@ macro_rules! rules {
 }
 
 rules! {
-    /// A node never overwrites a lock, not even for its owner.
+    /// A node never overwrites a lock, even for the same owner.
     lock_is_kept
-    /// A release leaves the fence at T or above.
+    /// A release leaves the watermark at its T or above.
     release_leaves_a_tombstone
     /// A release deletes only a lock whose T is not newer than its own.
     release_keeps_newer
-    /// A node refuses a T too far from its own time.
+    /// A node refuses a T that is too far from its own time.
     clock_is_checked
-    /// A node grants only a T larger than the last it has stored for the lock.
+    /// A node grants only a T above the last one that it stored for the lock.
     watermark_is_checked
-    /// A node refuses lock operations unless the marker of its eligibility stands.
+    /// A node refuses lock operations unless its admitting marker stands.
     marker_is_checked
-    /// A node that lost its data is admitted only when every lock that it may have lost has ended, and every
-    /// gateway mints larger tokens than those it may have lost.
+    /// A node that lost its data is admitted only when every lock that it may have lost has ended.
+    /// By then every gateway mints larger tokens than those it may have lost.
     quarantine_is_waited
-    /// A quarantine ends only when the very marker stands whose age was counted.
+    /// A quarantine ends only while the marker stands whose age was counted.
     quarantine_has_nonce
-    /// A quarantine counts only for the process that it began in.
+    /// A quarantine counts only for the process in which it began.
     admission_names_process
-    /// Evictions since its eligibility make the memory of a node suspect.
+    /// Evictions since a node was admitted make its memory suspect.
     evictions_are_counted
-    /// A restarted node whose append-only file was rewritten since does not pass for one that has loaded all it had stored.
+    /// A restarted node whose append-only file was rewritten since then is not trusted to have
+    /// loaded all its data.
     rewrite_is_noticed
-    /// A gateway believes no older marker than the last by which it has admitted the node.
+    /// A gateway accepts no marker older than the last one by which it admitted the node.
     newest_marker_is_known
-    /// The word that a cluster is new is believed only when all nodes answer and are new.
+    /// Bootstrap (no quarantine in a new cluster) is confirmed only when all nodes answer and are
+    /// new.
     word_needs_all_nodes
-    /// And only when no gateway without that word has seen them so.
+    /// Bootstrap is confirmed only when every gateway, with or without `--bootstrap`, has seen the
+    /// nodes as new.
     word_needs_witnesses
-    /// It is said of the one quarantine of a node that was looked at, not of the next.
+    /// A bootstrap confirmation holds for the quarantine that the gateway probed, not for a later
+    /// one.
     word_names_quarantine
-    /// It ends with the first eligibility of a node.
+    /// A bootstrap confirmation ends when the first node is admitted.
     word_ends_with_admission
     /// A gateway counts no quarantine of another configuration.
     marker_names_configuration
-    /// A change of configuration waits until no lock of the old one can live.
+    /// A change of configuration waits until no lock of the old configuration can live.
     reconfiguration_waits
-    /// Every eligibility has a marker of its own: what was sent before a loss of data is refused after it.
+    /// Each admission writes its own marker: a node refuses messages from before its loss of data.
     marker_names_admission
     /// A successful extension sets the lock again on nodes that lost it.
     missing_is_repaired
-    /// A repair is not held to the age of its T, which is the age of the lock.
+    /// A repair is accepted however old its T is: T is as old as the lock.
     repair_may_be_old
-    /// An extension marks the lock and its fence, so that a repair can tell a lock that expired from one that was released.
+    /// An extension marks the lock and its watermark, so a repair can tell an expired lock from a
+    /// released one.
     extension_marks
-    /// A release takes the mark away.
+    /// A release removes the mark of an extension.
     release_unmarks
-    /// No repair is sent after the lease has ended that its extension gave.
+    /// No repair is sent after the end of the lease that its extension gave.
     repair_is_timely
-    /// Two tries of one owner that ask with the same T, at two gateways, are told apart all the same.
+    /// Nonces tell two proposals of one owner apart if two gateways minted the same T for them.
     grants_have_nonces
-    /// The undo of a failed try takes nothing but exactly its grant: nothing that the owner has by another.
+    /// The undo of a failed proposal removes exactly its own grant, no other grant of the same
+    /// owner.
     undo_is_exact
-    /// And not once it was extended: another request of the same owner has confirmed it.
+    /// An undo leaves an extended grant: another request of the same owner has confirmed it.
     undo_spares_extended
-    /// A grant of an earlier request is told again only when it has been extended on a majority.
+    /// A gateway returns the grant of an earlier request only after it was extended on a majority.
     told_again_is_extended
-    /// The undo of a failed try takes the fence back to what it was before the try was granted.
+    /// The undo of a failed proposal sets the watermark back to its value before the proposal.
     failed_try_takes_fence_back
-    /// It does so only where nobody was told of its T: never the release of a lock that was held.
+    /// An undo sets the watermark back only if no client was given its T. The release of a held
+    /// lock never does.
     told_fence_stays
-    /// A fence can be taken back only where it took the place of none, or of one with the mark of an extension.
+    /// An undo sets the watermark back only if it replaced no watermark, or one with the mark of an
+    /// extension.
     plain_fence_stays
-    /// A try takes back only the fence that it has left itself.
+    /// An undo sets back only the watermark that its own proposal left.
     only_own_fence_goes
-    /// Where a marked fence stood before, it stands again.
+    /// An undo restores the watermark with the mark of an extension that stood before.
     fence_before_is_restored
-    /// A release that finds a fence which keeps out what it must keep out makes it stay.
+    /// A release that relies on an existing watermark makes it permanent: no undo may set it back.
     release_settles_fence
-    /// A fence outlives its lock, or the release that left it, until the clock refuses every acquire that it kept out.
+    /// A watermark outlives its lock, or the release that left it, until the clock refuses every
+    /// acquire that it kept out.
     fence_outlives_lock
-    /// Then the clock also refuses every repair whose extension had begun when the fence was set, or its lock still stood.
+    /// When a watermark ends, the clock refuses every repair whose extension began before it was
+    /// set, or while its lock still stood.
     late_repair_is_refused
-    /// A release gives a fence that it counts on as long a life as one of its own.
+    /// A release that relies on an existing watermark gives it the life of a new one.
     release_prolongs_fence
-    /// What a node that lost its data adopts is read only when no node takes a token any more that it may have stored.
+    /// Recovery reads the other nodes only when no node accepts a token that the lost node may have
+    /// stored.
     adoption_waits_for_clocks
-    /// And when no round that was open at the loss counts an answer any more.
+    /// Recovery reads the other nodes only when no round that was open at the loss still counts
+    /// answers.
     adoption_waits_for_rounds
-    /// It is read from so many others that one of them has what the lost node has voted for.
+    /// Recovery reads enough other nodes that one of them has each grant the lost node has voted
+    /// for.
     adoption_needs_enough
-    /// What is found there keeps others out of the node that adopts.
+    /// A lock that recovery finds keeps other owners out of the recovering node.
     lost_locks_are_recovered
-    /// A grant is recovered only if a majority stores it without the node: none gets a majority by recovery.
+    /// A grant is recovered only if a majority stores it without the node: no grant gets its
+    /// majority by recovery.
     adoption_needs_majority
-    /// Where it is unknown which of several grants the lost vote was for, nobody gets the lock until all of them have ended.
+    /// If the lost vote may belong to several grants, nobody gets the lock until all of them have
+    /// ended.
     adoption_blocks_longest
-    /// That a node is kept from voting so is remembered like a grant.
+    /// A later recovery reads a blocker (a record of nobody) like a grant.
     adoption_remembers_blockers
-    /// Where a release has come meanwhile, what it may have been for is not set again.
+    /// Recovery does not set a grant again if a release that may be for it has come meanwhile.
     adoption_minds_releases
-    /// A node that was admitted is given every lock that a majority of the others stores, before the next one is stopped.
+    /// An admitted node catches up with every lock that a majority of the others stores, before the
+    /// next node is stopped.
     admitted_is_caught_up
-    /// It is given a grant only if so many others store it that they are a majority without the node.
+    /// Catching up sets a grant only if a majority stores it without the node.
     catch_up_needs_majority
-    /// What is read for it is read after the eligibility under which it is given the lock.
+    /// Catching up reads the other nodes after the admission under which it sets the lock.
     catch_up_follows_admission
-    /// A repair that takes the place of a record of nobody lives at least as long as that.
+    /// A repair that replaces a record of nobody lives at least as long as that record.
     repair_keeps_life
 }
 
 impl Rules {
-    /// Whether what counts on a fence can count on it for good.
-    pub fn fences_last(&self) -> bool {
+    /// Whether a release may rely on a watermark until it expires.
+    pub fn watermarks_last(&self) -> bool {
         self.told_fence_stays
             && self.plain_fence_stays
             && self.only_own_fence_goes
             && self.release_settles_fence
     }
 
-    /// Whether a node refuses what was sent before it lost its data.
+    /// Whether a node refuses messages that were sent before it lost its data.
     pub fn tells_admissions_apart(&self) -> bool {
         self.marker_is_checked && self.marker_names_admission
     }

@@ -1,4 +1,4 @@
-//! The model's node answers as the code's node does, whatever it is asked.
+//! The model's node gives the same answers as the core's node.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const NOW: u64 = 1_763_725_165_000_000;
 const HOUR: u64 = 3_600_000_000;
 const TTL_MS: u64 = 10;
 
-/// The wall clock stands still; time passes on the other.
+/// A wall clock that stands still beside a monotonic clock that advances.
 struct Fixed(AtomicU64);
 
 impl Clock for Fixed {
@@ -42,14 +42,14 @@ type Grant = (Owner, Token, u8);
 enum Event {
     Acquire(Grant),
     Extend(Grant),
-    /// And whether the record that is asked for has the mark of an extension.
+    /// The flag says whether the asked record has the mark of an extension.
     Repair(Grant, bool),
-    /// A record of nobody, with this T, replaces whatever stands there.
+    /// A record of nobody with this T replaces any lock.
     KeepFree(Token),
     Release(Grant, ReleaseScope),
     Expire,
-    /// And of the lock, for the code's node keeps fences for longer.
-    EndFence,
+    /// Ends the watermark and the lock: the core's node keeps watermarks longer.
+    EndWatermark,
     Wipe,
     Admit,
 }
@@ -65,14 +65,14 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         1 => (1..=6u8).prop_map(Event::KeepFree),
         6 => (grant(), 0..3usize).prop_map(|(grant, scope)| Event::Release(grant, SCOPES[scope])),
         1 => Just(Event::Expire),
-        1 => Just(Event::EndFence),
+        1 => Just(Event::EndWatermark),
         1 => Just(Event::Wipe),
         2 => Just(Event::Admit),
     ];
     prop::collection::vec(event, 1..60)
 }
 
-/// Tokens up to `oldest` are an hour old, the others are of now, and [`FAR`] is an hour ahead.
+/// Tokens up to `oldest` are an hour old, [`FAR`] is an hour ahead, the others are of now.
 fn micros(token: Token, oldest: Token) -> u64 {
     match token {
         FAR => NOW + HOUR,
@@ -91,7 +91,7 @@ fn record((owner, token, nonce): Grant, oldest: Token) -> Record {
     Record::new(&text.parse::<LockToken>().expect("a token"), &Info::default())
 }
 
-/// An extension marks the record: ';' for ':' after the owner.
+/// An extension marks the record: `;` instead of `:` after the owner.
 fn marked(grant: Grant, extended: bool, oldest: Token) -> Record {
     let mut text = record(grant, oldest).as_bytes().to_vec();
     if extended {
@@ -132,7 +132,7 @@ fn read(vote: CoreVote) -> String {
     }
 }
 
-/// A node of the code, as it stands at some time on its clock.
+/// A node of the core with its clock.
 struct Code {
     clock: Arc<Fixed>,
     node: MemoryNode,
@@ -145,8 +145,8 @@ impl Code {
     }
 }
 
-/// Lets the event happen to both, and compares what they answer.
-fn happens(
+/// Applies the event to both nodes and compares their answers.
+fn apply_to_both(
     event: Event,
     model: &mut Node,
     code: &Code,
@@ -191,9 +191,9 @@ fn happens(
             code.clock.0.fetch_add(TTL_MS + 1, Ordering::Relaxed);
             return Ok(());
         }
-        Event::EndFence => {
+        Event::EndWatermark => {
             model.expire();
-            model.end_fence();
+            model.end_watermark();
             let life = Duration::from_millis(TTL_MS + 1) + fence_grace(Duration::from_secs(2));
             code.clock.0.fetch_add(life.as_millis() as u64, Ordering::Relaxed);
             return Ok(());
@@ -217,20 +217,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn both_nodes_give_the_same_answers(events in events(), oldest in prop_oneof![Just(0u8), Just(2u8)]) {
+    fn nodes_agree_on_random_histories(events in events(), oldest in prop_oneof![Just(0u8), Just(2u8)]) {
         let mut model = Node::default();
         let code = Code::new();
         for event in events {
-            happens(event, &mut model, &code, oldest)?;
+            apply_to_both(event, &mut model, &code, oldest)?;
         }
     }
 }
 
-/// Histories that chance does not come upon, such as an extension, an expiry, a failed try and its undo: every event in
-/// every state that three tokens allow.
+/// Tries every event in every state that three tokens allow. Chance would miss some histories, such
+/// as an extension, an expiry, a failed proposal and its undo.
 #[test]
-fn both_nodes_give_the_same_answers_in_every_state() {
-    let mut events = vec![Event::Expire, Event::EndFence, Event::Wipe, Event::Admit];
+fn nodes_agree_in_every_small_state() {
+    let mut events = vec![Event::Expire, Event::EndWatermark, Event::Wipe, Event::Admit];
     events.extend([1, 2, 3].map(Event::KeepFree));
     for (owner, nonce) in [(Owner::A, 0), (Owner::A, 1), (Owner::B, 0)] {
         for token in [1, 2, 3, FAR] {
@@ -252,7 +252,7 @@ fn both_nodes_give_the_same_answers_in_every_state() {
                 code.node.restore(snapshot.clone());
                 code.clock.0.store(at, Ordering::Relaxed);
                 let mut model = node;
-                happens(*event, &mut model, &code, oldest)
+                apply_to_both(*event, &mut model, &code, oldest)
                     .unwrap_or_else(|why| panic!("{node:?}: {why}"));
                 if seen.insert(model) {
                     next.push((model, code.node.snapshot(), now()));

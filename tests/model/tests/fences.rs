@@ -1,4 +1,4 @@
-//! What a fence that has ended lets through, on the code's own node.
+//! What the core's own node accepts after a watermark has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use redlock_core::{Info, LockName, LockToken, Ttl};
 const START: u64 = 1_763_725_165_000_000;
 const D: Duration = Duration::from_secs(2);
 
-/// Both sides of it go on together.
+/// A clock whose two sides advance together.
 struct Hand(AtomicU64);
 
 impl Clock for Hand {
@@ -43,7 +43,7 @@ impl Master {
         self.clock.0.fetch_add(time.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Of an owner, minted now.
+    /// A record of an owner, minted now.
     fn grant(&self, owner: char) -> Record {
         let t = self.clock.wall_micros();
         let owner = owner.to_string().repeat(32);
@@ -88,17 +88,17 @@ impl Master {
     }
 }
 
-/// B's undo comes after a time-out and leaves its tombstone under A's lock. A releases just before that tombstone ends, and
-/// extends at the same time.
+/// B's undo comes after a time-out and leaves its tombstone under A's lock. A releases just before
+/// that tombstone ends, and extends at the same time.
 #[test]
-fn a_release_counts_on_no_fence_that_is_about_to_end() {
+fn release_prolongs_a_watermark_about_to_end() {
     let master = Master::new();
     let held = master.grant('a');
     assert_eq!(master.acquire(&held, 1_000), Vote::Granted);
     master.pass(Duration::from_millis(1));
     let failed = master.grant('b');
     assert!(matches!(master.release(&failed, ReleaseScope::Proposal), Vote::Held(_)));
-    // That tombstone outlives the lock as it was then, and goes a millisecond after the release.
+    // The tombstone outlives the lock as it was then, and ends a millisecond after the release.
     let last = Duration::from_secs(1) + fence_grace(D) - Duration::from_millis(1);
     while master.clock.monotonic() < last {
         assert!(matches!(master.extend(&held, 1_000), Vote::Extended { .. }));
@@ -112,9 +112,9 @@ fn a_release_counts_on_no_fence_that_is_about_to_end() {
     assert!(matches!(repaired, Vote::Stale { .. }), "a released lock is back: {repaired:?}");
 }
 
-/// There is no memory for the marks of an extension, but the lock lives longer all the same.
+/// No memory is left for the marks of an extension, but the lock lives longer.
 #[test]
-fn a_release_counts_on_no_fence_that_ended_before_its_lock() {
+fn release_replaces_a_watermark_that_ended_before_its_lock() {
     let master = Master::new();
     let held = master.grant('a');
     assert_eq!(master.acquire(&held, 1_000), Vote::Granted);
@@ -128,9 +128,10 @@ fn a_release_counts_on_no_fence_that_ended_before_its_lock() {
     assert!(matches!(repaired, Vote::Stale { .. }), "a released lock is back: {repaired:?}");
 }
 
-/// A known limit, not a promise: the release has reached nobody else, and the holder extends by another gateway.
+/// A known limit, not a promise: the release has reached no other node, and the holder extends
+/// through another gateway.
 #[test]
-fn an_extension_that_begins_when_the_barrier_has_ended_sets_the_lock_again() {
+fn late_extension_sets_the_lock_again() {
     let master = Master::new();
     let held = master.grant('a');
     assert_eq!(master.release(&held, ReleaseScope::Holder), Vote::Missing);

@@ -1,18 +1,19 @@
-//! With all rules on everything holds; with any rule off its own counter-example is found, in a case that holds with it.
+//! With all rules on every case holds. With one rule off its counter-example is found, in a case
+//! that holds with the rule.
 
 use redlock_model::catalogue::{CASES, MUTATIONS, Size, mutation};
-use redlock_model::eligibility::{Bounds, Eligibility, NOTHING_FORGOTTEN};
+use redlock_model::eligibility::{Bounds, Eligibility, NO_VOTE_AFTER_LOSS};
 use redlock_model::explore::{Until, explore};
 use redlock_model::repair::{Held, NEVER_LOST, Repair};
 use redlock_model::rules::Rules;
 
-/// One after the other: each uses all cores.
+/// Runs one case after the other: each uses all cores.
 #[test]
-fn with_all_rules_on_everything_holds_and_is_explored_wholly() {
+fn all_small_cases_hold_with_all_rules() {
     for case in CASES.iter().filter(|case| case.size == Size::Small) {
         let outcome = case.run(2, false);
         println!("{}: {outcome}", case.title);
-        assert!(outcome.complete, "{}: not explored wholly", case.title);
+        assert!(outcome.complete, "{}: exploration is incomplete", case.title);
         assert!(outcome.violated.is_empty(), "{}: {outcome}", case.title);
         assert!(
             !outcome.held.is_empty() && outcome.seen.values().all(|seen| *seen),
@@ -22,25 +23,22 @@ fn with_all_rules_on_everything_holds_and_is_explored_wholly() {
     }
 }
 
-fn is_missed(rule: &str) {
+fn assert_needed(rule: &str) {
     let mutation = mutation(rule).expect("a rule");
     let outcome = mutation.run(false);
     println!("without {rule}, in \"{}\": {outcome}", mutation.case.title);
     let story = outcome.violated.get(mutation.property);
-    assert!(
-        story.is_some_and(|story| story.len() > 1),
-        "nothing goes wrong without {rule}: {outcome}"
-    );
+    assert!(story.is_some_and(|story| story.len() > 1), "no violation without {rule}: {outcome}");
 }
 
-macro_rules! each_is_missed {
+macro_rules! each_is_needed {
     ($($rule:ident)*) => {
         mod without {
-            $(#[test] fn $rule() { super::is_missed(stringify!($rule)); })*
+            $(#[test] fn $rule() { super::assert_needed(stringify!($rule)); })*
         }
 
         #[test]
-        fn every_rule_is_switched_off_once() {
+        fn every_rule_is_tested_once() {
             let tested = [$(stringify!($rule)),*];
             let all: Vec<_> = MUTATIONS.iter().map(|mutation| mutation.rule).collect();
             assert_eq!(all, tested);
@@ -54,7 +52,7 @@ macro_rules! each_is_missed {
     };
 }
 
-each_is_missed! {
+each_is_needed! {
     lock_is_kept
     grants_have_nonces
     undo_is_exact
@@ -110,21 +108,21 @@ fn fields(debug: &str) -> Vec<&str> {
     debug.split([' ', '{', '}', ',']).filter_map(|word| word.strip_suffix(':')).collect()
 }
 
-/// They watch over what the model assumes: that a name leads to one process, and clocks keep their promise.
+/// Rules about the model's assumptions: a name leads to one process, and clocks keep their promise.
 const ASSUMED: [&str; 4] =
     ["name_is_followed", "returned_waits", "two_alive_are_noticed", "rate_is_checked"];
 
 #[test]
-fn the_rules_of_the_code_are_rules_of_the_model() {
+fn model_has_every_rule_of_the_core() {
     let code = format!("{:?}", redlock_core::node::SafetyRules::ALL);
     for rule in fields(&code).into_iter().filter(|rule| !ASSUMED.contains(rule)) {
-        assert!(mutation(rule).is_some(), "the code has a rule {rule} that the model has not");
+        assert!(mutation(rule).is_some(), "the model lacks the core's rule {rule}");
     }
 }
 
-/// Known limits, as the next one.
+/// A known limit, not a promise.
 #[test]
-fn admission_is_safe_only_as_far_as_clusters_are_operated_well() {
+fn careless_operation_breaks_eligibility() {
     let careless = Bounds { is_operated_well: false, faults: 2, ..Bounds::LOSSES };
     for bounds in [
         Bounds { durability: true, ..careless },
@@ -133,27 +131,28 @@ fn admission_is_safe_only_as_far_as_clusters_are_operated_well() {
     ] {
         let outcome = explore(
             Eligibility::new(Rules::ALL, bounds),
-            Until::Violated(NOTHING_FORGOTTEN),
+            Until::Violated(NO_VOTE_AFTER_LOSS),
             1,
             false,
         );
         println!("{bounds:?}: {outcome}");
-        assert!(outcome.violated.contains_key(NOTHING_FORGOTTEN), "{bounds:?}");
+        assert!(outcome.violated.contains_key(NO_VOTE_AFTER_LOSS), "{bounds:?}");
     }
 }
 
-/// A known limit, not a promise: it would be good news if this failed.
+/// A known limit, not a promise. It would be good news if this test failed.
 #[test]
-fn healing_does_not_help_on_a_node_that_was_away_from_before_the_first_extension() {
+fn repair_fails_on_a_node_absent_before_first_extension() {
     let outcome =
         explore(Repair::new(Rules::ALL, 2, Held::Granted), Until::Violated(NEVER_LOST), 1, false);
     println!("{outcome}");
     assert!(outcome.violated.contains_key(NEVER_LOST));
 }
 
-/// A catch-up follows an eligibility, and a node that was slow is not admitted again. Only an extension finds the gap.
+/// A catch-up follows an admission, and a slow node is not admitted again. Only an extension finds
+/// the gap.
 #[test]
-fn catch_up_alone_loses_a_lock_that_a_slow_node_missed() {
+fn catch_up_alone_loses_a_lock_missed_by_a_slow_node() {
     let rules = Rules { missing_is_repaired: false, ..Rules::ALL };
     let outcome =
         explore(Repair::new(rules, 2, Held::Missed), Until::Violated(NEVER_LOST), 1, false);

@@ -1,8 +1,9 @@
-//! Chance, all of it from one seed.
+//! Random numbers, all from one seed.
 //!
-//! Every part of a history that draws numbers has a stream of its own, so that a change in one part does not shift what
-//! all others draw. The generator is a named one (ChaCha8) and the way from its words to numbers is written out here:
-//! a seed means the same history until this file or the simulation changes, whatever becomes of other libraries.
+//! Every part of a history that draws numbers has a stream of its own. So a change in one part
+//! does not shift the numbers of the others. The generator is a named one (ChaCha8), and the way from
+//! its words to numbers is written out here. A seed means the same history until this file or the
+//! simulation changes, whatever other libraries do.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -11,12 +12,12 @@ use rand::rngs::ChaCha8Rng;
 use rand::{Rng, SeedableRng};
 use redlock_core::clock::Entropy;
 
-/// The purposes that draw random numbers. Each has a stream of its own, so one that draws more does not change what another draws.
+/// The purposes that draw random numbers, each with a stream of its own.
 #[derive(Debug, Clone, Copy)]
 pub enum Stream {
-    /// What kind of history it is.
+    /// The kind of history.
     Plan,
-    /// Delays and what becomes of messages on broken connections.
+    /// Delays, and the fate of messages on broken connections.
     Network,
     /// Delays and losses of hints.
     Hints,
@@ -25,12 +26,12 @@ pub enum Stream {
     Client(u8),
     /// One client of another library.
     Foreign(u8),
-    /// What breaks while the cluster is being started.
+    /// Faults while the cluster is being started.
     Bootstrap,
     /// One process of one gateway: owners, nonces, jitter.
     Gateway {
         index: u8,
-        /// Which of its processes.
+        /// The number of the process.
         process: u16,
     },
 }
@@ -56,7 +57,7 @@ impl Stream {
 pub struct Chance(ChaCha8Rng);
 
 impl Chance {
-    /// The stream of a seed.
+    /// A stream of a seed.
     pub fn new(seed: u64, stream: Stream) -> Self {
         let mut key = *b"redlock-simulation..one seed....";
         key[24..].copy_from_slice(&seed.to_le_bytes());
@@ -80,7 +81,7 @@ impl Chance {
         self.below(2 * limit + 1) as i64 - limit as i64
     }
 
-    /// True so many times in a hundred.
+    /// True with a probability of `hits` percent.
     pub fn percent(&mut self, hits: u64) -> bool {
         self.below(100) < hits
     }
@@ -90,9 +91,10 @@ impl Chance {
         Duration::from_millis(self.between(low, high))
     }
 
-    /// Whole milliseconds, at least one, exponentially distributed: the gaps of events that know nothing of each other.
+    /// Whole milliseconds, at least one, exponentially distributed: the gaps of independent events.
     pub fn gap(&mut self, mean: Duration) -> Duration {
-        // The sum of a geometric number of small steps needs no logarithm, whose last bits differ between platforms.
+        // The sum of a geometric number of small steps needs no logarithm, whose last bits differ
+        // between platforms.
         let step = (mean.as_millis() as u64 / 16).max(1);
         let mut steps = 0;
         while steps < 128 && self.below(16) != 0 {
@@ -101,7 +103,7 @@ impl Chance {
         Duration::from_millis(1 + steps * step + self.below(step))
     }
 
-    /// One of some things.
+    /// One of these values.
     pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
         among[self.below(among.len() as u64) as usize]
     }
@@ -111,7 +113,7 @@ impl Chance {
     }
 }
 
-/// The chance of one gateway process.
+/// The randomness of one gateway process.
 pub struct SimEntropy(Mutex<Chance>);
 
 impl SimEntropy {
@@ -132,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_means_the_same_numbers_for_ever() {
+    fn a_seed_always_gives_the_same_numbers() {
         let mut chance = Chance::new(17, Stream::Client(3));
         let drawn: Vec<u64> = (0..4).map(|_| chance.below(1000)).collect();
         assert_eq!(drawn, PINNED);

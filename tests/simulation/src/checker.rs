@@ -1,23 +1,26 @@
-//! The judge: pure over a recorded history, and ignorant of how it came about.
+//! The judge. It reads a recorded history and knows nothing of its origin.
 //!
-//! It demands what `crates/redlock-core` promises:
+//! It demands the promises of `crates/redlock-core`:
 //!
-//! 1. *Exclusion*: no two owners hold one lock at the same time. A hold lasts from the answer to the client's own
-//!    deadline, or until it sends a release; a successful extension prolongs it.
-//! 2. *Fencing*: a grant's T is larger than that of every grant of the lock that was answered before its request was sent.
-//! 3. *Register*: a register that refuses smaller tokens takes no write of a holder that has been succeeded by another
-//!    that wrote, and refuses no write of the rightful holder.
-//! 4. *Orphans*: where a release of an owner's T has been executed, no lock of this owner with that T or an older one is
-//!    set any more, or stored unless the master has lost the release; and where the gateway that was told of a release can reach a master, it does so.
-//!    A lock in the name of one who has left, and was told nothing, does not stay either.
-//! 5. *Extension*: from a grant to each of its successful extensions, nobody else was granted the lock.
-//! 6. *Kept*, where the history says that it is possible: a lock that was extended in time all along is not lost.
-//! 7. *Order*: of those who wait for a lock in one process, whoever came first has the smaller T.
-//! 8. *Answered*: whoever waits is answered when its patience ends, and in the end no process counts anybody who waits.
-//! 9. *Promised*: what an answer has promised is not undone by what else is asked for the same owner.
-//! 10. *Idle*: where nothing is broken, a lock that somebody waits for is not free for longer than a poll takes.
+//! 1. *Exclusion*: no two owners hold one lock at the same time. A hold lasts from the answer to
+//!    the client's own deadline, or until it sends a release. A successful extension prolongs it.
+//! 2. *Fencing*: the T of a grant is larger than that of every grant of the lock answered before
+//!    the request was sent.
+//! 3. *Register*: a register refuses smaller tokens. It takes no write of a holder after a write
+//!    of its successor, and refuses no write of the rightful holder.
+//! 4. *Orphans*: after a release of an owner's T, the master sets no lock of that owner with this
+//!    or an older T. It stores none either, unless it has lost the release. A
+//!    gateway delivers a release to every master that it can reach. The lock of a client that left
+//!    without an answer ends.
+//! 5. *Extension*: from a grant to each of its successful extensions, no other owner got the lock.
+//! 6. *Kept*, where the history allows it: a lock that was always extended in time is not lost.
+//! 7. *Order*: of the waiters for a lock in one process, the earlier one has the smaller T.
+//! 8. *Answered*: a waiter gets its answer when its patience ends. In the end no process counts
+//!    waiters.
+//! 9. *Promised*: no other request for the same owner undoes a given answer.
+//! 10. *Idle*: without faults, a lock with waiters is not free for longer than a poll takes.
 //!
-//! What it does not judge is counted in [`Summary`].
+//! [`Summary`] counts the rest.
 
 mod by_name;
 mod idle;
@@ -32,9 +35,9 @@ use self::by_name::Locks;
 pub use self::summary::Summary;
 pub use self::violation::{Demand, Violation};
 use self::violation::{PATIENCE, remembers};
-use crate::history::{Answer, Cast, Grant, History, Kind, Landing, Moment, Request};
+use crate::history::{Answer, Execution, Grant, History, Moment, OpKind, Request, VoteKind};
 
-/// Everything in a history that must not have happened, by time.
+/// All violations in a history, by time.
 pub fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (name, locks) in by_name::split(history) {
@@ -45,9 +48,9 @@ pub fn check(history: &History) -> Vec<Violation> {
         extension(name, &locks, &mut found);
     }
     orphans(history, &mut found);
-    unpaid(history, &mut found);
-    kept(history, &mut found);
-    promised(history, &mut found);
+    undelivered_releases(history, &mut found);
+    extended_locks_are_kept(history, &mut found);
+    answers_stand(history, &mut found);
     waiting::check(history, &mut found);
     found.sort_by_key(|violation| (violation.at, violation.demand));
     found
@@ -168,52 +171,56 @@ fn extension(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
 }
 
 fn orphans(history: &History, found: &mut Vec<Violation>) {
-    let mut released: BTreeMap<(u8, u8, u64), Landing> = BTreeMap::new();
-    let mut undone: BTreeMap<(u8, u8, Grant), Landing> = BTreeMap::new();
-    for landing in &history.landings {
-        let Some(grant) = landing.grant else { continue };
-        let key = (landing.master, landing.name, grant.owner);
+    let mut released: BTreeMap<(u8, u8, u64), Execution> = BTreeMap::new();
+    let mut undone: BTreeMap<(u8, u8, Grant), Execution> = BTreeMap::new();
+    for execution in &history.executions {
+        let Some(grant) = execution.grant else { continue };
+        let key = (execution.master, execution.name, grant.owner);
         let before = released.get(&key).filter(|release| covers(release, grant));
-        match (landing.kind, landing.cast) {
-            (Kind::Release, Cast::Released | Cast::Missing | Cast::Held) if before.is_none() => {
-                released.insert(key, *landing);
+        match (execution.kind, execution.vote_kind) {
+            (OpKind::Release, VoteKind::Released | VoteKind::Missing | VoteKind::Held)
+                if before.is_none() =>
+            {
+                released.insert(key, *execution);
             }
-            (Kind::Undo, Cast::Released | Cast::Missing | Cast::Held) => {
-                undone.insert((landing.master, landing.name, grant), *landing);
+            (OpKind::Undo, VoteKind::Released | VoteKind::Missing | VoteKind::Held) => {
+                undone.insert((execution.master, execution.name, grant), *execution);
             }
-            (Kind::Acquire | Kind::Repair, Cast::Granted) => {
-                // Another request may have confirmed it, and repairs it: not its own acquire, late.
-                let undo = undone.get(&(landing.master, landing.name, grant));
-                if let (Kind::Acquire, Some(undo)) = (landing.kind, undo) {
+            (OpKind::Acquire | OpKind::Repair, VoteKind::Granted) => {
+                // Another request may have confirmed the grant and repairs it. Only a late acquire
+                // of its own is wrong.
+                let undo = undone.get(&(execution.master, execution.name, grant));
+                if let (OpKind::Acquire, Some(undo)) = (execution.kind, undo) {
                     let text = format!(
-                        "n{} sets lock-{} {grant} again after its undo at {} ms, which it answered with {:?}",
-                        landing.master,
-                        landing.name,
+                        "n{} sets lock-{} {grant} again after its undo at {} ms, which it \
+                         answered with {:?}",
+                        execution.master,
+                        execution.name,
                         undo.moment.at.as_millis(),
-                        undo.cast
+                        undo.vote_kind
                     );
-                    found.push(Violation { demand: Demand::Orphan, at: landing.moment.at, text });
+                    found.push(Violation { demand: Demand::Orphan, at: execution.moment.at, text });
                 }
                 if let Some(release) = before {
                     let text = format!(
                         "n{} sets lock-{} {grant} again after a release at {} ms, which it answered with {:?} when that T \
                          was {} ms ahead of its time",
-                        landing.master,
-                        landing.name,
+                        execution.master,
+                        execution.name,
                         release.moment.at.as_millis(),
-                        release.cast,
+                        release.vote_kind,
                         release.ahead_micros / 1000
                     );
-                    found.push(Violation { demand: Demand::Orphan, at: landing.moment.at, text });
+                    found.push(Violation { demand: Demand::Orphan, at: execution.moment.at, text });
                 }
             }
             _ => {}
         }
     }
-    let end = history.landings.last().map_or(Duration::ZERO, |landing| landing.moment.at);
+    let end = history.executions.last().map_or(Duration::ZERO, |execution| execution.moment.at);
     for left in &history.leftovers {
         let release = released.get(&(left.master, left.name, left.grant.owner));
-        let stands = |release: &&Landing| remembers(history, left.master, release.moment);
+        let stands = |release: &&Execution| remembers(history, left.master, release.moment);
         if release.filter(stands).is_some_and(|release| covers(release, left.grant)) {
             let text = format!(
                 "n{} still stores lock-{} {} after a release",
@@ -224,8 +231,8 @@ fn orphans(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// A release that was sent is paid as soon as the master can be reached.
-fn unpaid(history: &History, found: &mut Vec<Violation>) {
+/// A gateway delivers a release as soon as it can reach the master.
+fn undelivered_releases(history: &History, found: &mut Vec<Violation>) {
     let long_ago = history.end.saturating_sub(PATIENCE);
     let due = |since: Duration| since <= long_ago;
     for left in &history.leftovers {
@@ -249,7 +256,8 @@ fn unpaid(history: &History, found: &mut Vec<Violation>) {
             });
         if let Some(sent) = sent {
             let text = format!(
-                "n{} still stores lock-{} {}, of which g{} could have told it; the release was sent at {} ms",
+                "n{} still stores lock-{} {}, though g{} could have delivered its release, sent \
+                 at {} ms",
                 left.master,
                 left.name,
                 left.grant,
@@ -261,13 +269,13 @@ fn unpaid(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-fn covers(release: &Landing, grant: Grant) -> bool {
+fn covers(release: &Execution, grant: Grant) -> bool {
     release.grant.is_some_and(|released| released.fencing >= grant.fencing)
 }
 
-/// The clients of such a history extend in time, so no extension must come to hear that the lock is gone. One that was
-/// sent after the deadline had passed hears of a loss that came before it.
-fn kept(history: &History, found: &mut Vec<Violation>) {
+/// The clients of such a history extend in time, so no extension may find the lock gone. An
+/// extension sent after the deadline may find an earlier loss.
+fn extended_locks_are_kept(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
         let (Some(end), Some(answer)) = (operation.end, operation.answer) else { continue };
         if let (Request::Extend { grant, .. }, Answer::Lost | Answer::NotHolder) =
@@ -280,9 +288,9 @@ fn kept(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// What was answered stands, whatever is asked for the same owner meanwhile: as long as nothing was lost, a holder in time
-/// is not told that its lock is gone.
-fn promised(history: &History, found: &mut Vec<Violation>) {
+/// An answer stands, whatever else is asked for the same owner. Without losses, a holder in time is
+/// never answered that its lock is gone.
+fn answers_stand(history: &History, found: &mut Vec<Violation>) {
     let is_quiet = |by: Moment| {
         history.faults.is_empty() && !history.losses.iter().any(|(lost, _)| *lost < by)
     };
@@ -297,7 +305,8 @@ fn promised(history: &History, found: &mut Vec<Violation>) {
             };
             if gone && is_quiet(answered) && locks.holds.iter().any(holds) {
                 let text = format!(
-                    "lock-{name} {grant} was promised for longer, and its holder is told that it is gone"
+                    "lock-{name} {grant} was granted for longer, but its holder is answered \
+                     that it is gone"
                 );
                 found.push(Violation { demand: Demand::Promised, at: answered.at, text });
             }

@@ -1,12 +1,13 @@
-//! Simulated clients: they want a lock, use it, and let go of it, in all the ways that clients do.
+//! Simulated clients: they ask for a lock, use it and release it, in all the ways that clients do.
 //!
-//! A client counts its deadline on its own clock, from the validity that it is told. It may be slow, forget its lock, come
-//! back too late and try to go on, ask again for the same owner through another gateway, let a stale copy of its request
-//! arrive, or hang up. It never does one thing: act as a holder past its deadline without the resource being able to
-//! tell. Its writes carry its fencing token.
+//! A client counts its deadline on its own clock, from the validity in the answer. It may be slow,
+//! forget its lock, or come back too late and try to go on. It may ask again for the same owner
+//! through another gateway, let a stale copy of its request arrive, or disconnect. Only one thing
+//! it never does: use a lock past its deadline without its fencing token. Its writes always carry
+//! the token.
 //!
-//! A good part of all clients waits in queues. They lose patience, hang up, repeat the same idempotency key while the first
-//! copy still waits, and their gateways die.
+//! About half of all clients wait in queues. They lose patience, disconnect, or repeat the same
+//! idempotency key while the first copy still waits; and their gateways die.
 
 mod eager;
 mod young;
@@ -27,7 +28,8 @@ use crate::master::lock_name;
 use crate::seen::grant;
 use crate::time::SimClock;
 
-/// What the locks protect: registers that refuse tokens smaller than the largest they have seen.
+/// The resources that the locks protect: registers that refuse tokens below the largest they have
+/// seen.
 #[derive(Default)]
 pub struct Registers(Mutex<BTreeMap<u8, u64>>);
 
@@ -46,36 +48,36 @@ pub struct Client {
     pub clock: SimClock,
     pub chance: Chance,
     pub gateways: Arc<[Gateway]>,
-    /// It asks for one of so many locks.
+    /// Number of locks that it chooses from.
     pub names: u8,
-    /// It asks for nothing any more from then on.
+    /// It sends no new requests from then on.
     pub until: Instant,
     pub recorder: Arc<Recorder>,
-    /// What the locks protect.
+    /// The protected resources.
     pub registers: Arc<Registers>,
-    /// What it is like.
+    /// Its behaviour.
     pub habits: Habits,
-    /// How many of a hundred requests name an owner of their own, as those with an idempotency key do.
+    /// Percentage of requests that name an owner of their own, as those with an idempotency key do.
     pub keyed_percent: u64,
     /// The longest TTL that it may ask for.
     pub longest_ttl: Duration,
-    /// How many of a hundred requests wait in the queue.
+    /// Percentage of requests that wait in the queue.
     pub waiting_percent: u64,
-    /// How many of a hundred ask for a TTL that is too short for the way to the masters.
+    /// Percentage of requests with a TTL that is too short for the way to the masters.
     pub hasty_percent: u64,
 }
 
-/// What a client is like.
+/// The behaviour of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Habits {
-    /// It does all that clients do.
+    /// It does everything that clients do.
     Any,
-    /// It keeps one lock from the beginning to the end, extending it in time.
+    /// It keeps one lock from the beginning to the end and extends it in time.
     Keeps,
     /// It leaves many locks alone for most of their TTL, and then extends each once.
     Leaves,
-    /// It waits in the queue, and most often gives the lock back soon.
-    Brisk,
+    /// It waits in the queue, and mostly releases the lock soon.
+    Eager,
 }
 
 /// A lock that the client was given.
@@ -94,20 +96,20 @@ struct Wish {
     ttl: Ttl,
     owner: Option<Chosen>,
     how: How,
-    /// Hangs up after so long.
+    /// When the client disconnects.
     hangs_up: Option<Duration>,
 }
 
 #[derive(Clone, Copy)]
 enum How {
     Once,
-    /// With backoff between tries.
+    /// With backoff between attempts.
     Polling,
-    /// In line, for so long.
+    /// In the queue, for at most this long.
     Waiting(Duration),
 }
 
-/// An owner that a client has chosen, with its first half, by which histories know it.
+/// An owner that a client has chosen, and its first half, which identifies it in histories.
 #[derive(Clone, Copy)]
 struct Chosen(Owner, u64);
 
@@ -123,7 +125,7 @@ impl Client {
         match self.habits {
             Habits::Keeps => return self.keep().await,
             Habits::Leaves => return self.leave_alone().await,
-            Habits::Brisk => return self.queue_up().await,
+            Habits::Eager => return self.queue_up().await,
             Habits::Any => {}
         }
         while Instant::now() < self.until {
@@ -153,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Some lock in some way; so many in a hundred hang up.
+    /// A random request. `hang_up_percent` of a hundred disconnect.
     fn wish(&mut self, hang_up_percent: u64) -> Wish {
         let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
         let how = self.how();
@@ -170,7 +172,8 @@ impl Client {
         let mut gateway = self.home();
         let wish = self.wish(15);
         let mut held = self.acquire_and_repeat(gateway, wish).await;
-        // Whoever asks for an owner of its own asks again, wherever, until it knows.
+        // A client with an owner of its own asks again, through any gateway, until it has an
+        // answer.
         for _ in 0..2 {
             if held.is_none() && wish.owner.is_some() && self.chance.percent(60) {
                 gateway = self.any_gateway();
@@ -204,11 +207,11 @@ impl Client {
                 _ => {}
             }
         }
-        self.let_go(hold, wish).await;
+        self.end_hold(hold, wish).await;
     }
 
-    /// The same owner once more, which is told of the same grant as long as that stands. A client that is told of another
-    /// goes on with that.
+    /// Asks once more for the same owner. The answer is the same grant while that stands. With
+    /// another grant the client goes on with that one.
     async fn ask_again(&mut self, hold: Hold, wish: Wish) -> Hold {
         let gateway = self.any_gateway();
         let hangs_up = self.chance.percent(25).then(|| self.chance.millis(1, 40));
@@ -222,12 +225,12 @@ impl Client {
         again
     }
 
-    async fn let_go(&mut self, mut hold: Hold, wish: Wish) {
+    async fn end_hold(&mut self, mut hold: Hold, wish: Wish) {
         let gateway = if self.chance.percent(60) { self.home() } else { self.any_gateway() };
         match self.chance.below(20) {
-            // It has lost it.
+            // The client has forgotten the lock.
             0..=2 => {}
-            // It sleeps through its deadline and goes on as if nothing had happened.
+            // The client sleeps past its deadline and goes on.
             3..=6 => {
                 let left = hold.until.saturating_duration_since(Instant::now());
                 let late = self.chance.millis(0, 2_500);
@@ -247,8 +250,8 @@ impl Client {
         }
     }
 
-    /// Sometimes sends a copy of a request that waits, with the same key and through any gateway, before the first is
-    /// answered. What the client goes on with is the larger token.
+    /// Sometimes sends a copy of a waiting request, with the same key and through any gateway,
+    /// before the first is answered. The client goes on with the larger token.
     async fn acquire_and_repeat(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
         if !matches!(wish.how, How::Waiting(_)) || wish.owner.is_none() || !self.chance.percent(40)
         {
@@ -303,7 +306,7 @@ impl Client {
             Ok(outcome) => outcome,
             Err(_) => {
                 task.abort();
-                // Granted at this very moment: the gateway finds nobody to tell.
+                // Granted at this very moment: the gateway has no client to answer.
                 if let Ok(Ok(lease)) = task.await
                     && let Some(redlock) = self.gateway(gateway).redlock()
                 {
@@ -362,7 +365,7 @@ impl Client {
         }
     }
 
-    /// Gives the lock back; asks again, anywhere, as long as the outcome is unknown.
+    /// Releases the lock. It asks again, through any gateway, while the outcome is unknown.
     async fn release(&mut self, mut gateway: u8, hold: &Hold, tries: u32) {
         let Hold { name, token, grant, .. } = *hold;
         for _ in 0..tries {
@@ -376,13 +379,13 @@ impl Client {
                     name,
                     Request::Release { grant },
                 );
-                let heard = match task.await {
+                let outcome = match task.await {
                     Ok(Ok(())) => Answer::Released,
                     Ok(Err(error)) => answer(&error),
                     Err(_) => Answer::GatewayDied,
                 };
-                self.recorder.end(number, heard);
-                if !matches!(heard, Answer::Unknown | Answer::GatewayDied) {
+                self.recorder.end(number, outcome);
+                if !matches!(outcome, Answer::Unknown | Answer::GatewayDied) {
                     return;
                 }
             }
@@ -397,9 +400,9 @@ impl Client {
         self.recorder.write(hold.name, hold.grant, accepted);
     }
 
-    /// How long, truly, the client believes in a lease that it is told of now.
+    /// True time for which the client believes in a lease that it receives now.
     fn held_for(&self, gateway: u8, lease: &Lease) -> Duration {
-        // The gateway may have died at this very moment; its answer is on the way all the same.
+        // The gateway may have died at this very moment; its answer is on the way nevertheless.
         let redlock = self.gateway(gateway).redlock();
         redlock
             .and_then(|redlock| redlock.validity(lease))
@@ -450,7 +453,7 @@ impl Client {
         Ttl::from_millis(millis).expect("within the limits")
     }
 
-    /// As random as an idempotency key makes it; `Owner::derive` is not what is simulated.
+    /// An owner as random as an idempotency key makes it. `Owner::derive` is not simulated.
     fn owner(&mut self) -> Chosen {
         let mut raw = [0; Owner::LEN];
         for byte in &mut raw {

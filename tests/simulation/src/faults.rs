@@ -1,7 +1,8 @@
-//! What goes wrong. Each kind of fault is a task with a stream of its own, that waits for a random while, does its harm,
-//! and mends it again. Faults of one kind may overlap, and those of different kinds do.
+//! The faults. Each kind is a task with a stream of its own. The task waits for a random while,
+//! causes a fault, and mends it. Faults of one kind or of different kinds may overlap.
 //!
-//! The assumptions are kept here: gateways' wall clocks stay within half of S of true time, so within S of each other.
+//! The assumptions hold: gateways' wall clocks stay within half of `max_clock_skew` of true time,
+//! so within `max_clock_skew` of each other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +16,17 @@ use crate::master::{Left, Master};
 use crate::network::Network;
 use crate::plan::Plan;
 
-/// Everything that can be harmed.
+/// The parties that faults can affect.
 #[derive(Clone)]
 pub struct Stage {
-    /// What is to happen.
+    /// The plan of the history.
     pub plan: Arc<Plan>,
     pub masters: Arc<[Arc<Master>]>,
     pub gateways: Arc<[Gateway]>,
-    /// What is between them.
+    /// The network between them.
     pub network: Arc<Network>,
     pub recorder: Arc<Recorder>,
-    /// No harm is done from then on.
+    /// No fault begins from then on.
     pub until: Instant,
 }
 
@@ -48,7 +49,7 @@ enum FaultKind {
 }
 
 impl Stage {
-    /// Starts everything that the plan wants.
+    /// Starts every kind of fault in the plan.
     pub fn begin(&self) {
         let faults = self.plan.faults;
         let kinds = [
@@ -74,12 +75,12 @@ impl Stage {
         }
     }
 
-    /// Mends everything: from now on only what is already under way happens.
+    /// Mends everything. From now on only events under way happen.
     pub fn mend(&self) {
         let mut chance = Chance::new(self.plan.seed, Stream::Fault(u8::MAX - 1));
         self.network.lighten();
         for master in self.masters.iter() {
-            // Where nothing went wrong nothing jumps.
+            // A clock without a fault does not jump.
             master.clock.mend();
             master.promote();
             master.limit_sets(None);
@@ -130,7 +131,7 @@ impl Stage {
     }
 
     fn crash(&self, chance: &mut Chance) {
-        // A snapshot from some time before is what such a restart finds.
+        // A later restart finds this old snapshot.
         if chance.percent(30) {
             self.masters.iter().for_each(|master| master.save());
         }
@@ -198,7 +199,7 @@ impl Stage {
         }
     }
 
-    /// Up to four times D off, then right again.
+    /// Sets the clock up to four times `max_clock_skew` off, then right again.
     fn master_clock(&self, chance: &mut Chance) {
         let skew = self.plan.skew.as_micros() as u64;
         for victim in self.victims(chance) {
@@ -221,7 +222,7 @@ impl Stage {
         for victim in self.victims(chance) {
             let hints = chance.percent(50);
             gateway.cut(victim, hints);
-            let both = if hints { ", that for hints too" } else { "" };
+            let both = if hints { ", as does the one for hints" } else { "" };
             self.note(
                 format!("g{}", gateway.index),
                 format!("connection to n{victim} breaks{both}"),
@@ -268,7 +269,7 @@ impl Stage {
         self.note(format!("g{}", gateway.index), format!("wall clock {:+} ms", offset / 1000));
     }
 
-    /// It keeps its own data when it is made a master again before it has been sent any.
+    /// A replica keeps its own data if it becomes a master again before it has received any.
     fn replica(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
         let of = chance.below(self.masters.len() as u64) as usize;
@@ -286,7 +287,7 @@ impl Stage {
         });
     }
 
-    /// What it has run ahead it is put back afterwards, which ends no lock.
+    /// The lead is put back afterwards, which ends no lock.
     fn slew(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
         let ppm = self.plan.slewed_ppm;
@@ -305,7 +306,7 @@ impl Stage {
         });
     }
 
-    /// For longer than gateways take to notice.
+    /// Lasts longer than gateways take to notice.
     fn name(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
         if !self.masters[victim].move_name(false) {
@@ -339,7 +340,8 @@ impl Stage {
         }
     }
 
-    /// As seen from outside: what the process would have done meanwhile, it does when its messages go on.
+    /// Stops a gateway as seen from outside. Its actions from that time take effect when its
+    /// messages go on.
     fn gateway_stop(&self, chance: &mut Chance) {
         let gateway = chance.below(self.gateways.len() as u64) as u8;
         let until = Instant::now() + outage(chance);
@@ -353,7 +355,8 @@ impl Stage {
         );
     }
 
-    /// As when the one machine under everything is suspended: timers and messages are due all at once afterwards.
+    /// As if the machine under everything were suspended: timers and messages are all due at once
+    /// afterwards.
     async fn freeze(&self, chance: &mut Chance) {
         let pause = outage(chance);
         self.recorder.situation("freezes");
@@ -367,7 +370,7 @@ impl Stage {
     }
 }
 
-/// Often shorter than what it takes to notice.
+/// Often shorter than the time to notice it.
 fn outage(chance: &mut Chance) -> Duration {
     match chance.below(10) {
         0..=3 => chance.millis(2, 60),

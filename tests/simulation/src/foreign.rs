@@ -1,6 +1,7 @@
-//! A client of another Redlock library on the same masters: SET NX PX of a value of its own on one after the other, a
-//! majority within the validity, compare and delete. It knows no fences and no markers, so it is let loose only where no
-//! master forgets anything.
+//! A client of another Redlock library on the same masters. It runs SET NX PX with a value of its
+//! own on one master after the other. It needs a majority within the validity, and releases by
+//! compare and delete. It knows neither watermarks nor markers, so it runs only where no master
+//! loses data.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::chance::{Chance, Stream};
 use crate::faults::Stage;
 
-/// What its own clock and those of the masters may differ by in a TTL.
+/// Difference of its own clock and the masters' within a TTL, as a fraction.
 const DRIFT: f64 = 0.01;
 
 /// Lives until the history ends.

@@ -1,7 +1,9 @@
-//! A simulated gateway: a process with the real core in it, a node of the core for each master, and requests under way.
+//! A simulated gateway: a process with the real core in it, a core node for each master, and
+//! running requests.
 //!
-//! A gateway can die. Then its requests and workers stop at once, nothing is cleaned up, and what was under way to masters
-//! may still arrive. Its successor is a fresh core: an empty hybrid clock, admissions that have seen nothing.
+//! A gateway can die. Then its requests and workers stop at once without cleaning up. Its messages
+//! on the way to masters may still arrive. Its successor is a fresh core with an empty hybrid clock
+//! and no knowledge of masters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -76,11 +78,14 @@ impl Gateway {
         let stream = Stream::Gateway { index: self.index, process: state.started };
         let entropy = Arc::new(SimEntropy::new(Chance::new(self.plan.seed, stream)));
         let dead = Arc::new(AtomicBool::new(false));
-        // Every gateway's first process has the operator's word that the cluster is brand-new.
+        // Every gateway's first process runs with `--bootstrap`.
         let first = state.started == 1;
         let cluster_config = self.plan.cluster_config(&cluster_of(&self.masters));
-        let observer =
-            Watch { gateway: self.index, dead: dead.clone(), recorder: self.recorder.clone() };
+        let observer = RecordingObserver {
+            gateway: self.index,
+            dead: dead.clone(),
+            recorder: self.recorder.clone(),
+        };
         let env = Env { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
         let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
         let node_registry = Arc::<NodeRegistry>::default();
@@ -118,22 +123,22 @@ impl Gateway {
     /// Kills the process; false when there is none.
     pub fn kill(&self) -> bool {
         let Some(process) = self.state().process.take() else { return false };
-        // First of all: what the requests leave behind when they are dropped must not reach anybody.
+        // This comes first: the clean-up of dropped requests must not reach any master.
         process.dead.store(true, Ordering::Relaxed);
         process.nodes.iter().for_each(|node| node.remote.abort());
         process.requests.iter().for_each(AbortHandle::abort);
         true
     }
 
-    /// Kills the process, and none is started from now on. A gateway that is let in later has no word that the cluster is
-    /// brand-new.
+    /// Kills the process and forbids another start. A gateway that starts later has no
+    /// `--bootstrap`.
     pub fn bar(&self) {
         self.kill();
         let mut state = self.state();
         (state.barred, state.started) = (true, state.started.max(1));
     }
 
-    /// From now on a process may be started.
+    /// Allows a start again.
     pub fn unbar(&self) {
         self.state().barred = false;
     }
@@ -157,12 +162,12 @@ impl Gateway {
         Some(self.state().process.as_ref()?.redlock.clone())
     }
 
-    /// Which process of the gateway runs, or ran last.
+    /// The number of the running process, or of the last one.
     pub fn process(&self) -> u16 {
         self.state().started
     }
 
-    /// Breaks the connection to a master, and if wanted the one for hints.
+    /// Breaks the connection to a master, and optionally the one for hints.
     pub fn cut(&self, master: usize, hints: bool) {
         let place = self.masters.iter().position(|known| usize::from(known.index) == master);
         if let (Some(process), Some(place)) = (&self.state().process, place) {
@@ -175,13 +180,14 @@ impl Gateway {
         self.plan.clock_limit()
     }
 
-    /// How many wait at it; `None` when it is down.
+    /// Its waiters; `None` when it is down.
     pub fn remaining(&self) -> Option<Remaining> {
         let Waiting { waiters, locks } = self.redlock()?.waiting();
         Some(Remaining { gateway: self.index, waiters, locks })
     }
 
-    /// Whether the gateway lets a master vote and sees that it has caught up; `None` when the gateway is down.
+    /// Whether the gateway lets a master vote and sees that it has caught up; `None` when the
+    /// gateway is down.
     pub fn has_caught_up(&self, master: usize) -> Option<bool> {
         let state = self.state();
         let status = state.process.as_ref()?.nodes[master].status();
@@ -206,18 +212,18 @@ impl Gateway {
     }
 }
 
-/// What gateways call a master.
+/// The gateways' name for a master.
 pub fn node_name(master: &Master) -> String {
     format!("n{}", master.index)
 }
 
-/// What a configuration calls its node set.
+/// A configuration's name for its node set.
 pub fn cluster_of(masters: &[Arc<Master>]) -> String {
     let names: Vec<String> = masters.iter().map(|master| node_name(master)).collect();
     ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str))
 }
 
-/// A node of the core; of a process that is dead, what is left of it.
+/// A node of the core, which may outlive its dead process.
 struct SimNode {
     remote: RemoteNode,
     link: SimLink,
@@ -225,9 +231,9 @@ struct SimNode {
 }
 
 impl SimNode {
-    /// What is left of a dead process cannot be stopped, only kept from doing anything: an answer that leaves nothing to do
-    /// lets it end.
-    fn keeps(&self, reply: Reply) -> Option<Reply> {
+    /// Answers for a dead process. Its remains cannot be stopped, only kept from acting: an answer
+    /// without consequences ends them.
+    fn unless_dead(&self, reply: Reply) -> Option<Reply> {
         if self.dead.load(Ordering::Relaxed) {
             reply.send(Vote::Missing);
             return None;
@@ -246,7 +252,7 @@ impl Node for SimNode {
     }
 
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply) {
-        if let Some(reply) = self.keeps(reply) {
+        if let Some(reply) = self.unless_dead(reply) {
             self.remote.submit(op, not_after, reply);
         }
     }
@@ -286,13 +292,13 @@ impl Node for SimNode {
 }
 
 impl Plan {
-    /// What markers say.
+    /// The configuration in markers.
     pub fn cluster_config(&self, cluster: &str) -> ClusterConfig {
         let skew = if self.marker_names_skew { self.skew } else { Duration::ZERO };
         ClusterConfig::new(cluster, self.max_ttl, skew)
     }
 
-    /// What masters are told.
+    /// The settings sent to masters.
     pub fn node_settings(&self) -> NodeSettings {
         let settings =
             NodeSettings::default().with_max_clock_skew(self.skew).with_rules(self.rules);
@@ -330,24 +336,24 @@ impl Plan {
     }
 }
 
-/// What the core lets a gateway measure, as far as a history wants it.
-struct Watch {
+/// Records the core's observations that a history needs.
+struct RecordingObserver {
     gateway: u8,
     dead: Arc<AtomicBool>,
     recorder: Arc<Recorder>,
 }
 
-impl Watch {
+impl RecordingObserver {
     fn note(&self, text: String) {
         self.recorder.note(format!("g{}", self.gateway), text);
     }
 
-    fn lives(&self) -> bool {
+    fn is_alive(&self) -> bool {
         !self.dead.load(Ordering::Relaxed)
     }
 }
 
-impl Observer for Watch {
+impl Observer for RecordingObserver {
     fn node_call(&self, _: &str, _: usize, _: Duration) {}
     fn clock_offset(&self, _: &str, _: i64) {}
     fn vote(&self, _: usize, vote: &Vote) {
@@ -361,7 +367,7 @@ impl Observer for Watch {
     }
 
     fn node_status(&self, node: &str, status: &NodeStatus) {
-        if !self.lives() {
+        if !self.is_alive() {
             return;
         }
         let NodeStatus { state, detail, .. } = status;
@@ -375,7 +381,7 @@ impl Observer for Watch {
     }
 
     fn handed_over(&self, kind: HandoffRoute) {
-        if self.lives() {
+        if self.is_alive() {
             self.recorder.count(|counts| match kind {
                 HandoffRoute::Local => counts.handed_locally += 1,
                 HandoffRoute::Remote => counts.handed_remotely += 1,
@@ -384,14 +390,14 @@ impl Observer for Watch {
     }
 
     fn release_abandoned(&self, node: usize) {
-        if self.lives() {
+        if self.is_alive() {
             self.recorder.count(|counts| counts.abandoned += 1);
-            self.note(format!("gives a release on n{node} up"));
+            self.note(format!("gives up a release on n{node}"));
         }
     }
 
     fn repaired(&self, node: usize) {
-        if self.lives() {
+        if self.is_alive() {
             self.recorder.count(|counts| counts.repairs += 1);
             self.note(format!("has repaired a lock on n{node}"));
         }

@@ -1,7 +1,8 @@
-//! What happened: the record that the checker judges and the timeline shows. It knows nothing of the simulation; a test
-//! can write one by hand.
+//! The record of a history, which the checker judges and the timeline shows. It knows nothing of
+//! the simulation; a test can write one by hand.
 //!
-//! Everything carries a [`Moment`]: the true time, and a number that orders what happened within one millisecond.
+//! Everything carries a [`Moment`]: the true time, and a number that orders events within one
+//! millisecond.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,27 +16,27 @@ use crate::time::EPOCH_MICROS;
 /// When something happened. Ordered by `seq`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Moment {
-    /// Its place in the order of all that happened.
+    /// Its place in the order of all events.
     pub seq: u64,
     /// True time since the history began.
     pub at: Duration,
 }
 
-/// One grant of a lock: whose, and with which fencing token.
+/// One grant of a lock: its owner and its fencing token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Grant {
     /// The first half of the owner.
     pub owner: u64,
     /// T, in microseconds since 1970.
     pub fencing: u64,
-    /// What tells it from another grant of the owner with the same T.
+    /// Tells two grants of the owner with the same T apart.
     pub nonce: u32,
 }
 
-/// What a client asked a gateway for.
+/// A client's request to a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// The lock, for so many milliseconds, for a fresh owner or a given one.
+    /// Asks for the lock, for a fresh owner or a given one.
     Acquire {
         /// The owner, if the client chose it.
         owner: Option<u64>,
@@ -44,45 +45,46 @@ pub enum Request {
         /// How long it waits in the queue, if it does.
         patience_ms: Option<u64>,
     },
-    /// To keep it for so many milliseconds more.
+    /// Asks to keep the lock for another TTL.
     Extend {
-        /// What the client shows.
+        /// The grant that the client sends.
         grant: Grant,
         /// The TTL.
         ttl_ms: u64,
     },
-    /// To give it back.
+    /// Releases the lock.
     Release {
-        /// What the client shows.
+        /// The grant that the client sends.
         grant: Grant,
     },
 }
 
-/// What the client heard.
+/// The answer to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It has the lock, for so long of true time as its own clock measures the validity it was told.
+    /// The client has the lock. `held_for` is true time: the validity as the client's own clock
+    /// measures it.
     Granted {
         grant: Grant,
-        /// From the answer on.
+        /// Counted from the answer.
         held_for: Duration,
-        /// It is the grant of an earlier request for the same owner.
+        /// The grant of an earlier request for the same owner.
         replayed: bool,
     },
-    /// It keeps the lock for so long of true time.
+    /// The client keeps the lock for this true time.
     Extended {
-        /// From the answer on.
+        /// Counted from the answer.
         held_for: Duration,
     },
-    /// It has given the lock back.
+    /// The client has released the lock.
     Released,
-    /// Somebody else has the lock.
+    /// Another owner has the lock.
     Held,
-    /// There is no such lock any more.
+    /// The lock is gone.
     Lost,
-    /// Somebody else has the lock by now.
+    /// Another owner has the lock by now.
     NotHolder,
-    /// No majority could be reached; nothing is held.
+    /// No majority could be reached; the client holds nothing.
     NoQuorum,
     /// No majority could be reached; the old deadline stands.
     Unknown,
@@ -100,24 +102,24 @@ pub struct Operation {
     pub end: Option<Moment>,
     pub client: u8,
     pub gateway: u8,
-    /// Which of its processes.
+    /// The number of the gateway's process.
     pub process: u16,
     pub name: u8,
     pub request: Request,
-    /// It is one of the extensions, all in time, that keep a lock through faults that it can survive.
+    /// Whether it is one of the timely extensions that keep a lock through survivable faults.
     pub keeps: bool,
     /// The answer, once there is one.
     pub answer: Option<Answer>,
-    /// How a waiter came to be granted the lock.
+    /// The waiter's ticket and rounds, if it waited.
     pub waited: Option<Waited>,
 }
 
-/// What a lease tells of the queue.
+/// The queue data of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waited {
     /// Its number among the waiters of the process; `None` when it did not wait in the queue.
     pub ticket: Option<u64>,
-    /// How many times the masters were asked.
+    /// Number of rounds.
     pub rounds: u32,
 }
 
@@ -126,71 +128,71 @@ pub struct Waited {
 pub struct Remaining {
     pub gateway: u8,
     pub waiters: usize,
-    /// For how many locks.
+    /// Number of locks they wait for.
     pub locks: usize,
 }
 
-/// A holder writes to what the lock protects, a register that refuses tokens smaller than the largest it has seen.
+/// A holder's write to a register, which refuses tokens below the largest it has seen.
 #[derive(Debug, Clone, Copy)]
 pub struct Write {
     pub moment: Moment,
-    /// Which lock and register.
+    /// The lock and its register.
     pub name: u8,
     pub grant: Grant,
     /// Whether the register took it.
     pub accepted: bool,
 }
 
-/// Kinds of operations that reach a master.
+/// Kinds of operations on a master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum OpKind {
     Acquire,
-    /// Set it again where it was lost.
+    /// Sets a lost lock again.
     Repair,
     Extend,
     Release,
-    /// Of a try that failed: of exactly its grant.
+    /// Releases exactly the grant of a failed proposal.
     Undo,
     Inspect,
 }
 
-/// How a master votes, without the particulars.
+/// A master's vote, without details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cast {
+pub enum VoteKind {
     Granted,
     /// Another grant of the same owner stands.
     Yours,
-    /// Somebody else has it.
+    /// Another owner has the lock.
     Held,
-    /// T is not larger than the fence.
+    /// T is not above the watermark.
     Stale,
     Extended,
     Released,
     Missing,
     Found,
-    /// The marker is not the one shown.
+    /// The marker differs from the sent one.
     Quarantined,
     /// T is too far from the master's time.
     Clock,
     Error,
 }
 
-/// An operation is executed on a master.
+/// An operation executed on a master.
 #[derive(Debug, Clone, Copy)]
-pub struct Landing {
+pub struct Execution {
     pub moment: Moment,
     pub master: u8,
     pub gateway: u8,
-    /// Whether the gateway had given the connection up by then.
+    /// Whether the gateway had already given up the connection.
     pub late: bool,
     pub name: u8,
-    pub kind: Kind,
-    /// With which owner and token.
+    pub kind: OpKind,
+    /// Its owner and token.
     pub grant: Option<Grant>,
     /// How far the token was ahead of the master's wall clock, in microseconds.
     pub ahead_micros: i64,
-    /// What came of it.
-    pub cast: Cast,
+    /// Its vote.
+    pub vote_kind: VoteKind,
 }
 
 /// A lock that a master still stores when everything has settled.
@@ -199,7 +201,7 @@ pub struct Leftover {
     pub master: u8,
     pub name: u8,
     pub grant: Grant,
-    /// How long it would live.
+    /// Its remaining life.
     pub expires_in: Duration,
 }
 
@@ -208,13 +210,13 @@ pub struct Leftover {
 pub struct Reach {
     pub gateway: u8,
     pub master: u8,
-    /// Since when this process of the gateway runs.
+    /// When this process of the gateway started, since the history began.
     pub started: Duration,
     /// Since when, without a break, it has let the master vote.
     pub admitted: Duration,
 }
 
-/// Anything else worth knowing: faults, admissions.
+/// Another event worth knowing: a fault, an admission.
 #[derive(Debug, Clone)]
 pub struct Note {
     pub moment: Moment,
@@ -222,14 +224,14 @@ pub struct Note {
     pub text: String,
 }
 
-/// What is counted and not judged.
+/// Counters that the checker does not judge.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Quarantines that a gateway saw for the first time.
     pub quarantines: u64,
     /// Admissions of a master by a gateway.
     pub admissions: u64,
-    /// Locks that were set again where they had been lost.
+    /// Repairs of lost locks.
     pub repairs: u64,
     pub faults: u64,
     pub abandoned: u64,
@@ -237,13 +239,13 @@ pub struct Counts {
     pub handed_locally: u64,
     /// Locks that a waiter got after a hint from another gateway.
     pub handed_remotely: u64,
-    /// Hints that were published, once for each gateway that listened.
+    /// Hints that were published, counted once for each listening gateway.
     pub hints_sent: u64,
-    /// Of these, how many were lost.
+    /// Of these, the lost ones.
     pub hints_lost: u64,
 }
 
-/// All that happened, by kind.
+/// All events, by kind.
 #[derive(Debug, Clone, Default)]
 pub struct History {
     /// Requests, by start.
@@ -251,38 +253,38 @@ pub struct History {
     /// Writes, in order.
     pub writes: Vec<Write>,
     /// Executions, in order.
-    pub landings: Vec<Landing>,
-    /// When which master forgot all or some of what it had stored, in order.
+    pub executions: Vec<Execution>,
+    /// When each master lost all or part of its data, in order.
     pub losses: Vec<(Moment, u8)>,
-    /// When something was broken, in order. Everything may be disturbed for a while after it.
+    /// When faults happened, in order. Their effects may last for a while.
     pub faults: Vec<Moment>,
-    /// When everything stood still, from and until.
+    /// Freezes of everything, from and until.
     pub freezes: Vec<(Duration, Duration)>,
-    /// Who still waits at the end.
+    /// Waiters at the end.
     pub remaining: Vec<Remaining>,
-    /// What is left at the end.
+    /// Locks on masters at the end.
     pub leftovers: Vec<Leftover>,
-    /// Which gateways let which masters vote at the end.
+    /// The masters that each gateway lets vote at the end.
     pub reaches: Vec<Reach>,
-    /// When the end is.
+    /// The end.
     pub end: Duration,
-    /// The rest, in order.
+    /// Other events, in order.
     pub notes: Vec<Note>,
     pub counts: Counts,
-    /// How often something came about that a simulation should have seen.
+    /// How often each noteworthy situation occurred.
     pub situations: BTreeMap<&'static str, u64>,
     /// Locks of other Redlock clients on the same masters, by the end of each.
     pub foreign: Vec<ForeignHold>,
 }
 
-/// Another Redlock client held a lock: it had a majority, and has stopped by its own deadline.
+/// A hold of another Redlock client: it had a majority, and has stopped by its own deadline.
 #[derive(Debug, Clone, Copy)]
 pub struct ForeignHold {
-    /// Which lock.
+    /// The lock.
     pub name: u8,
-    /// When it knew.
+    /// When the client learned of it.
     pub from: Moment,
-    /// When it let go.
+    /// When the client released it.
     pub until: Moment,
 }
 
@@ -295,7 +297,7 @@ pub struct Recorder {
 struct Inner {
     history: History,
     seq: u64,
-    /// Taken: what still happens while the simulation is torn down is not part of the history.
+    /// Set when the history is taken. Later events belong to the teardown, not to the history.
     closed: bool,
 }
 
@@ -308,7 +310,7 @@ impl Recorder {
         }
     }
 
-    /// A request is sent; the answer goes to the number.
+    /// Records a request. Its answer goes to the returned number.
     pub fn begin(
         &self,
         client: u8,
@@ -333,21 +335,21 @@ impl Recorder {
         inner.history.operations.len() - 1
     }
 
-    /// It was granted to a waiter.
+    /// Records the queue data of a granted waiter.
     pub fn waited(&self, number: usize, waited: Waited) {
         if let Some(operation) = self.lock().history.operations.get_mut(number) {
             operation.waited = Some(waited);
         }
     }
 
-    /// It is an extension that must not come too late.
+    /// Marks an extension that must keep its lock.
     pub fn must_keep(&self, number: usize) {
         if let Some(operation) = self.lock().history.operations.get_mut(number) {
             operation.keeps = true;
         }
     }
 
-    /// The request with this number is answered.
+    /// Records the answer to the request with this number.
     pub fn end(&self, number: usize, answer: Answer) {
         let (mut inner, end) = self.next();
         if let Some(operation) = inner.history.operations.get_mut(number) {
@@ -355,32 +357,32 @@ impl Recorder {
         }
     }
 
-    /// A write to a register.
+    /// Records a write to a register.
     pub fn write(&self, name: u8, grant: Grant, accepted: bool) {
         let (mut inner, moment) = self.next();
         inner.history.writes.push(Write { moment, name, grant, accepted });
     }
 
-    /// An execution; its moment is filled in here.
-    pub fn landing(&self, landing: Landing) {
+    /// Records an execution; this function fills in its moment.
+    pub fn execution(&self, execution: Execution) {
         let (mut inner, moment) = self.next();
-        inner.history.landings.push(Landing { moment, ..landing });
+        inner.history.executions.push(Execution { moment, ..execution });
     }
 
-    /// A master forgets something.
+    /// Records that a master loses data.
     pub fn loss(&self, master: u8) {
         let (mut inner, moment) = self.next();
         inner.history.losses.push((moment, master));
     }
 
-    /// Something is broken on purpose: counted, and remembered with its moment.
+    /// Counts a fault and records its moment.
     pub fn fault(&self) {
         let (mut inner, moment) = self.next();
         inner.history.counts.faults += 1;
         inner.history.faults.push(moment);
     }
 
-    /// Takes down what is worth knowing and neither request nor execution.
+    /// Records an event that is neither a request nor an execution.
     pub fn note(&self, who: impl Into<String>, text: impl Into<String>) {
         let (mut inner, moment) = self.next();
         inner.history.notes.push(Note { moment, who: who.into(), text: text.into() });
@@ -391,7 +393,7 @@ impl Recorder {
         add(&mut inner.history.counts);
     }
 
-    /// Everything has stood still for so long until now.
+    /// Records that everything stood still for `length` until now.
     pub fn froze(&self, length: Duration) {
         let (mut inner, moment) = self.next();
         inner.history.freezes.push((moment.at.saturating_sub(length), moment.at));
@@ -402,12 +404,12 @@ impl Recorder {
         *self.lock().history.situations.entry(what).or_default() += 1;
     }
 
-    /// What a foreign client knows from now on.
+    /// The present moment, for a foreign client's hold.
     pub fn moment(&self) -> Moment {
         self.next().1
     }
 
-    /// A foreign client lets go.
+    /// Records the end of a foreign client's hold.
     pub fn foreign(&self, name: u8, from: Moment) {
         let (mut inner, until) = self.next();
         inner.history.foreign.push(ForeignHold { name, from, until });

@@ -1,5 +1,5 @@
-//! The core's link over the simulated network: what a worker of the core says to a master goes this way. When it is said,
-//! and what follows from the answer, is decided by the driver that ships.
+//! The core's link over the simulated network: the messages of a core worker to its master take
+//! this way. The shipping driver decides when to send them and how to react to answers.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::history::Recorder;
 use crate::master::{Arrival, KEY_PREFIX, Master, Question, Reply};
 use crate::network::{Connection, Network};
 
-/// A question or call that takes longer ends the connection.
+/// Longer questions or calls end the connection.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(1);
-/// Locks in a page of what a master stores.
+/// Number of locks in a page of a master's stored locks.
 const PAGE: usize = 2;
 
 /// One gateway's way to one master.
@@ -31,12 +31,12 @@ pub struct SimLink {
     master: Arc<Master>,
     network: Arc<Network>,
     recorder: Arc<Recorder>,
-    /// Of the gateway.
+    /// The gateway's settings.
     settings: NodeSettings,
     current: Arc<Mutex<Current>>,
 }
 
-/// What faults and checks want to know of the connections of the moment.
+/// The current connections, for faults and checks.
 #[derive(Default)]
 struct Current {
     calls: Option<Arc<Connection>>,
@@ -45,7 +45,7 @@ struct Current {
 }
 
 impl SimLink {
-    /// A way without a connection.
+    /// A link without a connection.
     pub fn new(
         gateway: u8,
         master: Arc<Master>,
@@ -56,7 +56,7 @@ impl SimLink {
         Self { gateway, master, network, recorder, settings, current: Arc::default() }
     }
 
-    /// Breaks the connection of the moment, and if wanted the one on which hints come.
+    /// Breaks the current connection, and optionally the one for hints.
     pub fn cut(&self, why: &str, hints: bool) {
         let current = self.current();
         let hints = current.hints.as_ref().filter(|_| hints);
@@ -124,16 +124,16 @@ impl Link for SimLink {
     }
 }
 
-/// One connection to one process of a master. What is under way when it is dropped may still arrive.
+/// One connection to one process of a master. Messages of a dropped session may still arrive.
 struct SimSession {
-    /// As many clones as calls are under way.
+    /// One clone for each call under way.
     calls: Arc<()>,
     link: SimLink,
     connection: Arc<Connection>,
     marker: Arc<OnceLock<String>>,
 }
 
-/// Sends at once. The answer may never come.
+/// Sends a question at once. The answer may never come.
 fn ask(master: &Arc<Master>, connection: &Arc<Connection>, question: Question) -> Answering<Reply> {
     let (to, answer) = oneshot::channel();
     let master = master.clone();
@@ -151,15 +151,15 @@ fn ask(master: &Arc<Master>, connection: &Arc<Connection>, question: Question) -
 }
 
 fn confused() -> LinkError {
-    LinkError::new(LinkErrorKind::Error, "an answer to another question")
+    LinkError::new(LinkErrorKind::Error, "the answer belongs to another question")
 }
 
 impl Session for SimSession {
     fn probe(&self) -> Answering<ProbeReply> {
         if Arc::strong_count(&self.calls) > 1 {
-            self.link.recorder.situation("looks beside calls");
+            self.link.recorder.situation("probes beside calls");
         }
-        let answer = ask(&self.link.master, &self.connection, Question::ProbeReply);
+        let answer = ask(&self.link.master, &self.connection, Question::Probe);
         async {
             match answer.await? {
                 Reply::Seen(facts, marker, is_caught_up) => {
@@ -172,9 +172,9 @@ impl Session for SimSession {
     }
 
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {
-        // The end of a marker: what it says of the process.
+        // The end of a marker: the state of the process.
         let state = swap.to.rsplit(':').next().unwrap_or(&swap.to);
-        self.link.note(format!("puts marker {state}"));
+        self.link.note(format!("writes marker {state}"));
         let answer = ask(&self.link.master, &self.connection, Question::Swap(swap));
         async {
             match answer.await? {
@@ -204,7 +204,7 @@ impl Session for SimSession {
         let answer = ask(&self.link.master, &self.connection, Question::Stored);
         async move {
             match answer.await? {
-                // A page may repeat what the one before had, as SCAN does.
+                // A page may repeat locks of the page before, as SCAN does.
                 Reply::Stored(stored) => {
                     let from = page.unwrap_or(0);
                     let all = stored.len();
@@ -220,12 +220,12 @@ impl Session for SimSession {
     }
 
     fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer> {
-        self.link.note(format!("gives {} locks back", recovery.puts.len()));
-        let answer = ask(&self.link.master, &self.connection, Question::Adopt(recovery));
+        self.link.note(format!("recovers {} locks", recovery.puts.len()));
+        let answer = ask(&self.link.master, &self.connection, Question::Recover(recovery));
         async {
             match answer.await? {
-                Reply::RecoveryAnswer(Some(recovered)) => Ok(recovered),
-                Reply::RecoveryAnswer(None) => {
+                Reply::Recovered(Some(recovered)) => Ok(recovered),
+                Reply::Recovered(None) => {
                     Err(LinkError::new(LinkErrorKind::Error, "OOM no memory left"))
                 }
                 _ => Err(confused()),
@@ -240,13 +240,13 @@ impl Session for SimSession {
         async { answer.await.map(drop) }.boxed()
     }
 
-    /// What every call is answered with.
+    /// Every answer to a call carries the time.
     fn time_micros(&self) -> Answering<i64> {
         let answer = self.call(&[]);
         async { answer.await?.time_micros.ok_or_else(confused) }.boxed()
     }
 
-    /// A real session loads its script here; looking stands for that round trip.
+    /// A real session loads its script here. A probe stands for that round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<Engine> {
         let look = self.probe();
         let link = self.link.clone();
@@ -257,7 +257,8 @@ impl Session for SimSession {
             look.await?;
             drop(loaded.set(marker));
             let mut current = link.current();
-            // Not the connection of a listing or of catching up, which begins while the driver's votes.
+            // Connections for listing or catching up are skipped. They open while the driver's
+            // connection votes.
             let is_drivers =
                 current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &connection));
             if is_drivers || current.admitted.is_none() {
@@ -307,7 +308,7 @@ impl Drop for SimSession {
     fn drop(&mut self) {
         self.connection.end("the gateway dropped the connection");
         let mut current = self.link.current();
-        // Not one over which a name was followed.
+        // A connection that only followed a name does not count.
         if current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &self.connection)) {
             (current.calls, current.admitted) = (None, None);
         }
@@ -326,17 +327,15 @@ impl Subscription for SimSubscription {
             tokio::select! {
                 biased;
                 why = self.connection.ended() => Err(LinkError::broken(why)),
-                // The master has lost its listeners when it was restarted.
-                hint = self.hints.recv() => hint.ok_or_else(|| LinkError::broken("nothing is heard any more")),
+                // A restarted master has lost its listeners.
+                hint = self.hints.recv() => hint.ok_or_else(|| LinkError::broken("the subscription has ended")),
             }
         }
         .boxed()
     }
 
     fn ping(&self) -> Answering<()> {
-        ask(&self.master, &self.connection, Question::ProbeReply)
-            .map(|answer| answer.map(drop))
-            .boxed()
+        ask(&self.master, &self.connection, Question::Probe).map(|answer| answer.map(drop)).boxed()
     }
 }
 

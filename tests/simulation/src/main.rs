@@ -13,26 +13,30 @@ use redlock_sim::run::run;
 use redlock_sim::search::search;
 use redlock_sim::timeline;
 
-/// Simulates masters, gateways and clients around the real locking core, with everything going wrong that may. One seed is
-/// one history, always the same; a checker then looks for broken promises.
+/// Simulates masters, gateways and clients around the real locking core, with every fault that may
+/// happen. One seed gives one history, always the same. A checker then looks for violated promises.
 #[derive(Parser)]
 #[command(after_help = "\
 Examples:
-  redlock-sim --seed 17                                    what happens in history 17, line by line, and the verdict
-  redlock-sim --seeds 0..1000                              a thousand histories, only the figures
-  redlock-sim --without release-leaves-a-tombstone               the first history in which that rule is missed
-  redlock-sim --seed 3 --without release-leaves-a-tombstone      the same, to be read
-  redlock-sim --seeds 0..50 --scenario rolling             one extended lock, masters restarted empty in turn
-  redlock-sim --seeds 0..50 --scenario queue               many who wait for one lock or two
+  redlock-sim --seed 17                                    history 17 line by line, and the verdict
+  redlock-sim --seeds 0..1000                              a thousand histories, figures only
+  redlock-sim --without release-leaves-a-tombstone
+                                                           the first violation without that rule
+  redlock-sim --seed 3 --without release-leaves-a-tombstone
+                                                           history 3 without that rule, line by line
+  redlock-sim --seeds 0..50 --scenario rolling             one extended lock, rolling restarts
+  redlock-sim --seeds 0..50 --scenario queue               many clients wait for one lock or two
   redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
- redlock-sim --seeds 0..500 --scenario moved              names move to processes that have read the old ones' files
+  redlock-sim --seeds 0..500 --scenario moved              names move to other processes
   redlock-sim --seeds 0..500 --scenario skews              one gateway has another clock skew
-  redlock-sim --seeds 0..500 --scenario fast-clocks        what clocks that break their promise can do
+  redlock-sim --seeds 0..500 --scenario fast-clocks        masters' clocks run faster than promised
 
-SafetyRules for --without: lock-is-kept, release-leaves-a-tombstone, release-keeps-newer, undo-is-exact, clock-is-checked, watermark-is-checked,
-marker-is-checked, quarantine-is-waited, lost-locks-are-recovered, name-is-followed, returned-waits and two-alive-are-noticed
-(found by --scenario moved), marker-names-skew (found by --scenario skews), rate-is-checked (see --scenario fast-clocks),
-missing-is-repaired (found by --scenario rolling).
+Rules for --without: lock-is-kept, release-leaves-a-tombstone, release-keeps-newer,
+undo-is-exact, clock-is-checked, watermark-is-checked, marker-is-checked, quarantine-is-waited,
+lost-locks-are-recovered, name-is-followed, fence-outlives-lock; with --scenario moved:
+returned-waits, two-alive-are-noticed; with --scenario skews: marker-names-skew; with --scenario
+fast-clocks: rate-is-checked; with --scenario rolling: missing-is-repaired; with --scenario young:
+admitted-is-caught-up.
 
 Exit status: 0 no violation, 1 violations, 2 wrong usage.")]
 struct Arguments {
@@ -42,16 +46,16 @@ struct Arguments {
     /// Run these histories, the last one excluded. [default: 0..300]
     #[arg(long, value_name = "FROM..TO", value_parser = range)]
     seeds: Option<Range<u64>>,
-    /// Switch a rule off; a range of seeds ends at the first violation.
+    /// Switch a rule off. A range of seeds ends at the first violation.
     #[arg(long, value_name = "RULE")]
     without: Option<Rule>,
-    /// What the histories are about.
+    /// The kind of history.
     #[arg(long, value_enum, default_value = "storm")]
     scenario: ScenarioArgument,
-    /// Number of masters, instead of what the seed says.
+    /// Number of masters, instead of the seed's.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: Option<u8>,
-    /// Simulated seconds until everything is mended. [default: 60]
+    /// Simulated seconds until all faults are mended. [default: 60]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: Option<u64>,
 }
@@ -60,20 +64,21 @@ struct Arguments {
 enum ScenarioArgument {
     /// Every kind of fault, chosen by the seed.
     Storm,
-    /// One lock extended in time while all masters are restarted without data, one after the other.
+    /// One lock, extended in time, while all masters restart without data, one after the other.
     Rolling,
+    /// Many locks that are rarely extended, while masters restart without data.
     Young,
-    /// The same, while others try to get the lock.
+    /// The rolling scenario, with other clients that try to get the lock.
     Contended,
-    /// Many who wait for one or two locks, with few faults or none.
+    /// Many clients that wait for one or two locks, with few faults or none.
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
-    /// Names move to processes that have read the files of the old ones, while these go on.
+    /// Names move to processes that have read the files of the old ones, which still run.
     Moved,
     /// The storm with one gateway that has another clock skew.
     Skews,
-    /// The storm with clocks of masters that run faster than promised: not without violations, but with fewer of them
+    /// The storm with masters' clocks that run faster than promised. It finds violations, but fewer
     /// than --without rate-is-checked.
     FastClocks,
 }
@@ -82,7 +87,7 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     let parse =
         |number: &str| number.trim().parse::<u64>().map_err(|error| format!("{number:?}: {error}"));
     let (from, to) =
-        text.split_once("..").ok_or("two numbers with .. between them, as in 0..300")?;
+        text.split_once("..").ok_or("expected two numbers with .. between them, as in 0..300")?;
     Ok(parse(from)?..parse(to)?)
 }
 
@@ -107,7 +112,7 @@ impl Arguments {
         plan
     }
 
-    /// How to see one history of this kind again.
+    /// The command that replays one history of this kind.
     fn replay(&self, seed: u64) -> String {
         let mut command = format!("cargo run --release -p redlock-sim -- --seed {seed}");
         if let Some(rule) = self.without {
@@ -153,7 +158,7 @@ fn one(arguments: &Arguments, seed: u64) -> ExitCode {
         0 => "verdict     no violation\n".into(),
         count => format!("verdict     {count} violations\n"),
     };
-    // A reader that closes the pipe early has seen enough.
+    // A reader may close the pipe early.
     let _ = std::io::stdout().write_all(text.as_bytes());
     exit(outcome.violations.is_empty())
 }

@@ -1,11 +1,13 @@
-//! A simulated master: a process with an identity, which is up or down, running or stopped, around a data set.
+//! A simulated master: a process with an identity, which is up or down, running or stopped, around
+//! a data set.
 //!
-//! The data set is the core's own [`MemoryNode`], which a differential test holds to the scripts on a real server. What
-//! is added here is everything that makes a master more than its data: the run_id, what a restart leaves of the data,
-//! what it says about its durability, and a backlog of what arrived while it was stopped.
+//! The data set is the core's own [`MemoryNode`], which a differential test compares with the
+//! scripts on a real server. This module adds the rest of a master: the run_id, the data that
+//! survives a restart, the reported durability, and a backlog of messages from the time of a stop.
 //!
-//! Locks expire by the master's monotonic clock. A real server expires them by its wall clock, so a jump of it forward
-//! ends locks early: that is outside what is promised, and outside what is simulated.
+//! Locks expire by the master's monotonic clock. A real server expires them by its wall clock, so a
+//! forward jump of that clock ends locks early. Neither the promises nor the simulation cover such
+//! a jump.
 
 mod elsewhere;
 
@@ -28,12 +30,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::chance::Chance;
-use crate::history::{Grant, Kind, Landing, Moment, Recorder};
+use crate::history::{Execution, Grant, Moment, OpKind, Recorder};
 use crate::network::Connection;
-use crate::seen::{cast, grant_of};
+use crate::seen::{grant_of, vote_kind};
 use crate::time::SimClock;
 
-/// Put before every lock name.
+/// Prefix of every lock name.
 pub const KEY_PREFIX: &str = "lock:";
 
 /// The name of a lock by its number.
@@ -41,61 +43,61 @@ pub fn lock_name(number: u8) -> LockName {
     format!("lock-{number}").parse::<LockName>().expect("letters and digits")
 }
 
-/// What a gateway asks of a master.
+/// A gateway's question to a master.
 #[derive(Debug, Clone)]
 pub enum Question {
-    /// Its facts and its marker.
-    ProbeReply,
-    /// Put one marker in the place of another.
+    /// Asks for facts and marker.
+    Probe,
+    /// Replaces one marker with another.
     Swap(MarkerSwap),
-    /// The locks that it stores.
+    /// Asks for the stored locks.
     Stored,
-    /// Give locks back.
-    Adopt(RecoveryBatch),
-    /// Note that it has caught up under this marker.
+    /// Sets recovered locks again.
+    Recover(RecoveryBatch),
+    /// Records that the master has caught up under this marker.
     CaughtUp(String),
-    /// Lock operations, under the marker that admits the gateway and with its settings; one script call, so nothing comes
-    /// between them.
+    /// Lock operations, under the marker that admits the gateway and with its settings. They are
+    /// one script call, so no other call comes between them.
     Call { marker: String, settings: NodeSettings, ops: Vec<Arc<Op>> },
-    /// From now on, what is published.
+    /// Subscribes to hints.
     Listen(mpsc::UnboundedSender<Hint>),
 }
 
-/// What a master answers to a question.
+/// A master's answer.
 #[derive(Debug)]
 pub enum Reply {
-    /// To `Look`; the last is whether it has caught up.
+    /// To `Probe`; the flag says whether it has caught up.
     Seen(Facts, Option<String>, bool),
     /// To `Swap`.
     Swapped(Swapped),
     /// To `Stored`.
     Stored(Vec<Stored>),
-    /// To `Adopt`.
-    RecoveryAnswer(Option<RecoveryAnswer>),
+    /// To `Recover`.
+    Recovered(Option<RecoveryAnswer>),
     /// To `CaughtUp`.
     Noted,
     /// To `Call`.
     Answer(Answer),
-    /// To `Call`: the script is not known, another process of this master answers.
+    /// To `Call`: another process of this master answers and does not know the script.
     NoScript,
-    /// To `Listen`: from now on.
+    /// To `Listen`: the subscription has begun.
     Listening,
 }
 
 /// A question that has arrived.
 pub struct Arrival {
-    /// The connection that it came on.
+    /// The connection of the question.
     pub connection: Arc<Connection>,
     pub question: Question,
-    /// Where the answer goes.
+    /// The destination of the answer.
     pub answer: oneshot::Sender<Reply>,
 }
 
-/// What a restart leaves of the data.
+/// The data that a restart leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     All,
-    /// What an old snapshot has; nothing if there is none.
+    /// The data of an old snapshot; nothing if there is none.
     Snapshot,
     Nothing,
 }
@@ -118,7 +120,7 @@ struct Process {
     durable: bool,
     backlog: Vec<Arrival>,
     snapshot: Option<Snapshot>,
-    /// It takes no writes.
+    /// A replica refuses writes.
     is_replica: bool,
     was_replica: bool,
     promotions: u64,
@@ -137,7 +139,7 @@ struct Former {
 }
 
 impl Master {
-    /// A brand-new master.
+    /// A new master.
     pub fn new(
         index: u8,
         clock: Arc<SimClock>,
@@ -186,14 +188,14 @@ impl Master {
         self.process().durable
     }
 
-    /// A connection to tell of the process' end.
+    /// Registers a connection, which the end of the process breaks.
     pub fn accept(&self, connection: &Arc<Connection>) {
         let mut process = self.process();
         process.connections.retain(|known| known.strong_count() > 0);
         process.connections.push(Arc::downgrade(connection));
     }
 
-    /// A question arrives; it is answered now, or when the master goes on, or never.
+    /// A question arrives. The master answers now, when it continues, or never.
     pub fn arrive(&self, arrival: Arrival) {
         let mut process = self.process();
         if !process.up {
@@ -206,7 +208,8 @@ impl Master {
             return self.serve(arrival, former.run, &former.memory);
         }
         if process.run != arrival.connection.run {
-            // Something between the two (a proxy, a client's own reconnect) led it to the new process.
+            // A party in between (a proxy, a client's own reconnect) led the message to the new
+            // process.
             drop(process);
             if matches!(arrival.question, Question::Call { .. }) {
                 arrival.connection.answer(Reply::NoScript, arrival.answer);
@@ -227,7 +230,8 @@ impl Master {
         self.process().stopped = true;
     }
 
-    /// SIGCONT: everything that has arrived is served, each connection in its order, the connections in any.
+    /// SIGCONT: serves everything that has arrived, each connection in its order, the connections
+    /// in any.
     pub fn go_on(&self, chance: &mut Chance) {
         let mut process = self.process();
         process.stopped = false;
@@ -247,7 +251,7 @@ impl Master {
         }
     }
 
-    /// kill -9. Gateways notice after a while, each at its own time.
+    /// kill -9. Each gateway notices after a while of its own.
     pub fn crash(&self, chance: &mut Chance) {
         let mut process = self.process();
         (process.up, process.stopped, process.former) = (false, false, None);
@@ -264,15 +268,17 @@ impl Master {
         }
     }
 
-    /// A new process, unless one runs. After one that synced every write nothing is lost, whatever is asked.
+    /// Starts a process, unless one runs. After a process that synced every write no data is lost,
+    /// whatever `left` asks for.
     pub fn start(&self, left: Left, durable: bool) -> Option<(Left, bool)> {
         let mut process = self.process();
         if process.up {
             return None;
         }
         let left = if process.durable { Left::All } else { left };
-        // A process that syncs every write starts from what such a process left: an old file under a new one's care, as
-        // after the append-only file was switched off and on again, is a backup put back, which nobody can see.
+        // A process that syncs every write starts only from such a process's data. Switching the
+        // append-only file off and on again may restore an old file. That is a restored backup,
+        // which no gateway can detect.
         let durable = durable && left != Left::Snapshot;
         match (left, process.snapshot.clone()) {
             (Left::All, _) => {}
@@ -289,7 +295,7 @@ impl Master {
         Some((left, durable))
     }
 
-    /// All that is stored now.
+    /// All data stored now.
     pub fn data(&self) -> Snapshot {
         self.memory.snapshot()
     }
@@ -305,7 +311,7 @@ impl Master {
         self.process().snapshot = Some(self.memory.snapshot());
     }
 
-    /// The lock that is stored now under a name.
+    /// The lock stored under a name.
     pub fn stored(&self, name: u8) -> Option<(Grant, Duration)> {
         match self.memory.run(&Op::Inspect { keys: Keys::new(KEY_PREFIX, &lock_name(name)) }) {
             Vote::Found(holding) => {
@@ -317,10 +323,8 @@ impl Master {
 
     fn serve(&self, arrival: Arrival, run: u64, memory: &MemoryNode) {
         let reply = match &arrival.question {
-            Question::ProbeReply => {
-                Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up())
-            }
-            Question::Swap(MarkerSwap { run_id, from, to, probed_micros }) => {
+            Question::Probe => Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up()),
+            Question::Swap(MarkerSwap { run_id, from, to, looked_micros }) => {
                 let late =
                     *probed_micros != 0 && self.clock.wall_micros() > probed_micros + 10_000_000;
                 Reply::Swapped(if *run_id != run_id_of(self.index, run) {
@@ -332,12 +336,12 @@ impl Master {
                 })
             }
             Question::Stored => Reply::Stored(memory.stored(KEY_PREFIX)),
-            Question::Adopt(recovery) => {
+            Question::Recover(recovery) => {
                 let recovered = memory.recover(KEY_PREFIX, recovery);
                 if recovered == Some(RecoveryAnswer::Done) {
                     self.recorder.situation("recoveries");
                 }
-                Reply::RecoveryAnswer(recovered)
+                Reply::Recovered(recovered)
             }
             Question::CaughtUp(marker) => {
                 memory.mark_caught_up(marker);
@@ -388,19 +392,19 @@ impl Master {
             self.publish(hint);
         }
         let (kind, keys, record) = match op {
-            Op::Acquire { keys, record, .. } => (Kind::Acquire, keys, Some(record)),
-            Op::Repair { keys, record, .. } => (Kind::Repair, keys, Some(record)),
-            Op::Extend { keys, record, .. } => (Kind::Extend, keys, Some(record)),
+            Op::Acquire { keys, record, .. } => (OpKind::Acquire, keys, Some(record)),
+            Op::Repair { keys, record, .. } => (OpKind::Repair, keys, Some(record)),
+            Op::Extend { keys, record, .. } => (OpKind::Extend, keys, Some(record)),
             Op::Release { keys, record, scope, .. } => (
-                if *scope == ReleaseScope::Holder { Kind::Release } else { Kind::Undo },
+                if *scope == ReleaseScope::Holder { OpKind::Release } else { OpKind::Undo },
                 keys,
                 Some(record),
             ),
-            Op::Inspect { keys } => (Kind::Inspect, keys, None),
+            Op::Inspect { keys } => (OpKind::Inspect, keys, None),
         };
         let grant = record.and_then(grant_of);
         let now = self.clock.wall_micros() as i64;
-        self.recorder.landing(Landing {
+        self.recorder.execution(Execution {
             moment: Moment::default(),
             master: self.index,
             gateway: connection.gateway,
@@ -409,7 +413,7 @@ impl Master {
             kind,
             grant,
             ahead_micros: grant.map_or(0, |grant| grant.fencing as i64 - now),
-            cast: cast(&vote),
+            vote_kind: vote_kind(&vote),
         });
         vote
     }
@@ -449,7 +453,7 @@ impl Master {
             uptime_seconds: if former.is_some() { 0 } else { process.started.elapsed().as_secs() },
             used_memory: 0,
             max_memory: 0,
-            // The part that is looked at comes first.
+            // The part that gateways compare comes first.
             replication_id: format!("{:08x}", run << 8 | process.promotions),
         }
     }

@@ -1,10 +1,11 @@
-//! Connections between gateways and masters, and what becomes of messages on them.
+//! Connections between gateways and masters, and the fate of messages on them.
 //!
-//! A connection leads to one process of a master and keeps its messages in order; each takes a time of its own. When it
-//! breaks, nobody hears any more answers, but the first few of the messages under way still arrive, at once or much
-//! later: that is what a socket does whose buffer has been handed to the system. Hints, which come unasked on connections
-//! of their own, may be lost on any of them. While a path is dark its messages wait,
-//! as TCP makes them. Every delay is at least a millisecond, so what follows from something never happens with it.
+//! A connection leads to one process of a master and keeps its messages in order. Each message
+//! takes a time of its own. After a break no answer arrives any more. The first few of the messages
+//! under way still arrive, at once or much later. They stand for bytes that a socket has handed to
+//! the system. Hints come unasked on connections of their own, and any of them may be lost. While a
+//! path is dark, its messages wait, as under TCP. Every delay is at least a millisecond, so an
+//! effect never coincides with its cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,13 +20,13 @@ use crate::chance::{Chance, Stream};
 /// How long a message takes one way: `base` to `base + jitter`, and sometimes up to `spike` more.
 #[derive(Debug, Clone, Copy)]
 pub struct Latency {
-    /// At least so many milliseconds; not 0.
+    /// Minimum in milliseconds; not 0.
     pub base_ms: u64,
-    /// Up to so many more.
+    /// Jitter in milliseconds, added to the minimum.
     pub jitter_ms: u64,
-    /// So many times in a hundred there is a spike.
+    /// Percentage of messages with a spike.
     pub spike_percent: u64,
-    /// Of up to so many more.
+    /// Maximum length of a spike in milliseconds.
     pub spike_ms: u64,
 }
 
@@ -39,19 +40,19 @@ impl Latency {
     }
 }
 
-/// The paths between all gateways and masters, with what delays and loses messages.
+/// The paths between all gateways and masters, with their delays and losses.
 pub struct Network {
     latency: Latency,
     chance: Mutex<Chance>,
     hints: Mutex<Chance>,
     hint_loss_percent: u64,
     next_id: AtomicU64,
-    /// By gateway and master: until when messages to the master wait, and those from it.
+    /// By gateway and master: until when messages to the master wait, and messages from it.
     dark: Mutex<Vec<(u8, u8, Instant, Instant)>>,
 }
 
 impl Network {
-    /// Quiet paths.
+    /// Paths without faults.
     pub fn new(seed: u64, latency: Latency, hint_loss_percent: u64) -> Self {
         let chance = |stream| Mutex::new(Chance::new(seed, stream));
         Self {
@@ -64,7 +65,7 @@ impl Network {
         }
     }
 
-    /// Holds the messages of a path back until then, each way.
+    /// Delays the messages of a path until these times, one for each direction.
     pub fn darken(&self, gateway: u8, master: u8, there: Instant, back: Instant) {
         let now = Instant::now();
         let mut dark = lock(&self.dark);
@@ -72,12 +73,12 @@ impl Network {
         dark.push((gateway, master, there, back));
     }
 
-    /// Lights all paths up.
+    /// Ends all such delays.
     pub fn lighten(&self) {
         lock(&self.dark).clear();
     }
 
-    /// Opens a connection to the process that listens then, or says why not.
+    /// Opens a connection to the process that listens then, or returns the reason for the failure.
     pub async fn connect(
         self: &Arc<Self>,
         (gateway, master): (u8, u8),
@@ -135,7 +136,8 @@ struct Ended {
     why: String,
     /// How many of all messages still arrive.
     survive: u64,
-    /// The first of those that had not arrived by then does so no sooner than this, each next one a millisecond later.
+    /// The earliest arrival of the first message still under way; each next one follows a
+    /// millisecond later.
     not_before: Instant,
     arrived: u64,
 }
@@ -150,7 +152,7 @@ impl Link {
 const TICK: Duration = Duration::from_millis(1);
 
 impl Connection {
-    /// Sends a message, which does this when it arrives; it may never.
+    /// Sends a message. `arrive` runs when it arrives, which may be never.
     pub fn send(self: &Arc<Self>, arrive: impl FnOnce() + Send + 'static) {
         let arrival = self.network.arrival(self.gateway, self.master, true, &self.network.chance);
         let mut link = self.link();
@@ -166,7 +168,7 @@ impl Connection {
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep_until(due).await;
-                match connection.fate(number) {
+                match connection.earliest_arrival(number) {
                     Some(at) if at > Instant::now() => due = at,
                     Some(_) => break,
                     None => return,
@@ -177,12 +179,12 @@ impl Connection {
         });
     }
 
-    /// Sends an answer back, unless nobody listens any more.
+    /// Sends an answer back, unless the connection has ended.
     pub fn answer<T: Send + 'static>(self: &Arc<Self>, reply: T, to: oneshot::Sender<T>) {
         self.deliver(&self.network.chance, move || drop(to.send(reply)));
     }
 
-    /// Sends somebody who listens what was published; answers whether it is on its way.
+    /// Sends a hint to a listener; returns whether it is on its way.
     pub fn publish(self: &Arc<Self>, hint: Hint, to: mpsc::UnboundedSender<Hint>) -> bool {
         if lock(&self.network.hints).percent(self.network.hint_loss_percent) {
             return false;
@@ -209,7 +211,7 @@ impl Connection {
         });
     }
 
-    /// Breaks the connection; decides which of the messages under way still arrive, and when.
+    /// Breaks the connection, and decides which messages under way still arrive, and when.
     pub fn end(&self, why: &str) {
         let mut link = self.link();
         if link.ended.is_some() {
@@ -233,7 +235,7 @@ impl Connection {
         self.closed.notify_waiters();
     }
 
-    /// Resolves when the connection has ended.
+    /// Resolves to the reason when the connection has ended.
     pub async fn ended(&self) -> String {
         loop {
             let closed = self.closed.notified();
@@ -249,8 +251,8 @@ impl Connection {
         self.link().ended.is_some()
     }
 
-    /// When a message arrives at the earliest; `None` when it never does.
-    fn fate(&self, number: u64) -> Option<Instant> {
+    /// The earliest arrival of a message; `None` when it never arrives.
+    fn earliest_arrival(&self, number: u64) -> Option<Instant> {
         match &self.link().ended {
             None => Some(Instant::now()),
             Some(ended) if number < ended.survive => Some(

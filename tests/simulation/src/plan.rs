@@ -1,8 +1,9 @@
-//! What kind of history a seed means: how many of everything, how fast the network is, which faults happen how often.
+//! Decides the kind of history of a seed: sizes, network speed, and the frequency of faults.
 //!
-//! A plan keeps to the assumptions under which a correct core shows no violation: wall clocks of gateways agree within S,
-//! all rates are within the drift factor, masters are independent, clients do not use a lock past their deadline (they
-//! may write past it; that is what fencing tokens are for). Any number of masters may lose their data at any time.
+//! A plan keeps the assumptions under which a correct core shows no violation. Wall clocks of
+//! gateways agree within `max_clock_skew`, all rates are within the drift factor, and masters are
+//! independent. Clients do not use a lock past their deadline, though they may write past it, which
+//! fencing tokens cover. Any number of masters may lose their data at any time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,31 +14,32 @@ use crate::chance::{Chance, Stream};
 use crate::network::Latency;
 use crate::time::MAX_SLEWED_PPM;
 
-/// What a history is about.
+/// The kind of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
-    /// Everything, everywhere.
+    /// Every kind of fault.
     Storm,
-    /// One lock that is extended in time all along, while every master in turn is restarted without its data, the next one
-    /// when the one before votes again.
+    /// One lock that is always extended in time, while every master in turn restarts without its
+    /// data. Each restart waits until the master before votes again.
     Rolling,
-    /// The same, while others try to get the lock.
+    /// The rolling scenario, while others try to get the lock.
     Contended,
-    /// Many locks that are granted at any time and never extended, while masters are restarted without their data, the next
-    /// ones when all gateways see that those before have caught up.
+    /// Many locks that are granted at any time and never extended, while masters restart without
+    /// their data. Each restart waits until all gateways see that the masters before have caught
+    /// up.
     Young,
-    /// Many who wait for one or two locks, with few faults or none.
+    /// Many clients that wait for one or two locks, with few faults or none.
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
-    /// Names move to processes that have read the files of the old ones, while these go on.
+    /// Names move to processes that have read the files of the old ones, which still run.
     Moved,
 }
 
 /// Mean gaps between faults of one kind in the whole cluster; `None` for never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
-    /// Masters are killed and come back, with or without their data.
+    /// Masters are killed and restart, with or without their data.
     pub crash: Option<Duration>,
     /// FLUSHALL.
     pub flush: Option<Duration>,
@@ -51,30 +53,30 @@ pub struct Faults {
     pub slew: Option<Duration>,
     /// One connection between a gateway and a master breaks.
     pub cut: Option<Duration>,
-    /// A path is dark for a while.
+    /// Messages on a path wait for a while.
     pub dark: Option<Duration>,
-    /// A gateway dies and comes back.
+    /// A gateway dies and restarts.
     pub death: Option<Duration>,
-    /// A gateway's wall clock jumps, within S.
+    /// A gateway's wall clock jumps, within `max_clock_skew`.
     pub gateway_clock: Option<Duration>,
     /// A master is a replica for a while.
     pub replica: Option<Duration>,
     /// A master runs out of memory, between two writes of an operation or before the first.
     pub memory: Option<Duration>,
-    /// A gateway stops for a while: nothing leaves it or reaches it.
+    /// A gateway stops for a while: no message leaves or reaches it.
     pub gateway_stop: Option<Duration>,
-    /// Everything stands still but the clocks.
+    /// Everything stands still except the clocks.
     pub freeze: Option<Duration>,
 }
 
-/// All that is decided before a history begins.
+/// All decisions before a history begins.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Where all chance comes from.
+    /// The source of all random numbers.
     pub seed: u64,
-    /// What it is about.
+    /// The kind of history.
     pub scenario: Scenario,
-    /// Which rules of the core are on.
+    /// The core's rules, on or off.
     pub rules: SafetyRules,
     pub masters: u8,
     pub gateways: u8,
@@ -83,48 +85,50 @@ pub struct Plan {
     pub foreign_clients: u8,
     /// Whether connections break while the cluster is being started.
     pub bootstrap_cuts: bool,
-    /// Number of locks they compete for.
+    /// Number of locks that clients compete for.
     pub names: u8,
-    /// How many of a hundred requests name an owner of their own. A try that does leaves its fence on a node that granted
-    /// it, and keeps a repair away from there, which the core's documentation says.
+    /// Percentage of requests that name an owner of their own. Such a proposal leaves its watermark
+    /// on a node that granted it, and keeps a repair away from there. The core's documentation says
+    /// so.
     pub keyed_percent: u64,
-    /// How many of a hundred requests wait in the queue.
+    /// Percentage of requests that wait in the queue.
     pub waiting_percent: u64,
-    /// How many of a hundred requests ask for a TTL that is too short for the way to the masters.
+    /// Percentage of requests with a TTL that is too short for the way to the masters.
     pub hasty_percent: u64,
-    /// How many of a hundred hints are lost.
+    /// Percentage of hints that are lost.
     pub hint_loss_percent: u64,
-    /// How long it goes on before everything is mended.
+    /// Time until all faults are mended.
     pub length: Duration,
     /// The longest TTL.
     pub max_ttl: Duration,
-    /// S and D.
+    /// `max_clock_skew`.
     pub skew: Duration,
-    /// Those of the last gateway, where an operator has mistaken them; its clock is off by as much.
+    /// The mistaken `max_clock_skew` of the last gateway, whose clock is off by as much.
     pub odd_skew: Option<Duration>,
-    /// Whether markers name them.
+    /// Whether markers name `max_clock_skew`.
     pub marker_names_skew: bool,
-    /// How long a fence outlives what it is for, where it is not as long as the core says.
+    /// How long a watermark outlives its lock or release, if other than the core's value.
     pub fence_grace: Option<Duration>,
     /// How long rounds wait for a master.
     pub node_timeout: Duration,
-    /// Masters that take longer to answer are far ones, with several calls under way.
+    /// Masters that answer more slowly count as distant and get several calls at once.
     pub overlap_above: Duration,
-    /// Operations that may wait for one master.
+    /// Maximum number of operations that wait for one master.
     pub queue: usize,
     pub latency: Latency,
-    /// How much too fast a master's clock runs that is slewed, in millionths.
+    /// How much too fast a slewed master's clock runs, in millionths.
     pub slewed_ppm: u64,
     /// How often each kind of fault happens.
     pub faults: Faults,
 }
 
-/// The longest TTL in most histories, so that quarantines are a matter of seconds.
+/// The longest TTL in most histories: quarantines take seconds.
 const MAX_TTL: Duration = Duration::from_secs(3);
-/// In the others a quarantine lasts for most of the history, but for masters that are given back what they forgot.
+/// The longest TTL in the others: a quarantine takes most of the history unless the master
+/// recovers.
 const LONG_MAX_TTL: Duration = Duration::from_secs(40);
 
-/// Names of each client in a history of young locks.
+/// Number of lock names for each client in a history of young locks.
 pub const YOUNG_NAMES: u8 = 50;
 
 /// Milliseconds that no answer takes.
@@ -156,14 +160,15 @@ impl Plan {
             name: fault(50, 4_000, 15_000),
             slew: fault(25, 8_000, 25_000),
         };
-        // A client of another library does not wait for masters that lost their data, so neither does what excludes it.
+        // A client of another library does not wait for masters that lost their data, so here no
+        // master loses data.
         let foreign_clients = if chance.percent(15) { 2 } else { 0 };
-        let forgets = foreign_clients == 0;
+        let loses_data = foreign_clients == 0;
         let faults = Faults {
-            crash: faults.crash.filter(|_| forgets),
-            flush: faults.flush.filter(|_| forgets),
-            name: faults.name.filter(|_| forgets),
-            replica: faults.replica.filter(|_| forgets),
+            crash: faults.crash.filter(|_| loses_data),
+            flush: faults.flush.filter(|_| loses_data),
+            name: faults.name.filter(|_| loses_data),
+            replica: faults.replica.filter(|_| loses_data),
             ..faults
         };
         Self {
@@ -200,8 +205,9 @@ impl Plan {
         }
     }
 
-    /// The storm of a seed with clocks of masters that break their promise, as much as chrony may by default. It takes a
-    /// gateway a look or two to find that out, and locks that end early until then are not excluded.
+    /// The storm of a seed with masters' clocks that break their promise, as fast as chrony may
+    /// slew by default. A gateway needs a probe or two to notice, and locks that end early until
+    /// then are not excluded.
     pub fn fast_clocks(seed: u64) -> Self {
         let storm = Self::storm(seed);
         let faults = Faults { slew: Some(Duration::from_secs(5)), ..storm.faults };
@@ -214,7 +220,8 @@ impl Plan {
         Self { odd_skew: Some(storm.skew * 24), ..storm }
     }
 
-    /// Moves of names to processes that have read the old ones' files. Nothing else goes wrong, but for one connection each.
+    /// Moves of names to processes that have read the old ones' files. The only other fault is one
+    /// broken connection for each.
     pub fn moved(seed: u64) -> Self {
         let storm = Self::storm(seed);
         let mut chance = Chance::new(seed, Stream::Plan);
@@ -235,15 +242,15 @@ impl Plan {
         }
     }
 
-    /// How far a gateway's clock may be from true time, in microseconds: half of S. The odd one may take all of its own, for
-    /// the others are nearly right.
+    /// How far a gateway's clock may be from true time, in microseconds: half of `max_clock_skew`.
+    /// The odd gateway may use all of its own, because the others are nearly right.
     pub fn clock_limit(&self) -> u64 {
         let skew = self.skew.as_micros() as u64;
         if self.odd_skew == Some(self.skew) { skew } else { skew / 2 }
     }
 
-    /// What a gateway is configured with.
-    pub fn of_gateway(self: &Arc<Self>, index: u8) -> Arc<Self> {
+    /// The configuration of a gateway.
+    pub fn for_gateway(self: &Arc<Self>, index: u8) -> Arc<Self> {
         match self.odd_skew.filter(|_| index + 1 == self.gateways) {
             Some(skew) => Arc::new(Self { skew, ..self.as_ref().clone() }),
             None => self.clone(),
@@ -274,7 +281,8 @@ impl Plan {
         }
     }
 
-    /// The rolling restart of a seed under locks that are not extended. Of five masters two are restarted at a time.
+    /// The rolling restart of a seed under locks that are not extended. Of five masters two restart
+    /// at a time.
     pub fn young(seed: u64) -> Self {
         let mut chance = Chance::new(seed, Stream::Plan);
         Self {
@@ -288,7 +296,7 @@ impl Plan {
         }
     }
 
-    /// The queue of a seed. In half of all histories nothing goes wrong.
+    /// The queue of a seed. Half of all histories have no faults.
     pub fn queue(seed: u64) -> Self {
         let mut chance = Chance::new(seed, Stream::Plan);
         let gateways = chance.between(2, 3) as u8;

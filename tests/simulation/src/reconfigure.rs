@@ -1,12 +1,16 @@
-//! An operator moves the masters to another configuration, by the protocol that ships: another `max_ttl`, and in most
-//! histories another node set or clock skew. The first half of the gateways has the old configuration, the second half the new one. The old
-//! ones are stopped before, but for one sometimes, which runs on for a while; the operator's connections break, the command is
-//! interrupted and run again, somebody else runs it at the same time, for the same or another target, and a master loses its
-//! data meanwhile. Then the new gateways start, and any number of masters
-//! may lose their data, as the new configuration's own quarantine need not cover locks of the old one.
+//! An operator moves the masters to another configuration, by the shipping protocol: another
+//! `max_ttl`, and in most histories another node set or clock skew.
 //!
-//! What the protocol does not promise is not done here: while an old gateway runs only one master loses its data, and no new
-//! one is started before the end. `quarantine_is_waited` is the operator's rule here; gateways always wait.
+//! The first half of the gateways has the old configuration, the second half the new one. The old
+//! gateways stop first, but sometimes one of them runs on for a while. The operator's connections
+//! break. The command is interrupted and repeated, and somebody else runs it at the same time, for
+//! the same or another target. Meanwhile a master loses its data. Then the new gateways start, and
+//! any number of masters may lose their data: the new configuration's own quarantine need not cover
+//! locks of the old one.
+//!
+//! The simulation stays within the protocol's promises. While an old gateway runs, only one master
+//! loses its data, and no new gateway starts before the end. `quarantine_is_waited` is the
+//! operator's rule here; gateways always wait.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +29,7 @@ use crate::plan::{Plan, Scenario};
 
 type Masters = Arc<[Arc<Master>]>;
 
-/// By these numbers the network knows the operators.
+/// The operators' numbers in the network.
 const OPERATORS: [u8; 2] = [u8::MAX, u8::MAX - 1];
 
 /// Longer than any history.
@@ -58,16 +62,16 @@ impl Config {
     }
 }
 
-/// What a gateway is configured with: in every other scenario, what all are.
+/// The configuration of a gateway. In every other scenario all gateways share one.
 pub fn configuration(plan: &Arc<Plan>, gateway: u8, masters: &Masters) -> (Arc<Plan>, Masters) {
     if plan.scenario != Scenario::Reconfigure {
         return (plan.clone(), masters.clone());
     }
     let config = Config::of(plan, gateway >= plan.gateways / 2);
-    let mut of_gateway =
+    let mut for_gateway =
         Plan { max_ttl: config.max_ttl, skew: config.skew, ..plan.as_ref().clone() };
-    of_gateway.rules.quarantine_is_waited = true;
-    (Arc::new(of_gateway), masters[config.masters].into())
+    for_gateway.rules.quarantine_is_waited = true;
+    (Arc::new(for_gateway), masters[config.masters].into())
 }
 
 /// Keeps the new gateways from starting with the old ones.
@@ -77,7 +81,7 @@ pub fn prepare(stage: &Stage) {
     }
 }
 
-/// What the operator does.
+/// The operator's actions.
 pub async fn operate(stage: Stage) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 3));
     sleep(chance.millis(2_000, 8_000)).await;
@@ -105,7 +109,8 @@ pub async fn operate(stage: Stage) {
         })
     });
     let done = Operator::new(&stage, ChangeKind::First).run().await;
-    // Told no by one who has another configuration in mind, he waits for that, and then moves the masters on from there.
+    // An operator whose change was refused for another's waits for that one, and then moves the
+    // masters on.
     if let Some(other) = other
         && let Ok(true) = other.await
         && !done
@@ -126,15 +131,15 @@ pub async fn operate(stage: Stage) {
     }
 }
 
-/// Who runs the command.
+/// The operator that runs the command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChangeKind {
     First,
-    /// The same, at the same time.
+    /// The same change, at the same time.
     Second,
-    /// At the same time, with another `max_ttl` than the new gateways have.
+    /// A change at the same time, with another `max_ttl` than the new gateways have.
     Mistaken,
-    /// After that one has finished.
+    /// A change after the mistaken one has finished.
     Later,
 }
 
@@ -181,10 +186,11 @@ impl<'a> Operator<'a> {
         (cluster, masters.clone().map(master).collect(), Config { masters, max_ttl, skew })
     }
 
-    /// Until it has been done once without an interruption. Whether it was: somebody else may be about it.
+    /// Repeats the command until it completes without an interruption. Returns false if another
+    /// operator's change prevents it.
     async fn run(mut self) -> bool {
         let cuts = tokio::spawn(cut(self.stage.clone(), self.links.clone()));
-        let told = |progress: Progress<'_>| note(self.stage, format!("{progress:?}"));
+        let report = |progress: Progress<'_>| note(self.stage, format!("{progress:?}"));
         let done = loop {
             let patience =
                 if self.chance.percent(35) { self.chance.millis(5, 6_000) } else { FOREVER };
@@ -197,8 +203,8 @@ impl<'a> Operator<'a> {
                         max_clock_skew: Some(skew),
                     },
                 };
-                let change = survey(self.masters(true).1, old, told).await?;
-                change.carry_out(&self.entropy, told).await
+                let change = survey(self.masters(true).1, old, report).await?;
+                change.carry_out(&self.entropy, report).await
             };
             match timeout(patience, attempt).await {
                 Ok(Ok(())) => break true,
@@ -206,7 +212,7 @@ impl<'a> Operator<'a> {
                     note(self.stage, error.to_string());
                     let is_over = match error {
                         ReconfigureError::OtherChange(..) | ReconfigureError::OtherSet(..) => true,
-                        // Both would take it over from each other for ever.
+                        // Otherwise both would take the change over from each other for ever.
                         ReconfigureError::Overtaken(_) => self.kind == ChangeKind::Second,
                         _ => false,
                     };
@@ -219,12 +225,12 @@ impl<'a> Operator<'a> {
             sleep(self.chance.millis(50, 2_000)).await;
         };
         cuts.abort();
-        note(self.stage, if done { "has moved the masters" } else { "was told no" });
+        note(self.stage, if done { "has moved the masters" } else { "was refused" });
         done
     }
 }
 
-/// The operator's connections break.
+/// Breaks the operator's connections.
 async fn cut(stage: Stage, links: Vec<SimLink>) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 4));
     while Instant::now() < stage.until {

@@ -1,5 +1,5 @@
-//! The rules of the core by name, so that each can be switched off alone: a simulation that finds nothing when a rule is
-//! off would prove nothing when it is on.
+//! The rules of the core by name, so that each can be switched off alone. A simulation that finds
+//! no violation with a rule off proves nothing with the rule on.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,34 +7,35 @@ use std::time::Duration;
 
 use crate::plan::Plan;
 
-/// A rule of the core that can be switched off, to see what it is for.
+/// A rule of the core that can be switched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
-    /// A node never overwrites a lock, not even for its owner.
+    /// A node never overwrites a lock, even for the same owner.
     LockIsKept,
-    /// A release leaves the fence at T or above.
+    /// A release leaves the watermark at T or above.
     ReleaseLeavesATombstone,
     /// A release deletes only a lock whose T is not newer than its own.
     ReleaseKeepsNewer,
-    /// The undo of a try takes nothing but exactly its grant, and not once it was extended.
+    /// The undo of a proposal removes exactly its own grant, and only before an extension.
     UndoIsExact,
-    /// A node refuses a T too far from its own time.
+    /// A node refuses a T that is too far from its own time.
     ClockIsChecked,
-    /// A node grants only a T larger than the last it has stored for the lock.
+    /// A node grants only a T above the last one that it stored for the lock.
     WatermarkIsChecked,
-    /// A node refuses lock operations unless the marker of its eligibility stands.
+    /// A node refuses lock operations unless its admitting marker stands.
     MarkerIsChecked,
     /// A node whose memory of locks is suspect is quarantined before it votes.
     QuarantineIsWaited,
-    /// A node whose quarantine is cut short was given back what the others know of the locks that it forgot.
+    /// A node whose quarantine is cut short has recovered its lost locks from the others.
     LostLocksAreRecovered,
-    /// A process votes no longer when its name leads to another one.
+    /// A process stops voting when its name leads to another process.
     NameIsFollowed,
-    /// A process that has come back with its data votes when no gateway can still talk to the one before it.
+    /// A process that restarted with its data votes only when no gateway can still reach its
+    /// predecessor.
     ReturnedWaits,
-    /// It is quarantined when a gateway saw the one before it alive beside it.
+    /// A restarted process is quarantined if a gateway saw its predecessor alive beside it.
     TwoAliveAreNoticed,
-    /// A marker names the clock skew, so that gateways with different ones do not vote together.
+    /// A marker names the clock skew, so gateways with different ones do not vote together.
     MarkerNamesSkew,
     /// A node whose clock runs faster than promised is quarantined.
     RateIsChecked,
@@ -42,7 +43,7 @@ pub enum Rule {
     MissingIsRepaired,
     /// A node that votes again gets the locks that were granted while it was away.
     AdmittedIsCaughtUp,
-    /// A fence outlives its lock, or the release that left it.
+    /// A watermark outlives its lock, or the release that left it.
     FenceOutlivesLock,
 }
 
@@ -67,7 +68,7 @@ impl Rule {
         Self::FenceOutlivesLock,
     ];
 
-    /// Its name, as `--without` takes it.
+    /// The name that `--without` takes.
     pub fn name(self) -> &'static str {
         match self {
             Self::LockIsKept => "lock-is-kept",
@@ -90,11 +91,11 @@ impl Rule {
         }
     }
 
-    /// The same plan without this one.
+    /// The same plan without this rule.
     pub fn off(self, plan: Plan) -> Plan {
         let mut rules = plan.rules;
         let rule = match self {
-            // No switches of the core, but a time and a word.
+            // These two are no switches of the core, but a duration and a field of the marker.
             Self::FenceOutlivesLock => return Plan { fence_grace: Some(Duration::ZERO), ..plan },
             Self::MarkerNamesSkew => return Plan { marker_names_skew: false, ..plan },
             Self::LockIsKept => &mut rules.lock_is_kept,
@@ -124,7 +125,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// No rule has this name.
+/// The error for an unknown rule name.
 #[derive(Debug)]
 pub struct NoSuchRule;
 

@@ -1,5 +1,6 @@
-//! Runs a plan: puts masters, network, gateways and clients on one paused clock, lets the faults loose, mends everything,
-//! waits until it has settled, and hands the history to the checker.
+//! Runs a plan. It puts masters, network, gateways and clients on one paused clock and starts the
+//! faults. Later it mends everything and waits until the system has settled. The checker then gets
+//! the history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,27 +23,26 @@ use crate::plan::{Plan, Scenario};
 use crate::reconfigure;
 use crate::time::{MAX_RATE_PPM, SimClock};
 
-/// A history and what the checker says of it.
+/// A history and its violations.
 #[derive(Debug)]
 pub struct HistoryResult {
     pub history: History,
-    /// What must not have.
     pub violations: Vec<Violation>,
 }
 
-/// From the end of all faults and requests to the last look: enough for every release that is owed, and short enough that
-/// those with the longest TTL would still be there.
+/// Time from the end of all faults and requests to the final check. It is enough for every pending
+/// release, and short enough that an orphan with the longest TTL would still be there.
 const SETTLE: Duration = Duration::from_millis(2_500);
-/// By then a cluster is in service.
+/// A cluster is in service by then.
 const IN_SERVICE: Duration = Duration::from_secs(10);
-/// Nobody has so much patience, or so many things to ask for one after the other, that it takes longer.
+/// Longer than any client's patience, or any series of its requests.
 const LAST_ANSWER: Duration = Duration::from_secs(60);
-/// A connection to a process that has lost its name breaks so soon.
+/// A connection to a process that has lost its name breaks within this time.
 const CUT_WITHIN_MS: u64 = 2_500;
-/// Until then gateways have seen that a name has moved, or heard it from one that has.
+/// Within this time gateways have noticed that a name has moved, or learned it from another node.
 const MOVE_TAKES: Duration = Duration::from_secs(9);
-/// How often something is looked at that nobody tells of.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which the simulation polls states that send no notification.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs one history. The same plan gives the same history.
 ///
@@ -55,9 +55,10 @@ pub fn run(plan: &Plan) -> HistoryResult {
     drop(runtime);
     let mut violations = check(&history);
     violations.retain(|violation| match violation.demand {
-        // Elsewhere clients leave locks behind, and clocks stay wrong, long after the last fault.
+        // In other scenarios clients leave locks behind, and clocks stay wrong, long after the last
+        // fault.
         Demand::Idle => plan.scenario == Scenario::Queue,
-        // What the old process released the new one may still store, until it ends.
+        // The new process may still store a lock that the old one released, until the lock ends.
         Demand::Orphan => plan.scenario != Scenario::Moved,
         _ => true,
     });
@@ -80,15 +81,15 @@ async fn perform(plan: Arc<Plan>) -> History {
     if plan.bootstrap_cuts {
         tokio::spawn(cut_bootstrap(stage.clone()));
     }
-    // An operator says that the cluster is new.
+    // An operator confirms that the cluster is new.
     if let Some(redlock) = stage.gateways[0].redlock() {
-        // Masters that belong to the gateway with another skew never let this one hear the end.
-        let heard = if plan.odd_skew.is_some() { start + IN_SERVICE } else { stage.until };
-        let _ = timeout_at(heard, redlock.bootstrap()).await;
+        // The masters of the gateway with the other skew never let this bootstrap complete.
+        let deadline = if plan.odd_skew.is_some() { start + IN_SERVICE } else { stage.until };
+        let _ = timeout_at(deadline, redlock.bootstrap()).await;
     }
 
     if plan.scenario == Scenario::Queue {
-        // What is looked at is the line, not the beginning of a cluster.
+        // The scenario is about the queue, not about the start of a cluster.
         let _ = timeout_at(start + IN_SERVICE, in_service(&stage)).await;
     }
     let clients = begin_clients(&stage, start);
@@ -108,7 +109,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     stage.mend();
     let last = stage.until + LAST_ANSWER;
     for client in clients {
-        // Whoever has no answer by then never gets one, which the checker sees.
+        // A client without an answer by then never gets one. The checker reports it.
         let _ = timeout_at(last, client).await;
     }
     sleep(SETTLE).await;
@@ -120,7 +121,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     history
 }
 
-/// Clients of our own, and of other libraries.
+/// Starts the clients, including those of another library.
 fn begin_clients(stage: &Stage, start: Instant) -> Vec<JoinHandle<()>> {
     let plan = &stage.plan;
     for index in 0..plan.foreign_clients {
@@ -158,7 +159,7 @@ impl Scenario {
                 Habits::Any
             }
             Self::Young => Habits::Leaves,
-            Self::Queue => Habits::Brisk,
+            Self::Queue => Habits::Eager,
         }
     }
 }
@@ -191,7 +192,7 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
     let gateways = (0..plan.gateways)
         .map(|index| {
             let (plan, masters) =
-                reconfigure::configuration(&plan.of_gateway(index), index, &masters);
+                reconfigure::configuration(&plan.for_gateway(index), index, &masters);
             let offset = chance.around(plan.clock_limit());
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
             Gateway::new(index, clock, plan, masters, network.clone(), recorder.clone())
@@ -201,17 +202,17 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
     Stage { plan, masters, gateways, network, recorder, until }
 }
 
-/// Until all gateways let all masters vote.
+/// Waits until all gateways let all masters vote.
 async fn in_service(stage: &Stage) {
     let admits_all = |gateway: &Gateway| {
         (0..stage.masters.len()).all(|master| gateway.has_caught_up(master) == Some(true))
     };
     while !stage.gateways.iter().all(admits_all) {
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Breaks connections while gateways wait for the word that the cluster is new.
+/// Breaks connections while gateways wait for the confirmation that the cluster is new.
 async fn cut_bootstrap(stage: Stage) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Bootstrap);
     for _ in 0..chance.between(1, 6) {
@@ -226,7 +227,8 @@ async fn cut_bootstrap(stage: Stage) {
     }
 }
 
-/// Restarts every master without its data, each when all gateways see that the one before has caught up.
+/// Restarts every master without its data, each when all gateways see that the one before has
+/// caught up.
 async fn roll(stage: Stage) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
     let masters: Vec<usize> = (0..stage.masters.len()).collect();
@@ -241,24 +243,24 @@ async fn roll(stage: Stage) {
             stage.recorder.fault();
             stage.restart(*victim, down, Left::Nothing, false, &mut chance).await;
         }
-        sleep(LOOK * 10).await;
+        sleep(POLL_INTERVAL * 10).await;
         let lets_vote = |gateway: &Gateway| {
             victims.iter().all(|victim| gateway.has_caught_up(*victim) != Some(false))
         };
         while !stage.gateways.iter().all(lets_vote) {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// Names of masters that sync every write move to processes which have read the file, one at a time. The old process goes
-/// on until all gateways have left it. The connections of one gateway break meanwhile, so that it is the first to come to
-/// the new process.
+/// Moves the names of masters that sync every write to processes that have read the file, one at a
+/// time. The old process runs until all gateways have left it. One gateway's connections break
+/// meanwhile, so it reaches the new process first.
 async fn move_files(stage: Stage) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
     loop {
         sleep(chance.millis(3_000, 6_000)).await;
-        // When everything is mended the old processes end, seen or not.
+        // Mending ends the old processes, whether or not gateways have noticed them.
         if Instant::now() + MOVE_TAKES >= stage.until {
             return;
         }

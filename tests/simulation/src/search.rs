@@ -1,5 +1,5 @@
-//! Many seeds on all cores. Histories share nothing, so the seeds are handed out one by one and the result does not depend
-//! on who ran which.
+//! Runs many seeds on all cores. Histories share nothing, so seeds are handed out one by one. The
+//! result does not depend on which thread ran which seed.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -10,17 +10,20 @@ use crate::checker::{Demand, Summary, Violation};
 use crate::plan::Plan;
 use crate::run::run;
 
-/// What became of a range of seeds.
+/// The result of a range of seeds.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The figures of all histories.
+    /// The summed figures of all histories.
     pub summary: Summary,
-    /// The seeds with violations of what was demanded, in order, each with its first.
+    /// The seeds with violations of the demands, in order, each with its first violation.
     pub violations: Vec<(u64, Violation)>,
 }
 
-/// Runs a history for every seed and looks for violations of `demands`. With `stop`, no seed is begun after a violation was seen, and only the smallest seed is
-/// reported, which no other order of work would change. `progress` is told after each.
+/// Runs a history for every seed and looks for violations of `demands`. `progress` runs after each
+/// history.
+///
+/// With `stop`, no seed begins after the first violation, and only the smallest seed is reported.
+/// So the result does not depend on the order of work.
 pub fn search(
     seeds: Range<u64>,
     demands: &[Demand],

@@ -3,15 +3,15 @@
 use redlock_core::node::{Failure, Reason, Record, Vote};
 use redlock_core::types::{LockToken, Owner};
 
-use crate::history::{Cast, Grant};
+use crate::history::{Grant, VoteKind};
 
-/// Owner and token of a record of ours.
+/// Owner and token of one of the core's records.
 pub fn grant_of(record: &Record) -> Option<Grant> {
     let (token, _) = record.parse()?;
     Some(grant(&token))
 }
 
-/// What a history calls it.
+/// A token in the words of a history.
 pub fn grant(token: &LockToken) -> Grant {
     let text = token.expose();
     let digits = text.rsplit('.').next().unwrap_or_default();
@@ -23,19 +23,19 @@ pub fn grant(token: &LockToken) -> Grant {
     Grant { owner, fencing: token.fencing().get(), nonce: nonce as u32 }
 }
 
-/// A vote, without the particulars.
-pub fn cast(vote: &Vote) -> Cast {
+/// The kind of a vote, without details.
+pub fn vote_kind(vote: &Vote) -> VoteKind {
     match vote {
-        Vote::Granted => Cast::Granted,
-        Vote::Yours(_) => Cast::Yours,
-        Vote::Held(_) => Cast::Held,
-        Vote::Stale { .. } => Cast::Stale,
-        Vote::Extended { .. } => Cast::Extended,
-        Vote::Released => Cast::Released,
-        Vote::Missing => Cast::Missing,
-        Vote::Found(_) => Cast::Found,
-        Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => Cast::Quarantined,
-        Vote::Failed(Failure { reason: Reason::Clock, .. }) => Cast::Clock,
-        Vote::Failed(_) => Cast::Error,
+        Vote::Granted => VoteKind::Granted,
+        Vote::Yours(_) => VoteKind::Yours,
+        Vote::Held(_) => VoteKind::Held,
+        Vote::Stale { .. } => VoteKind::Stale,
+        Vote::Extended { .. } => VoteKind::Extended,
+        Vote::Released => VoteKind::Released,
+        Vote::Missing => VoteKind::Missing,
+        Vote::Found(_) => VoteKind::Found,
+        Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => VoteKind::Quarantined,
+        Vote::Failed(Failure { reason: Reason::Clock, .. }) => VoteKind::Clock,
+        Vote::Failed(_) => VoteKind::Error,
     }
 }

@@ -1,18 +1,18 @@
-//! A history as text, one line for each thing that happened: true time in milliseconds, who, what.
+//! Renders a history as text, one line for each event: true time in milliseconds, who, what.
 //!
 //! ```text
-//!   1204 c3 via g1      acquire lock-0, ttl 900 ms
-//!   1209 n2             lock-0 acquire T1204.000/5ad1 (-5 ms) of g1: Granted
+//! 1204 c3 via g1      acquire lock-0, ttl 900 ms 1209 n2             lock-0 acquire T1204.000/5ad1
+//! (-5 ms) of g1: Granted
 //! ```
 //!
-//! `c` are clients, `g` gateways, `n` masters. A grant is shown as its fencing token, in milliseconds since the history
-//! began by the wall clock of whoever minted it, and the first digits of its owner. Behind it is how far the token is ahead
-//! of the master's own time.
+//! `c` are clients, `g` gateways, `n` masters. A grant is shown as its fencing token and the first
+//! digits of its owner. The token is in milliseconds since the history began, by the minting
+//! gateway's wall clock. The figure behind it is the token's lead over the master's own time.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-use crate::history::{Answer, History, Kind, Moment, Request, Waited};
+use crate::history::{Answer, History, Moment, OpKind, Request, Waited};
 
 /// The whole history as text, a line for each event.
 pub fn render(history: &History) -> String {
@@ -28,7 +28,7 @@ pub fn render(history: &History) -> String {
                 }
                 Some(Waited { ticket: None, .. }) | None => String::new(),
             };
-            lines.push((end, who, format!("#{number} {}{waited}", Heard(answer))));
+            lines.push((end, who, format!("#{number} {}{waited}", AnswerText(answer))));
         }
     }
     for write in &history.writes {
@@ -36,26 +36,26 @@ pub fn render(history: &History) -> String {
         let text = format!("{taken} a write of {}", write.grant);
         lines.push((write.moment, format!("register-{}", write.name), text));
     }
-    for landing in &history.landings {
-        let kind = match landing.kind {
-            Kind::Acquire => "acquire",
-            Kind::Repair => "repair",
-            Kind::Extend => "extend",
-            Kind::Release => "release",
-            Kind::Undo => "undo",
-            Kind::Inspect => "inspect",
+    for execution in &history.executions {
+        let kind = match execution.kind {
+            OpKind::Acquire => "acquire",
+            OpKind::Repair => "repair",
+            OpKind::Extend => "extend",
+            OpKind::Release => "release",
+            OpKind::Undo => "undo",
+            OpKind::Inspect => "inspect",
         };
-        let grant = landing.grant.map(|grant| format!(" {grant}")).unwrap_or_default();
-        let late = if landing.late { " (late)" } else { "" };
-        let ahead = match landing.ahead_micros / 1000 {
+        let grant = execution.grant.map(|grant| format!(" {grant}")).unwrap_or_default();
+        let late = if execution.late { " (late)" } else { "" };
+        let ahead = match execution.ahead_micros / 1000 {
             0 => String::new(),
             millis => format!(" ({millis:+} ms)"),
         };
         let text = format!(
             "lock-{} {kind}{grant}{ahead} of g{}{late}: {:?}",
-            landing.name, landing.gateway, landing.cast
+            execution.name, execution.gateway, execution.vote_kind
         );
-        lines.push((landing.moment, format!("n{}", landing.master), text));
+        lines.push((execution.moment, format!("n{}", execution.master), text));
     }
     for note in &history.notes {
         lines.push((note.moment, note.who.clone(), note.text.clone()));
@@ -92,9 +92,9 @@ fn describe(request: Request) -> String {
     }
 }
 
-struct Heard(Answer);
+struct AnswerText(Answer);
 
-impl fmt::Display for Heard {
+impl fmt::Display for AnswerText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Answer::Granted { grant, held_for, replayed } => {

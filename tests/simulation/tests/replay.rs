@@ -37,7 +37,7 @@ fn other_plans_replay_as_well() {
 }
 
 #[test]
-fn a_thread_of_its_own_changes_nothing() {
+fn history_does_not_depend_on_the_thread() {
     let here = replays(&Plan::storm(40));
     let there = std::thread::spawn(|| render(&run(&Plan::storm(40)).history)).join().unwrap();
     assert!(here == there);

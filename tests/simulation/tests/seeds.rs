@@ -1,4 +1,5 @@
-//! With all rules on, no seed violates anything. `REDLOCK_SIM_SEEDS` sets how many are run; 300 if it is not set.
+//! With all rules on, no seed violates a promise. `REDLOCK_SIM_SEEDS` sets the number of seeds, 300
+//! by default.
 
 use redlock_sim::checker::Demand;
 use redlock_sim::history::{Answer, Operation};
@@ -15,7 +16,7 @@ fn seeds() -> u64 {
 }
 
 #[track_caller]
-fn is_clean(found: &Found, scenario: &str) {
+fn assert_clean(found: &Found, scenario: &str) {
     println!("{}", found.summary);
     for (seed, violation) in &found.violations {
         eprintln!("seed {seed}: {violation}");
@@ -32,8 +33,8 @@ fn is_clean(found: &Found, scenario: &str) {
 fn storms_violate_nothing() {
     let found = search(0..seeds(), &Demand::ALL, false, Plan::storm, |_, _| {});
     let summary = &found.summary;
-    is_clean(&found, "storm");
-    // A simulation in which nothing happens would be clean as well.
+    assert_clean(&found, "storm");
+    // A simulation without events would be clean as well.
     assert!(
         summary.grants > 50 * summary.histories && summary.late > 5 * summary.histories,
         "{summary}"
@@ -48,11 +49,11 @@ fn storms_violate_nothing() {
 fn an_extended_lock_outlives_the_restart_of_every_master() {
     let found =
         search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, false), |_, _| {});
-    is_clean(&found, "rolling");
+    assert_clean(&found, "rolling");
     assert!(found.summary.counts.repairs > 3 * found.summary.histories, "{}", found.summary);
-    // Extensions alone repair it as well.
+    // Extensions alone repair the lock as well.
     let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));
-    is_clean(
+    assert_clean(
         &search(0..seeds() / 10, &Demand::ALL, false, plan, |_, _| {}),
         "rolling --without admitted-is-caught-up",
     );
@@ -61,7 +62,7 @@ fn an_extended_lock_outlives_the_restart_of_every_master() {
 #[test]
 fn young_locks_outlive_rolling_restarts() {
     let found = search(0..seeds() / 10, &Demand::ALL, false, Plan::young, |_, _| {});
-    is_clean(&found, "young");
+    assert_clean(&found, "young");
     let summary = &found.summary;
     assert!(
         summary.grants > 100 * summary.histories && summary.counts.repairs > 20 * summary.histories,
@@ -70,10 +71,10 @@ fn young_locks_outlive_rolling_restarts() {
 }
 
 #[test]
-fn lines_keep_their_order_and_leave_nobody_behind() {
+fn queues_keep_their_order_and_answer_every_waiter() {
     let found = search(0..seeds() / 5, &Demand::ALL, false, Plan::queue, |_, _| {});
     let summary = &found.summary;
-    is_clean(&found, "queue");
+    assert_clean(&found, "queue");
     let per_history = |figure| figure / summary.histories;
     assert!(
         per_history(summary.waits.granted) > 200 && per_history(summary.waits.cancelled) > 10,
@@ -91,9 +92,13 @@ fn lines_keep_their_order_and_leave_nobody_behind() {
 }
 
 #[test]
-fn a_change_of_configuration_grants_nothing_twice() {
-    is_clean(&search(0..seeds(), &Demand::ALL, false, Plan::reconfigure, |_, _| {}), "reconfigure");
-    // Both configurations grant, and the operator is interrupted: else nothing was shown.
+fn change_of_configuration_grants_no_lock_twice() {
+    assert_clean(
+        &search(0..seeds(), &Demand::ALL, false, Plan::reconfigure, |_, _| {}),
+        "reconfigure",
+    );
+    // Both configurations must grant and the operator must be interrupted, or the test shows
+    // nothing.
     let mut by_old = 0;
     let mut by_new = 0;
     let mut interrupted = 0;
@@ -112,15 +117,16 @@ fn a_change_of_configuration_grants_nothing_twice() {
     assert!(by_old > 10 && by_new > 10 && interrupted > 10, "{by_old}, {by_new}, {interrupted}");
 }
 
-/// A blank master grants whoever tries next; the undo of that try must take its fence back, or it would refuse the repair.
-/// Without that every seed loses the lock. Where a tombstone of an older release comes first, the fence cannot be taken back:
-/// so not all seeds keep it, which the core's documentation says.
+/// A blank master grants the next client that tries. The undo of that proposal must set its
+/// watermark back, or the watermark would refuse the repair: then every seed loses the lock. A
+/// tombstone of an older release makes a watermark permanent. So not all seeds keep the lock, as
+/// the core's documentation says.
 #[test]
-fn so_does_most_often_one_that_others_want() {
+fn contended_lock_mostly_outlives_restarts() {
     let others: Vec<_> = Demand::ALL.into_iter().filter(|demand| *demand != Demand::Kept).collect();
     let plan = |seed| Plan::rolling(seed, true);
     let seeds = seeds() / 5;
-    is_clean(&search(0..seeds, &others, false, plan, |_, _| {}), "contended");
+    assert_clean(&search(0..seeds, &others, false, plan, |_, _| {}), "contended");
     let lost = search(0..seeds, &[Demand::Kept], false, plan, |_, _| {}).violations.len() as u64;
     println!("lost in {lost} of {seeds}");
     assert!(lost <= seeds * 3 / 10, "lost in {lost} of {seeds}");

@@ -1,13 +1,16 @@
-//! The floor: what five masters cost at least, however the rest is written. A hand-written client with one connection per
-//! master, owned by one task, for SET NX PX and compare-and-delete and nothing else.
+//! The floor: the lowest cost of five masters, however the rest is written. A hand-written client
+//! with one connection per master, owned by one task, only for SET NX PX and compare-and-delete.
 //!
-//! Requests put their command into the buffer of every node; a node's task writes all that has come together in one go,
-//! with no limit to the calls in flight, and reads the replies in order. A round has one vote count and one wake-up, at
-//! the deciding vote. No safety beyond that, no time-outs, no reconnects: an error ends the process.
+//! Requests put their command into the buffer of every node. A node's task writes the whole buffer
+//! at once and reads the replies in order. The calls in flight have no limit. A round has one vote
+//! count and one wake-up, at the deciding vote. There are no time-outs, no reconnects and no
+//! further safety: an error ends the process.
 //!
-//! Tried on two cores, in turns: one thread or two (two are not faster and cost a tenth more CPU), and tasks of nodes that
-//! write at once or when everybody else who is ready has asked (then a write carries more, which saves some CPU here and on
-//! the masters). It has the better of each.
+//! The floor uses the better of each pair tried on two cores, in turns:
+//!
+//! - One thread or two. Two are not faster and cost a tenth more CPU.
+//! - Nodes' tasks that write at once, or after all ready requests. In the second case a write
+//!   carries more, which saves some CPU here and on the masters.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -63,7 +66,7 @@ impl Floor {
         self.ask_all(&command(&["EVALSHA", &self.release_sha, "1", key, token])).await
     }
 
-    /// The number of votes when they had decided.
+    /// The number of granting votes at the decision.
     async fn ask_all(&self, command: &[u8]) -> usize {
         let quorum = self.nodes.len() / 2 + 1;
         let round = Arc::new(Round(Mutex::new(Votes {
@@ -118,7 +121,7 @@ impl Round {
     }
 }
 
-/// What is to be sent to one master.
+/// The commands to send to one master.
 #[derive(Default)]
 struct Node(Mutex<Pending>);
 
@@ -126,7 +129,7 @@ struct Node(Mutex<Pending>);
 struct Pending {
     bytes: Vec<u8>,
     rounds: Vec<Arc<Round>>,
-    /// Of the worker that has taken everything and waits for more.
+    /// Wakes the worker, which has taken everything and waits for more.
     waker: Option<Waker>,
 }
 
@@ -149,7 +152,7 @@ struct Worker<'a> {
     stream: TcpStream,
     sending: Vec<u8>,
     sent: usize,
-    /// In the order of their replies.
+    /// The open rounds, in the order of their replies.
     asked: VecDeque<Arc<Round>>,
     received: Box<[u8]>,
     filled: usize,
@@ -169,7 +172,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Ends with what went wrong.
+    /// Runs until an error, which is returned.
     async fn run(mut self) -> String {
         loop {
             let mut woken = false;
@@ -180,12 +183,12 @@ impl<'a> Worker<'a> {
             if let Some(error) = work.await {
                 return error;
             }
-            // Everybody who is ready goes first, so that one write carries what all of them ask.
+            // All ready tasks go first, so that one write carries all their commands.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Ready with what went wrong.
+    /// Ready with an error.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<String> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
             return Poll::Ready(error.to_string());
@@ -225,7 +228,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Counts the votes in all complete replies. SET is answered with +OK or $-1, the script with :1 or :0.
+    /// Counts the votes in all complete replies. SET is answered with +OK or $-1, the script with
+    /// :1 or :0.
     fn count(&mut self) -> Result<(), String> {
         let mut rest = &self.received[..self.filled];
         while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
@@ -235,7 +239,7 @@ impl<'a> Worker<'a> {
                 b"$-1\r\n" | b":0\r\n" => false,
                 other => return Err(other.escape_ascii().to_string()),
             };
-            self.asked.pop_front().ok_or("something that was not asked")?.vote(granted);
+            self.asked.pop_front().ok_or("a reply without a command")?.vote(granted);
             rest = behind;
         }
         let left = rest.len();

@@ -1,4 +1,4 @@
-//! How much may happen, and the model within these bounds.
+//! The bounds of a history, and the model within them.
 
 use std::time::Duration;
 
@@ -9,36 +9,37 @@ use crate::explore::First;
 use crate::rules::Rules;
 
 pub(super) const GATEWAYS: usize = 2;
-/// Any time that is longer than all sets of leases.
+/// Any time longer than every set of leases, in milliseconds.
 pub(super) const QUARANTINE: Duration = Duration::from_secs(302);
 
-/// How much may happen in one history.
+/// The bounds of one history.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Masters, all of which may fail.
+    /// Number of masters. Any of them may fail.
     pub nodes: usize,
-    /// What may happen to them: losses of data, restarts, evictions, changes of durability.
+    /// Number of faults: losses of data, restarts, evictions, changes of durability.
     pub faults: u8,
-    /// Whether nodes may be restarted, empty or with a file.
+    /// Whether nodes may restart, empty or with a file.
     pub processes: bool,
     /// Whether nodes may evict keys.
     pub evictions: bool,
-    /// Whether nodes may sync every write to disk, and begin or cease to.
+    /// Whether nodes may begin or cease to sync every write to disk.
     pub durability: bool,
-    /// Whether the cluster is brand-new, and its first gateway, or both, are started with that word.
+    /// Whether the cluster is new, with `--bootstrap` on its first gateway or on both.
     pub bootstrap: bool,
-    /// Restarts of gateways.
+    /// Number of gateway restarts.
     pub restarts: u8,
-    /// Whether a shorter `max_ttl` is introduced, which the second gateway has from the beginning.
+    /// Whether an operator introduces a shorter `max_ttl`. The second gateway has it from the
+    /// beginning.
     pub change: bool,
-    /// Whether what is taken for granted of operators is so, see [`crate::eligibility`].
+    /// Whether operators keep the assumptions listed in [`crate::eligibility`].
     pub is_operated_well: bool,
-    /// Whether anything may happen between a look and the marker that it puts.
+    /// Whether other events may happen between a probe and the marker that it writes.
     pub every_order: bool,
 }
 
 impl Bounds {
-    /// One node, losses of data and restarts.
+    /// One node with losses of data and restarts.
     pub const LOSSES: Self = Self {
         nodes: 1,
         faults: 3,
@@ -59,15 +60,15 @@ pub struct Eligibility {
     pub(super) rules: Rules,
     pub(super) bounds: Bounds,
     pub(super) quorum: Quorum,
-    /// A node's place in the old configuration and in the new one. All have the same, or they could not change places.
+    /// A node's identity in the old configuration and in the new one. All nodes share it, so that
+    /// they are interchangeable.
     identities: [NodeIdentity; 2],
     pub(super) firsts: [First; 6],
 }
 
 impl Eligibility {
-    /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
-        let quorum = Quorum::new(bounds.nodes).expect("so many nodes are allowed");
+        let quorum = Quorum::new(bounds.nodes).expect("the number of nodes is allowed");
         let identity = |max_ttl| {
             ClusterConfig::new("cluster", Duration::from_secs(max_ttl), Duration::ZERO)
                 .identity("node")

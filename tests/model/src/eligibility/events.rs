@@ -1,4 +1,4 @@
-//! What can happen, and what comes of it.
+//! The events and their effects.
 
 use std::time::Duration;
 
@@ -8,48 +8,48 @@ use redlock_core::node::eligibility::{
 use redlock_core::quorum::{Decision, Tally};
 
 use super::bounds::{Eligibility, GATEWAYS, QUARANTINE};
-use super::state::{Change, Gateway, NONCES, Nonce, Sight, State, Stored, Waits};
+use super::state::{Change, Gateway, NONCES, NodeView, Nonce, State, Stored, Waits};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The next lock is granted to a client of a gateway by all of these nodes, one bit each.
+    /// These nodes, one bit each, grant the next lock to a client of a gateway.
     Grant { gateway: u8, nodes: u8 },
-    /// A lease ends, and its lock is gone everywhere.
+    /// A lease ends, and its lock disappears from all nodes.
     End(u8),
-    /// A node writes a dump of what it has.
+    /// A node writes a dump of its data.
     Save(u8),
-    /// It loses everything in place.
+    /// A node loses all its data in place.
     Flush(u8),
-    /// It is restarted without files, or with what the file of its new configuration has.
+    /// A node restarts empty, or with the file of its new configuration.
     Restart { node: u8, empty: bool, synced: bool },
-    /// It evicts a lock.
+    /// A node evicts a lock.
     Evict(u8),
-    /// It begins or ceases to sync every write.
+    /// A node begins or ceases to sync every write.
     Sync { node: u8, on: bool },
-    /// A gateway looks at a node.
+    /// A gateway probes a node.
     Probe { gateway: u8, node: u8 },
-    /// It looks when its count has ended.
-    LookAtEnd { gateway: u8, node: u8 },
-    /// The marker that it puts arrives.
+    /// A gateway probes a node when its quarantine count has ended.
+    ProbeAtEnd { gateway: u8, node: u8 },
+    /// The marker of a gateway arrives at a node.
     Put { gateway: u8, node: u8 },
-    /// The word that the cluster is new is believed.
+    /// A gateway confirms that the cluster is new.
     Confirm(u8),
-    /// A gateway is restarted, with the configuration it had.
+    /// A gateway restarts with its old configuration.
     RestartGateway(u8),
     /// The operator stops the votes of the old configuration.
     Reconfigure,
-    /// The operator has waited, and puts the new configuration.
+    /// The operator has waited, and writes the new configuration.
     Reconfigured,
 }
 
 impl Eligibility {
-    /// As a gateway begins.
-    pub(super) fn sight(&self, gateway: Gateway) -> Sight {
+    /// A node as a starting gateway sees it.
+    pub(super) fn view(&self, gateway: Gateway) -> NodeView {
         let eligibility = self.decisions(gateway.is_new).expecting_bootstrap(gateway.bootstrap);
-        Sight { eligibility, session: None, put: None, waits: None, told_new: None }
+        NodeView { eligibility, session: None, put: None, waits: None, confirmed_new: None }
     }
 
-    /// Names do not move here: a process is gone, with the connections to it, before the next one starts.
+    /// Names do not move here: a process and its connections are gone before the next one starts.
     fn decisions(&self, is_new: bool) -> Decisions {
         Decisions::new(self.identity(is_new).clone(), QUARANTINE, Duration::ZERO)
             .returning_after(Duration::ZERO)
@@ -57,55 +57,55 @@ impl Eligibility {
 
     fn start(&self, s: &mut State, gateway: usize) {
         let g = &mut s.gateways[gateway];
-        (g.word_counts, g.knows_better, g.is_stopped) = (g.bootstrap, !g.bootstrap, false);
-        let sight = self.sight(*g);
-        s.sites.iter_mut().for_each(|site| site.sights[gateway] = sight.clone());
+        (g.may_confirm_new, g.denies_new, g.is_stopped) = (g.bootstrap, !g.bootstrap, false);
+        let view = self.view(*g);
+        s.sites.iter_mut().for_each(|site| site.views[gateway] = view.clone());
     }
 
-    /// A gateway looks at a node, does what follows, and looks again.
-    fn look(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
-        self.look_once(s, gateway, node, now);
-        while !self.bounds.every_order && s.sites[node].sights[gateway].put.is_some() {
+    /// A gateway probes a node, writes the marker that follows, and probes again.
+    fn probe(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
+        self.probe_once(s, gateway, node, now);
+        while !self.bounds.every_order && s.sites[node].views[gateway].put.is_some() {
             s.sites[node].put_of(gateway);
-            self.look_once(s, gateway, node, now);
+            self.probe_once(s, gateway, node, now);
         }
     }
 
-    fn look_once(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
+    fn probe_once(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
         let g = &mut s.gateways[gateway];
         let site = &mut s.sites[node];
         let facts = site.facts(&self.rules);
         let marker = site.memory.marker.clone();
         let nonce =
             if self.rules.quarantine_has_nonce { site.fresh_nonce() } else { Nonce(NONCES) };
-        let sight = &mut site.sights[gateway];
+        let view = &mut site.views[gateway];
         if !self.rules.word_ends_with_admission {
-            sight.eligibility = sight.eligibility.clone().expecting_bootstrap(g.bootstrap);
+            view.eligibility = view.eligibility.clone().expecting_bootstrap(g.bootstrap);
         }
-        let is_this = sight.told_new == marker || !self.rules.word_names_quarantine;
-        let told_new = sight.told_new.is_some() && is_this;
-        (sight.session, sight.put, sight.waits) = (None, None, None);
+        let is_this = view.confirmed_new == marker || !self.rules.word_names_quarantine;
+        let confirmed_new = view.confirmed_new.is_some() && is_this;
+        (view.session, view.put, view.waits) = (None, None, None);
         let now = Moment { monotonic: now, wall_micros: 0 };
-        let told_new = told_new.then_some(EarlyEnd::BrandNew);
-        match sight.eligibility.next_step(&facts, marker.as_deref(), now, told_new, &nonce) {
+        let confirmed_new = confirmed_new.then_some(EarlyEnd::BrandNew);
+        match view.eligibility.next_step(&facts, marker.as_deref(), now, confirmed_new, &nonce) {
             NextStep::Refuse(_) => {}
-            NextStep::Put { from, to } => sight.put = Some((from, to)),
+            NextStep::Put { from, to } => view.put = Some((from, to)),
             NextStep::Wait { until, suspicion, .. } => {
                 let leases = (until - QUARANTINE).as_millis() as u8;
-                let marker = marker.expect("nobody waits at a node without a marker");
-                sight.waits = Some(Waits { marker, is_new: suspicion == Suspicion::New, leases });
+                let marker = marker.expect("a gateway waits only for a marked node");
+                view.waits = Some(Waits { marker, is_new: suspicion == Suspicion::New, leases });
             }
             NextStep::Admit { marker } => {
-                g.knows_better |= self.rules.word_ends_with_admission;
-                sight.session = Some(marker);
+                g.denies_new |= self.rules.word_ends_with_admission;
+                view.session = Some(marker);
                 if !self.rules.newest_marker_is_known {
-                    sight.eligibility = self.decisions(g.is_new);
+                    view.eligibility = self.decisions(g.is_new);
                 }
             }
         }
     }
 
-    /// A gateway's client gets the lock on these nodes.
+    /// Whether a gateway's client can get the lock on these nodes.
     fn can_grant(&self, s: &State, gateway: usize, nodes: u8) -> bool {
         let asked = (0..self.bounds.nodes).filter(|node| nodes & (1 << node) != 0);
         let tally = Tally { yes: asked.clone().count(), ..Tally::default() };
@@ -135,8 +135,8 @@ impl Eligibility {
         }
         if self.bounds.durability {
             actions.push(Action::Sync { node, on: !site.synced });
-            let sure = site.append_only_file == site.memory && !site.is_doubtful;
-            let all_know = site.sights.iter().all(|sight| sight.session.is_some());
+            let sure = site.append_only_file == site.memory && !site.is_suspect;
+            let all_know = site.views.iter().all(|view| view.session.is_some());
             if sure || all_know || !self.bounds.is_operated_well {
                 actions.push(Action::Restart { node, empty: false, synced: true });
             }
@@ -155,33 +155,34 @@ impl Eligibility {
             }
         }
         let early = self.bounds.is_operated_well && g.is_new && s.change != Change::Done;
-        // Whoever has the new configuration waits for locks of the new one only.
+        // A gateway with the new configuration waits only for locks of the new configuration.
         let waited_for = if g.is_new { s.short } else { u8::MAX };
         for (node, site) in s.sites.iter().enumerate() {
             if early && site.memory.marker.is_none() {
                 continue;
             }
             let node = node as u8;
-            let sight = &site.sights[at];
+            let view = &site.views[at];
             actions.push(Action::Probe { gateway, node });
-            if sight.waits.as_ref().is_some_and(|waits| waits.leases & s.live & waited_for == 0) {
-                actions.push(Action::LookAtEnd { gateway, node });
+            if view.waits.as_ref().is_some_and(|waits| waits.leases & s.live & waited_for == 0) {
+                actions.push(Action::ProbeAtEnd { gateway, node });
             }
-            if sight.put.is_some() {
+            if view.put.is_some() {
                 actions.push(Action::Put { gateway, node });
             }
         }
         let witnesses = |h: &usize| *h == at || self.rules.word_needs_witnesses;
-        let is_new = |node: usize| (0..GATEWAYS).filter(witnesses).all(|h| s.waits_as_new(h, node));
+        let is_new =
+            |node: usize| (0..GATEWAYS).filter(witnesses).all(|h| s.waits_for_new(h, node));
         let mut nodes = 0..self.bounds.nodes;
         let confirmed =
             if self.rules.word_needs_all_nodes { nodes.all(is_new) } else { nodes.any(is_new) };
-        if g.word_counts && confirmed {
+        if g.may_confirm_new && confirmed {
             actions.push(Action::Confirm(gateway));
         }
-        let another_knows = s.gateways.iter().enumerate().any(|(h, g)| h != at && g.knows_better);
+        let another_denies = s.gateways.iter().enumerate().any(|(h, g)| h != at && g.denies_new);
         let may_start =
-            !g.bootstrap || s.live == 0 || another_knows || !self.bounds.is_operated_well;
+            !g.bootstrap || s.live == 0 || another_denies || !self.bounds.is_operated_well;
         if s.restarts_left > 0 && may_start {
             actions.push(Action::RestartGateway(gateway));
         }
@@ -216,21 +217,21 @@ impl Eligibility {
             Action::Evict(node) => next.fail(node).evict(),
             Action::Sync { node, on } => next.fail(node).sync(on),
             Action::Probe { gateway, node } => {
-                self.look(
+                self.probe(
                     &mut next,
                     gateway.into(),
                     node.into(),
                     Duration::from_millis(s.live.into()),
                 );
             }
-            Action::LookAtEnd { gateway, node } => {
+            Action::ProbeAtEnd { gateway, node } => {
                 let leases =
-                    s.sites[usize::from(node)].sights[usize::from(gateway)].waits.as_ref()?.leases;
+                    s.sites[usize::from(node)].views[usize::from(gateway)].waits.as_ref()?.leases;
                 let now = QUARANTINE + Duration::from_millis(leases.into());
-                self.look(&mut next, gateway.into(), node.into(), now);
-                let sight = &next.sites[usize::from(node)].sights[usize::from(gateway)];
-                if sight.put.is_none() && sight.session.is_none() {
-                    // The count was not of what stands now: that is an ordinary look.
+                self.probe(&mut next, gateway.into(), node.into(), now);
+                let view = &next.sites[usize::from(node)].views[usize::from(gateway)];
+                if view.put.is_none() && view.session.is_none() {
+                    // The count belonged to an earlier marker, so this probe is an ordinary one.
                     return None;
                 }
                 next.has_waited = self.bounds.bootstrap;
@@ -238,10 +239,10 @@ impl Eligibility {
             Action::Put { gateway, node } => next.sites[usize::from(node)].put_of(gateway.into()),
             Action::Confirm(gateway) => {
                 let at = usize::from(gateway);
-                next.gateways[at].word_counts = !self.rules.word_ends_with_admission;
+                next.gateways[at].may_confirm_new = !self.rules.word_ends_with_admission;
                 for site in &mut next.sites {
-                    let waits = site.sights[at].waits.as_ref().filter(|waits| waits.is_new);
-                    site.sights[at].told_new = waits.map(|waits| waits.marker.clone());
+                    let waits = site.views[at].waits.as_ref().filter(|waits| waits.is_new);
+                    site.views[at].confirmed_new = waits.map(|waits| waits.marker.clone());
                 }
             }
             Action::RestartGateway(gateway) => {
@@ -276,7 +277,7 @@ impl Eligibility {
     fn reconfigured(&self, s: &mut State) {
         s.change = Change::Done;
         let under_way = self.under_way();
-        // From nothing else than what was written before.
+        // Only the marker of this change is replaced.
         for site in
             s.sites.iter_mut().filter(|site| site.memory.marker.as_deref() == Some(&*under_way))
         {

@@ -1,4 +1,4 @@
-//! What is, on nodes and in the minds of gateways.
+//! The state of nodes and gateways.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,7 +8,7 @@ use redlock_core::node::eligibility::{Durability, Eligibility as Decisions, Fact
 use super::bounds::GATEWAYS;
 use crate::rules::Rules;
 
-/// What a node keeps in one place.
+/// The content of a node's memory or of one of its files.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(super) struct Stored {
     pub(super) marker: Option<String>,
@@ -21,31 +21,31 @@ pub(super) struct Site {
     pub(super) memory: Stored,
     pub(super) dump: Option<Stored>,
     pub(super) append_only_file: Stored,
-    /// Every write goes to the append-only file before it is acknowledged.
+    /// Every write goes to the append-only file before the node acknowledges it.
     pub(super) synced: bool,
     /// The append-only file was rewritten from memory since the process started.
     pub(super) rewritten: bool,
     pub(super) evicted: u8,
-    /// It has lost something since the marker was put.
-    pub(super) is_doubtful: bool,
-    /// The locks that it has granted.
+    /// The node has lost data since the marker was written.
+    pub(super) is_suspect: bool,
+    /// The locks that the node has granted.
     pub(super) granted: u8,
-    /// Those with which it was restarted.
+    /// The locks that the last restart brought back.
     pub(super) survived: u8,
-    pub(super) sights: [Sight; GATEWAYS],
+    pub(super) views: [NodeView; GATEWAYS],
 }
 
 /// One node as a gateway sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Sight {
+pub(super) struct NodeView {
     pub(super) eligibility: Decisions,
-    /// The marker that it shows with operations, while the connection lasts on which it was admitted.
+    /// The marker that the gateway sends with operations, for as long as its connection lasts.
     pub(super) session: Option<String>,
-    /// From which marker to which; on its way.
+    /// The marker to replace and its replacement, on their way to the node.
     pub(super) put: Option<(Option<String>, String)>,
     pub(super) waits: Option<Waits>,
-    /// The quarantine of which it was confirmed that the node is new.
-    pub(super) told_new: Option<String>,
+    /// The marker of the quarantine that was confirmed as a new node's.
+    pub(super) confirmed_new: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -58,13 +58,14 @@ pub(super) struct Waits {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Gateway {
-    /// Started with `--bootstrap`.
+    /// Whether the gateway was started with `--bootstrap`.
     pub(super) bootstrap: bool,
-    /// That word has not been believed yet.
-    pub(super) word_counts: bool,
-    /// What it would say of a blank node is that it lost its data: it was started without that word, or has admitted one.
-    pub(super) knows_better: bool,
-    /// Has the new configuration.
+    /// Whether the gateway may still confirm that the cluster is new.
+    pub(super) may_confirm_new: bool,
+    /// Whether the gateway takes a blank node for one that lost its data. It does when it was
+    /// started without `--bootstrap`, or has admitted a node.
+    pub(super) denies_new: bool,
+    /// Whether the gateway has the new configuration.
     pub(super) is_new: bool,
     pub(super) is_stopped: bool,
 }
@@ -86,15 +87,15 @@ pub struct State {
     pub(super) change: Change,
     /// The leases that run, one bit each.
     pub(super) live: u8,
-    /// Those of them with the new, shorter `max_ttl`.
+    /// The running leases with the new, shorter `max_ttl`.
     pub(super) short: u8,
     pub(super) faults_left: u8,
     pub(super) restarts_left: u8,
-    /// In a new cluster: a quarantine has lasted to its end.
+    /// Whether a quarantine of a new cluster has lasted to its end.
     pub(super) has_waited: bool,
 }
 
-/// Gives one number.
+/// An entropy source that returns one number.
 pub(super) struct Nonce(pub(super) u64);
 
 impl Entropy for Nonce {
@@ -103,14 +104,14 @@ impl Entropy for Nonce {
     }
 }
 
-/// Larger than other numbers in markers.
+/// The first nonce; larger than every other number in markers.
 pub(super) const NONCES: u64 = 0xace0_0000;
 
 fn run_id(process: u8) -> String {
     format!("{process:040x}")
 }
 
-/// What is hashed, as it is: the way to what an eligibility has in mind.
+/// Collects the hashed bytes. It gives access to the texts that an eligibility stores.
 #[derive(Default)]
 struct Texts(Vec<u8>);
 
@@ -130,7 +131,8 @@ fn digest(value: &impl Hash) -> u64 {
 }
 
 impl Hash for State {
-    /// The same for states that differ in the order of nodes or of gateways alone, so that the checker takes them for one.
+    /// Equal for states that differ only in the order of nodes or of gateways, so the checker
+    /// merges them.
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         let Self { sites, gateways, change, live, short, faults_left, restarts_left, has_waited } =
             self;
@@ -138,7 +140,7 @@ impl Hash for State {
         let seen_in = |order: [usize; GATEWAYS]| {
             let sites = sites
                 .iter()
-                .map(|(node, sights)| digest(&(node, order.map(|gateway| sights[gateway]))));
+                .map(|(node, views)| digest(&(node, order.map(|gateway| views[gateway]))));
             digest(&(sites.fold(0, u64::wrapping_add), order.map(|gateway| gateways[gateway])))
         };
         let sites = seen_in([0, 1]).wrapping_add(seen_in([1, 0]));
@@ -173,7 +175,7 @@ impl State {
         }
     }
 
-    /// One of the faults that may be happens to a node.
+    /// Spends one fault on a node.
     pub(super) fn fail(&mut self, node: u8) -> &mut Site {
         self.faults_left -= 1;
         &mut self.sites[usize::from(node)]
@@ -181,30 +183,31 @@ impl State {
 
     /// A lease that no count remembers.
     pub(super) fn fresh_lease(&self) -> u8 {
-        let waits = self.sites.iter().flat_map(|site| &site.sights).flat_map(|sight| &sight.waits);
+        let waits = self.sites.iter().flat_map(|site| &site.views).flat_map(|view| &view.waits);
         let counted = waits.fold(0, |leases, waits| leases | waits.leases);
         let under_way = if let Change::UnderWay(leases) = self.change { leases } else { 0 };
         1 << (self.live | counted | under_way).trailing_ones()
     }
 
-    /// Whether a node and a gateway are in conversation, and the node would take operations.
+    /// Whether the gateway has a session with the node, under the marker that stands there.
     pub(super) fn votes(&self, gateway: usize, node: usize) -> bool {
         let site = &self.sites[node];
-        let session = &site.sights[gateway].session;
+        let session = &site.views[gateway].session;
         session.is_some() && *session == site.memory.marker
     }
 
-    /// Whether a gateway waits at a node that it takes for new, as it is now.
-    pub(super) fn waits_as_new(&self, gateway: usize, node: usize) -> bool {
+    /// Whether a gateway waits for a node that it takes for new, under the marker that stands
+    /// there.
+    pub(super) fn waits_for_new(&self, gateway: usize, node: usize) -> bool {
         let site = &self.sites[node];
-        let waits = site.sights[gateway].waits.as_ref();
+        let waits = site.views[gateway].waits.as_ref();
         waits
             .is_some_and(|waits| waits.is_new && Some(&waits.marker) == site.memory.marker.as_ref())
     }
 }
 
 impl Site {
-    /// Nobody remembers it any more, so it is as good as one that was never there: the number of states stays finite.
+    /// A nonce that nobody remembers, which keeps the number of states finite.
     pub(super) fn fresh_nonce(&self) -> Nonce {
         let remembered = self.remembered();
         let mut nonces = (NONCES..).filter(|nonce| !remembered.contains(&format!("{nonce:x}")));
@@ -218,7 +221,7 @@ impl Site {
         (0..u8::MAX).find(is_fresh).expect("there are many")
     }
 
-    /// All texts that anybody has in mind, in no order.
+    /// All texts in this site and in the gateways' views of it, in no order.
     fn remembered(&self) -> String {
         let mut texts = Texts::default();
         self.hash(&mut texts);
@@ -248,7 +251,7 @@ impl Site {
         }
     }
 
-    /// One number for the node, and one for each gateway that looks at it.
+    /// One digest for the node, and one for each gateway's view of it.
     fn digests(&self) -> (u64, [u64; GATEWAYS]) {
         let Self {
             process,
@@ -258,14 +261,14 @@ impl Site {
             synced,
             rewritten,
             evicted,
-            is_doubtful,
+            is_suspect,
             granted,
             survived,
-            sights,
+            views,
         } = self;
         let stored = (process, memory, dump, append_only_file);
-        let node = (stored, synced, rewritten, evicted, is_doubtful, granted, survived);
-        (digest(&node), std::array::from_fn(|gateway| digest(&sights[gateway])))
+        let node = (stored, synced, rewritten, evicted, is_suspect, granted, survived);
+        (digest(&node), std::array::from_fn(|gateway| digest(&views[gateway])))
     }
 
     pub(super) fn write(&mut self, change: impl FnOnce(&mut Stored)) {
@@ -277,12 +280,12 @@ impl Site {
 
     pub(super) fn put(&mut self, marker: String) {
         self.write(|stored| stored.marker = Some(marker));
-        self.is_doubtful = false;
+        self.is_suspect = false;
     }
 
-    /// One marker takes the place of another, in one step that also looks at the process.
+    /// One marker replaces another, in one step that also checks the process.
     pub(super) fn put_of(&mut self, gateway: usize) {
-        if let Some((from, to)) = self.sights[gateway].put.take()
+        if let Some((from, to)) = self.views[gateway].put.take()
             && self.memory.marker == from
         {
             self.put(to);
@@ -291,7 +294,7 @@ impl Site {
 
     pub(super) fn evict(&mut self) {
         self.write(|stored| stored.locks = 0);
-        (self.evicted, self.is_doubtful) = (self.evicted + 1, true);
+        (self.evicted, self.is_suspect) = (self.evicted + 1, true);
         self.end_sessions();
     }
 
@@ -303,10 +306,10 @@ impl Site {
     }
 
     fn end_sessions(&mut self) {
-        self.sights.iter_mut().for_each(|sight| sight.session = None);
+        self.views.iter_mut().for_each(|view| view.session = None);
     }
 
-    /// The process is gone, with the connections to it.
+    /// The process ends with its connections, and a new one starts.
     pub(super) fn restart(&mut self, empty: bool, synced: bool) {
         if empty {
             (self.dump, self.append_only_file) = Default::default();
@@ -316,13 +319,13 @@ impl Site {
         } else {
             self.dump.clone().unwrap_or_default()
         };
-        self.is_doubtful = self.memory != file;
+        self.is_suspect = self.memory != file;
         self.memory = file;
         self.process = self.fresh_process();
         self.survived = self.memory.locks;
         (self.synced, self.rewritten) = (synced, false);
         self.evicted = 0;
         self.end_sessions();
-        self.sights.iter_mut().for_each(|sight| sight.put = None);
+        self.views.iter_mut().for_each(|view| view.put = None);
     }
 }

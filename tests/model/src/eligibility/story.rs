@@ -1,13 +1,13 @@
-//! Counter-examples in words.
+//! Narrates counter-examples.
 
 use super::bounds::Eligibility;
 use super::events::Action;
 use super::state::State;
 
 impl Eligibility {
-    pub(super) fn tell_step(&self, s: &State, next: &State, action: Action) -> String {
-        let sight = |s: &State, gateway: u8, node: u8| {
-            s.sites[usize::from(node)].sights[usize::from(gateway)].clone()
+    pub(super) fn narrate_step(&self, s: &State, next: &State, action: Action) -> String {
+        let view = |s: &State, gateway: u8, node: u8| {
+            s.sites[usize::from(node)].views[usize::from(gateway)].clone()
         };
         let name = |node: u8| format!("node {}", node + 1);
         match action {
@@ -23,7 +23,7 @@ impl Eligibility {
             Action::End(lock) => {
                 format!("the lease of lock {} ends, and it is gone everywhere", lock + 1)
             }
-            Action::Save(node) => format!("{} writes a dump of what it has", name(node)),
+            Action::Save(node) => format!("{} writes a dump of its data", name(node)),
             Action::Flush(node) => format!("{} loses all its data in place", name(node)),
             Action::Restart { node, empty, synced } => {
                 let file = match (empty, synced) {
@@ -31,57 +31,60 @@ impl Eligibility {
                     (_, true) => "with its append-only file",
                     (_, false) => "with its dump, if there is one",
                 };
-                format!("{} is restarted {file}", name(node))
+                format!("{} restarts {file}", name(node))
             }
             Action::Evict(node) => format!("{} evicts the lock", name(node)),
             Action::Sync { node, on: true } => format!("{} begins to sync every write", name(node)),
             Action::Sync { node, on: false } => {
-                format!("{} does not sync writes any more", name(node))
+                format!("{} ceases to sync every write", name(node))
             }
-            Action::Probe { gateway, node } | Action::LookAtEnd { gateway, node } => {
-                let sight = sight(next, gateway, node);
-                let effect = match (&sight.session, &sight.put, &sight.waits) {
+            Action::Probe { gateway, node } | Action::ProbeAtEnd { gateway, node } => {
+                let view = view(next, gateway, node);
+                let effect = match (&view.session, &view.put, &view.waits) {
                     (Some(_), ..) => "it votes".into(),
-                    (_, Some((_, to)), _) => format!("wants it marked as {}", kind(to)),
+                    (_, Some((_, to)), _) => format!("its next step is the marker {}", kind(to)),
                     (.., Some(waits)) => {
-                        format!("it is quarantined as {}, and waits", kind(&waits.marker))
+                        format!("it is quarantined as {}, the gateway waits", kind(&waits.marker))
                     }
-                    (None, None, None) => "refuses it".into(),
+                    (None, None, None) => "the gateway refuses it".into(),
                 };
-                let late = if matches!(action, Action::LookAtEnd { .. }) {
-                    " when its count has ended"
+                let late = if matches!(action, Action::ProbeAtEnd { .. }) {
+                    " at the end of its quarantine count"
                 } else {
                     ""
                 };
-                format!("gateway {} looks at {}{late}: {effect}", gateway + 1, name(node))
+                format!("gateway {} probes {}{late}: {effect}", gateway + 1, name(node))
             }
             Action::Put { gateway, node } => {
                 let marker = |s: &State| s.sites[usize::from(node)].memory.marker.clone();
-                let put = sight(s, gateway, node)
+                let put = view(s, gateway, node)
                     .put
                     .map_or(String::new(), |(_, to)| kind(&to).to_owned());
-                let effect =
-                    if marker(s) == marker(next) { "but another marker stands" } else { "done" };
+                let effect = if marker(s) == marker(next) {
+                    "no effect, another marker stands"
+                } else {
+                    "done"
+                };
                 format!("gateway {} marks {} as {put}: {effect}", gateway + 1, name(node))
             }
             Action::Confirm(gateway) => {
-                format!("gateway {} believes that all nodes are new", gateway + 1)
+                format!("gateway {} confirms that all nodes are new", gateway + 1)
             }
             Action::RestartGateway(gateway) => {
-                let word = if s.gateways[usize::from(gateway)].bootstrap {
+                let flag = if s.gateways[usize::from(gateway)].bootstrap {
                     " with --bootstrap"
                 } else {
                     ""
                 };
-                format!("gateway {} is restarted{word}", gateway + 1)
+                format!("gateway {} restarts{flag}", gateway + 1)
             }
             Action::Reconfigure => "the operator stops all nodes, and waits".into(),
-            Action::Reconfigured => "the operator puts the new configuration".into(),
+            Action::Reconfigured => "the operator writes the new configuration".into(),
         }
     }
 }
 
-/// The word of a marker.
+/// The state named in a marker.
 fn kind(marker: &str) -> &str {
     let state = marker.rsplit(':').next().unwrap_or_default();
     match state.split('.').next().unwrap_or_default() {

@@ -1,4 +1,4 @@
-//! How much may happen, and the model within these bounds.
+//! The bounds of a history, and the model within them.
 
 use redlock_core::quorum::Quorum;
 
@@ -6,45 +6,48 @@ use crate::explore::First;
 use crate::node::Token;
 use crate::rules::Rules;
 
-/// Masters.
+/// Number of masters.
 pub const NODES: usize = 3;
-/// Attempts: two of owner A, one of owner B.
-pub const TRIES: usize = 3;
-/// Most extensions, of whichever grants.
+/// Number of proposals: two of owner A, one of owner B.
+pub const PROPOSALS: usize = 3;
+/// Maximum number of extensions, of any grants.
 pub const RENEWALS: usize = 2;
-/// Most readings for nodes that catch up.
+/// Maximum number of readings for nodes that catch up.
 pub const CATCH_UPS: usize = 2;
 
-/// How much may happen in one history.
+/// The bounds of one history.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Whether A asks a second time.
     pub retry: bool,
-    /// Losses of data, of any nodes.
+    /// Number of losses of data, on any nodes.
     pub losses: u8,
-    /// Extensions, of any grants, at most [`RENEWALS`].
+    /// Number of extensions, of any grants, at most [`RENEWALS`].
     pub renewals: usize,
     /// Whether the gateway of B may have a clock that is far ahead.
     pub bad_clock: bool,
-    /// Whether extensions are only those by which one request of A confirms the grant of its other.
+    /// Whether the only extensions are those by which one request of A confirms the grant of its
+    /// other.
     pub only_confirms: bool,
-    /// Whether tries may be given up and locks released.
+    /// Whether proposals may be given up and locks released.
     pub releases: bool,
-    /// Whether a node that lost its data may recover what the others store, instead of waiting until all leases have ended.
+    /// Whether a node that lost its data may recover the others' locks instead of waiting until all
+    /// leases have ended.
     pub recovery: bool,
-    /// Readings for nodes that catch up with what a majority of the others stores, at most [`CATCH_UPS`].
+    /// Number of readings for nodes that catch up, at most [`CATCH_UPS`].
     pub catch_ups: usize,
-    /// The only tokens that the tries ask with, instead of all orders of them.
-    pub tokens: Option<[Token; TRIES]>,
-    /// Whether fences may end. Not together with a retry and extensions: one may then confirm what the other has released.
-    pub fences_end: bool,
-    /// Whether every order of events is explored, instead of those that cover the others.
+    /// The tokens of the proposals; `None` explores all their orders.
+    pub tokens: Option<[Token; PROPOSALS]>,
+    /// Whether watermarks may end. Excludes a retry together with extensions: the retry could
+    /// confirm a released grant.
+    pub watermarks_end: bool,
+    /// Whether every order of events is explored, including those that others cover.
     pub every_order: bool,
 }
 
 impl Bounds {
-    /// All three tries, nothing else.
-    pub const TRIES: Self = Self {
+    /// All three proposals, nothing else.
+    pub const PROPOSALS: Self = Self {
         retry: true,
         losses: 0,
         renewals: 0,
@@ -54,7 +57,7 @@ impl Bounds {
         recovery: false,
         catch_ups: 0,
         tokens: None,
-        fences_end: false,
+        watermarks_end: false,
         every_order: false,
     };
 }
@@ -69,7 +72,6 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// With these bounds.
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(NODES).expect("three nodes are allowed");
         let renewals = bounds.renewals.min(RENEWALS);

@@ -1,31 +1,33 @@
-//! Catching up: a node that was admitted is given the locks that a majority of the others stores.
+//! Catching up: an admitted node gets the locks that a majority of the others stores.
 //!
-//! Each node is read in a step of its own, so a reading shows no state that the nodes were ever in together. When enough
-//! others have shown one and the same grant, a repair of it is on its way to the node. The repair arrives at any later time,
-//! or never. It has the longest life that was read, and the mark of an extension if one copy had it.
+//! Each node is read in a step of its own. So a reading may combine states that the nodes never had
+//! at one time. When enough others have returned the same grant, a repair of it is on its way to
+//! the node. It arrives at any later time, or never. It has the longest life of the copies, and the
+//! mark of an extension if one copy has it.
 //!
-//! Any node may catch up at any time, as any node may have been restarted with all its data. A node that was read may
-//! lose its data before the others are read. A loss of the node that catches up ends the reading and the repair: both
-//! belong to one eligibility.
+//! Any node may catch up at any time, because any node may have restarted with all its data. A node
+//! that was read may lose its data before the others are read. If the node that catches up loses
+//! its data, the reading and the repair end: both belong to one admission.
 //!
-//! A reading begins with the first node that shows the grant. A reading that began earlier is refused by the clock no
-//! later, and one that finds nothing changes nothing.
+//! A reading begins with the first node that returns the grant. The clock refuses a repair from an
+//! earlier reading no later. A reading that finds nothing changes nothing.
 //!
-//! The undo of a failed try asks for less here than elsewhere, see `leaves_no_orphan`. An undo takes its fence back, so
-//! a node that was given the grant afterwards cannot tell. The grant then ends with its time to live, on a minority.
+//! The undo of a failed proposal promises less here than elsewhere, see `has_no_orphan`. An undo
+//! sets its watermark back, so a node that gets the grant afterwards cannot detect the undo. The
+//! grant then ends with its time to live, on a minority.
 
-use super::bounds::{Locks, NODES, RENEWALS, TRIES};
+use super::bounds::{Locks, NODES, PROPOSALS, RENEWALS};
 use super::reading::{CatchUp, Reading};
 use super::state::{Action, Site, State};
 use crate::node::{Lock, Owner, Vote};
 
-/// Among those of the extensions, see [`Window::begun`](crate::node::Window).
+/// The bit of a reading, beside the bits of extensions in [`Window::begun`](crate::node::Window).
 pub(super) const fn reading_bit(reading: usize) -> u8 {
     1 << (RENEWALS + reading)
 }
 
 impl Site {
-    /// Whether it stores this grant because it has caught up.
+    /// Whether the node stores this grant because it has caught up.
     pub(super) fn caught_up_with(&self, grant: &Lock) -> bool {
         self.catch_ups.iter().any(|part| matches!(part, CatchUp::Given(given) if given.is(grant)))
     }
@@ -38,7 +40,7 @@ impl State {
         begun.fold(0, |mask, (i, _)| mask | reading_bit(i))
     }
 
-    /// The clock of this node refuses what a reading has found.
+    /// The clock of this node refuses the grant that a reading has found.
     pub(super) fn refuse_catch_up(&mut self, reading: usize, at: usize) {
         match self.sites[at].catch_ups[reading] {
             CatchUp::Target => self.end_reading(reading),
@@ -62,19 +64,18 @@ impl Locks {
         for i in 0..self.bounds.catch_ups {
             let reading = i as u8;
             match s.readings[i] {
-                // One after the other.
+                // Readings begin in order.
                 Reading::Unbegun if i > 0 && s.readings[i - 1] == Reading::Unbegun => {}
                 Reading::Unbegun => {
                     for (site, of) in s.sites.iter().enumerate() {
-                        let Some(lock) =
-                            of.node.lock.filter(|lock| self.may_be_sought(s, of, *lock))
+                        let Some(lock) = of.node.lock.filter(|lock| self.may_be_read(s, of, *lock))
                         else {
                             continue;
                         };
                         let missing =
                             |at: &usize| *at != site && self.may_catch_up(&s.sites[*at], lock);
                         let targets = (0..NODES).filter(missing);
-                        actions.extend(targets.map(|at| Action::See {
+                        actions.extend(targets.map(|at| Action::ReadForCatchUp {
                             reading,
                             target: at as u8,
                             site: site as u8,
@@ -93,7 +94,7 @@ impl Locks {
                     };
                     let shown = s.sites.iter().enumerate().filter(|(_, site)| shows(site));
                     let target = target as u8;
-                    actions.extend(shown.map(|(at, _)| Action::See {
+                    actions.extend(shown.map(|(at, _)| Action::ReadForCatchUp {
                         reading,
                         target,
                         site: at as u8,
@@ -110,20 +111,26 @@ impl Locks {
         }
     }
 
-    /// Where fences end, a reading is not begun after its own owner's release, see `fences.rs`.
-    fn may_be_sought(&self, s: &State, site: &Site, lock: Lock) -> bool {
-        let released = |i: usize| lock.is(&s.asked(i)) && s.tries[i].dropped;
-        let too_late = self.bounds.fences_end && (0..TRIES).any(released);
+    /// Where watermarks end, a reading does not begin after the owner's release, see `fences.rs`.
+    fn may_be_read(&self, s: &State, site: &Site, lock: Lock) -> bool {
+        let released = |i: usize| lock.is(&s.asked(i)) && s.proposals[i].dropped;
+        let too_late = self.bounds.watermarks_end && (0..PROPOSALS).any(released);
         site.suspicion.is_none() && lock.owner != Owner::Nobody && !too_late
     }
 
     fn may_catch_up(&self, site: &Site, lock: Lock) -> bool {
         let stores = site.node.lock.is_some_and(|other| other.is(&lock));
         let admitted = site.suspicion.is_none() || !self.rules.catch_up_follows_admission;
-        admitted && !stores && !self.keeps_out(site, lock, self.fences_stay())
+        admitted && !stores && !self.keeps_out(site, lock, self.watermarks_stay())
     }
 
-    pub(super) fn see(&self, s: &mut State, reading: usize, target: usize, at: usize) {
+    pub(super) fn read_for_catch_up(
+        &self,
+        s: &mut State,
+        reading: usize,
+        target: usize,
+        at: usize,
+    ) {
         let Some(seen) = s.sites[at].node.lock else { return };
         let found = match s.readings[reading] {
             Reading::Of(found) => Lock {
@@ -151,7 +158,7 @@ impl Locks {
             CatchUp::Given(Lock { guards: 0, extended: false, ..lock });
     }
 
-    /// A node loses its data.
+    /// Effects of a node's loss of data.
     pub(super) fn lose_catch_ups(&self, s: &mut State, at: usize) {
         for i in 0..self.bounds.catch_ups {
             match s.sites[at].catch_ups[i] {
@@ -167,22 +174,23 @@ impl Locks {
         }
     }
 
-    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a repair that the fence
-    /// would refuse from now on is as good as gone. `fenced`: fences stay until the data is lost.
-    pub(super) fn forget_catch_ups(&self, s: &mut State, fenced: bool) {
+    /// Brings states with equal futures to one form: leases that ended guard nothing, and a repair
+    /// that the watermark will always refuse is dropped. `is_fenced`: only a loss of data takes
+    /// watermarks away.
+    pub(super) fn normalize_catch_ups(&self, s: &mut State, is_fenced: bool) {
         let ended = s.ended_leases();
         for i in 0..self.bounds.catch_ups {
             if let Reading::Of(lock) = &mut s.readings[i] {
                 lock.guards &= !ended;
                 let grant = *lock;
                 let target = s.sites.iter().find(|site| site.catch_ups[i] == CatchUp::Target);
-                if target.is_some_and(|site| self.keeps_out(site, grant, fenced)) {
+                if target.is_some_and(|site| self.keeps_out(site, grant, is_fenced)) {
                     s.end_reading(i);
                 }
             }
             for site in &mut s.sites {
                 match site.catch_ups[i] {
-                    CatchUp::Sent(lock) if self.keeps_out(site, lock, fenced) => {
+                    CatchUp::Sent(lock) if self.keeps_out(site, lock, is_fenced) => {
                         site.catch_ups[i] = CatchUp::None
                     }
                     CatchUp::Sent(lock) => {
@@ -200,11 +208,11 @@ impl Locks {
         }
     }
 
-    /// Whether this node refuses a repair of the grant as long as it keeps its data; then nothing is repaired any more.
-    fn keeps_out(&self, site: &Site, grant: Lock, fenced: bool) -> bool {
+    /// Whether this node refuses every repair of the grant as long as it keeps its data.
+    fn keeps_out(&self, site: &Site, grant: Lock, is_fenced: bool) -> bool {
         let ends = self.rules.tells_admissions_apart() && self.rules.catch_up_follows_admission;
-        let stale = site.node.lasting_fence(&self.rules) >= grant.token
+        let stale = site.node.lasting_watermark(&self.rules) >= grant.token
             && !site.node.is_repairable(grant.token);
-        fenced && ends && stale && !self.bounds.fences_end
+        is_fenced && ends && stale && !self.bounds.watermarks_end
     }
 }

@@ -1,52 +1,56 @@
-//! Fences that end, where [`Bounds::fences_end`](super::Bounds) is set.
+//! Watermarks that end, where [`Bounds::watermarks_end`](super::Bounds) is set.
 //!
-//! A fence lives for as long as its lock was given when it was set, and 2D and the longest round after that (the core's
-//! `fence_grace`). What it has kept out bears a time that the node compares with its own: an acquire its T, a repair when its
-//! extension began. So when it ends, this node takes no T any more that is not larger, and no repair whose extension had begun
-//! when it was set, or while its lock still stood unextended. Extensions that began later are taken to be young enough,
-//! which allows more than the longest round does. A lock that is extended again and again outlives its fence.
+//! A watermark lives as long as its lock's time to live when it was set, plus the core's
+//! `fence_grace`: twice `max_clock_skew` and the longest round. The operations that it kept out
+//! carry a time that the node compares with its own: an acquire its T, a repair the beginning of
+//! its extension. When the watermark ends, the node refuses every T up to the watermark. It also
+//! refuses a repair whose extension had begun when the watermark was set, or while its lock stood
+//! unextended. Extensions that began later count as young enough, which allows more than the
+//! longest round does. A lock that is extended again and again outlives its watermark.
 //!
-//! An extension, or a reading for a node that catches up, is never begun here after its own owner's release. Where the release is somebody else's, or reaches other
-//! nodes long after this one, an extension may begin later than the fence lasts, and sets the lock again.
+//! No extension, and no reading for a node that catches up, begins here after its own owner's
+//! release. Another party's release, or one that reaches other nodes long after this one, is
+//! different. Then an extension may begin later than the watermark lasts, and sets the lock again.
 
-use super::bounds::{CATCH_UPS, Locks, RENEWALS, TRIES};
+use super::bounds::{CATCH_UPS, Locks, PROPOSALS, RENEWALS};
 use super::catch_up::reading_bit;
 use super::reading::{CatchUp, Reading};
 use super::state::{Message, Renewal, Site, State};
 use crate::node::{NO_TOKEN, Token};
 
 impl Locks {
-    /// Nothing but a loss of data takes a fence away.
-    pub(super) fn fences_stay(&self) -> bool {
+    /// Whether only a loss of data takes a watermark away.
+    pub(super) fn watermarks_stay(&self) -> bool {
         let rules = &self.rules;
         rules.watermark_is_checked
             && rules.lock_is_kept
             && rules.release_leaves_a_tombstone
             && rules.release_keeps_newer
-            && rules.fences_last()
-            && (rules.fence_outlives_lock || !self.bounds.fences_end)
+            && rules.watermarks_last()
+            && (rules.fence_outlives_lock || !self.bounds.watermarks_end)
     }
 
-    pub(super) fn fence_may_end(&self, site: &Site) -> bool {
+    pub(super) fn watermark_may_end(&self, site: &Site) -> bool {
         let stands = site.node.lock.is_some_and(|lock| !lock.extended);
-        // Otherwise nothing is on its way, or ever will be, that is told apart by it.
+        // Otherwise the watermark can no longer affect any message.
         let readings = (0..self.bounds.catch_ups).fold(0, |mask, i| mask | reading_bit(i));
         let all = readings | ((1 << self.bounds.renewals) - 1);
         let matters = site.node.outlasts != all
             || !self.rules.fence_outlives_lock
             || !self.rules.late_repair_is_refused;
-        self.bounds.fences_end && site.node.fence != NO_TOKEN && !stands && matters
+        self.bounds.watermarks_end && site.node.watermark != NO_TOKEN && !stands && matters
     }
 
-    pub(super) fn end_fence(&self, s: &mut State, at: usize) {
+    pub(super) fn end_watermark(&self, s: &mut State, at: usize) {
         let site = &mut s.sites[at];
-        let (fence, outlasts): (Token, u8) = (site.node.fence, site.node.outlasts);
-        site.node.end_fence();
+        let (watermark, outlasts): (Token, u8) = (site.node.watermark, site.node.outlasts);
+        site.node.end_watermark();
         if !self.rules.fence_outlives_lock {
             return;
         }
-        let old_acquires =
-            (0..TRIES).filter(|i| s.tries[*i].token <= fence).fold(0, |mask, i| mask | 1 << i);
+        let old_acquires = (0..PROPOSALS)
+            .filter(|i| s.proposals[*i].token <= watermark)
+            .fold(0, |mask, i| mask | 1 << i);
         refuse(&mut site.acquires, old_acquires);
         if self.rules.late_repair_is_refused {
             refuse(&mut site.repairs, outlasts);
@@ -56,7 +60,7 @@ impl Locks {
         }
     }
 
-    /// Whether a repair of this try may still be taken when the fence has ended.
+    /// Whether a repair of this proposal may still be accepted when the watermark has ended.
     pub(super) fn may_be_repaired(
         &self,
         site: &Site,
@@ -70,11 +74,12 @@ impl Locks {
             let under_way = !matches!(readings[i], Reading::Over) && i < self.bounds.catch_ups;
             under_way || matches!(site.catch_ups[i], CatchUp::Sent(_))
         };
-        self.bounds.fences_end && ((0..RENEWALS).filter(of).any(open) || (0..CATCH_UPS).any(read))
+        self.bounds.watermarks_end
+            && ((0..RENEWALS).filter(of).any(open) || (0..CATCH_UPS).any(read))
     }
 }
 
-/// Also what is still to be sent: it bears the same time.
+/// Refuses these messages, including unsent ones, which carry the same time.
 fn refuse(messages: &mut [Message], which: u8) {
     for (i, message) in messages.iter_mut().enumerate() {
         if which & (1 << i) != 0 && matches!(message, Message::Unsent | Message::Sent) {

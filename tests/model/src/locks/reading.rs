@@ -1,4 +1,4 @@
-//! What a reading of the other nodes has come to, see [`super::catch_up`].
+//! The progress of a reading of the other nodes, see [`super::catch_up`].
 
 use crate::node::Lock;
 
@@ -6,7 +6,7 @@ use crate::node::Lock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Reading {
     Unbegun,
-    /// Of this grant: its longest life, and marked if one copy is.
+    /// This grant was read. It has the longest life of its copies, and the mark if one copy has it.
     Of(Lock),
     Over,
 }
@@ -15,9 +15,9 @@ pub(super) enum Reading {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum CatchUp {
     None,
-    /// It is read for this node.
+    /// The reading is for this node.
     Target,
-    /// This node has shown the grant.
+    /// This node has returned the grant.
     Seen,
     /// A repair is on its way to this node.
     Sent(Lock),

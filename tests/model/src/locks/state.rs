@@ -1,79 +1,81 @@
-//! What is, and what each event makes of it.
+//! The state, and the effect of each event on it.
 
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Tally};
 
-use super::bounds::{CATCH_UPS, Locks, NODES, RENEWALS, TRIES};
+use super::bounds::{CATCH_UPS, Locks, NODES, PROPOSALS, RENEWALS};
 use super::reading::{CatchUp, Reading};
 use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use crate::rules::Rules;
 
-/// Everything. Nodes are interchangeable, so they are kept sorted: states that differ in their order alone are one.
+/// The whole state. Nodes are interchangeable and kept sorted, so states that differ only in their
+/// order are one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     pub(super) sites: [Site; NODES],
-    pub(super) tries: [Proposal; TRIES],
+    pub(super) proposals: [Proposal; PROPOSALS],
     pub(super) renewals: [Renewal; RENEWALS],
     pub(super) readings: [Reading; CATCH_UPS],
     pub(super) losses_left: u8,
-    /// Tokens that no gateway mints any more and no node's clock is near to: so much time has passed.
+    /// The newest token that is too old: no gateway mints it and no node's clock is near it any
+    /// more.
     pub(super) oldest: Token,
 }
 
-/// A node with all that is on its way to it or was answered by it.
+/// A node with the messages on their way to it and its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Site {
     pub node: Node,
     pub suspicion: Option<Suspicion>,
-    /// A node that adopts has read this one.
+    /// A recovering node has read this one.
     pub read: bool,
-    pub acquires: [Message; TRIES],
-    pub undos: [Release; TRIES],
-    pub releases: [Release; TRIES],
+    pub acquires: [Message; PROPOSALS],
+    pub undos: [Release; PROPOSALS],
+    pub releases: [Release; PROPOSALS],
     pub extends: [Message; RENEWALS],
     pub repairs: [Message; RENEWALS],
     /// Its part in each of the readings for nodes that catch up.
     pub catch_ups: [CatchUp; CATCH_UPS],
 }
 
-/// A node has lost its data: what must be over before it may vote again.
+/// A node has lost its data: the conditions before it may vote again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Suspicion {
-    /// The leases that ran at the time.
+    /// The leases that ran at the loss.
     pub leases: u8,
-    /// The newest token that it may have stored.
+    /// The newest token that the node may have stored.
     pub newest: Token,
-    /// The rounds that were open at the time, if the node may recover.
+    /// The rounds that were open at the loss, if the node may recover.
     pub rounds: u8,
-    /// It has begun to recover, and so far has found this.
-    pub adopts: Option<Found>,
+    /// The grants read so far, once recovery has begun.
+    pub recovered: Option<Found>,
 }
 
-/// What was read for a node that adopts.
+/// The grants read for a recovering node.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Found {
     pub lock: Option<Lock>,
-    /// How many store exactly this.
+    /// How many nodes store exactly this lock.
     pub copies: u8,
 }
 
-/// An operation on its way to one node, then its answer as far as the gateway still cares.
+/// An operation on its way to one node, then its answer while the gateway needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Message {
     Unsent,
-    /// May arrive now, later or never.
+    /// Sent; may arrive now, later or never.
     Sent,
     /// Answered: granted, or extended.
     Yes,
-    /// Answered: the owner's other try has it.
+    /// Answered: the owner's other proposal has the lock.
     Yours,
     /// Answered: held by another.
     No,
-    /// Answered, but of no use.
+    /// Answered, but the answer does not count.
     Failed,
     /// Answered: there is no such lock.
     Missing,
-    /// Of no consequence any more.
+    /// Has no further effect.
     Done,
 }
 
@@ -82,23 +84,23 @@ pub(super) enum Message {
 pub(super) enum Release {
     Unsent,
     Sent,
-    /// Of exactly this grant, which was confirmed in vain.
+    /// The release of exactly this grant, whose confirmation failed.
     SentExactly,
-    /// It has reached the node, and the node has kept its data since.
+    /// The release has reached the node, and the node has kept its data since.
     Arrived,
 }
 
-/// One attempt to get the lock.
+/// One proposal: a round for the lock with one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Proposal {
     pub token: Token,
     pub nonce: u8,
     pub phase: Phase,
-    /// The lease that begins when the try does has run out, and with it the holder's belief.
+    /// The lease that began with the proposal has ended, and with it the holder's belief.
     pub ended: bool,
-    /// Its owner has released this or a later T: it heeds no answer of this try any more.
+    /// The owner has released this or a later T, and ignores all answers to this proposal.
     pub dropped: bool,
-    /// It began after its owner was granted the lock by the other try.
+    /// The proposal began after the owner's other proposal was granted.
     pub after_own: bool,
 }
 
@@ -109,26 +111,26 @@ pub enum Phase {
     Open,
     /// A majority granted it, and its owner knows.
     Granted,
-    /// Failed, timed out or cancelled; what it may have set is being released.
+    /// Failed, timed out or cancelled; undos are on their way to the nodes.
     GivenUp,
 }
 
 /// An extension that is under way or has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Renewal {
-    /// The try whose grant it prolongs.
+    /// The proposal whose grant it extends.
     pub of: Option<u8>,
-    /// It is the other request of the owner that asks for it.
+    /// The owner's other request asks for it.
     pub confirms: bool,
-    /// A majority has extended: missing nodes are repaired.
+    /// A majority has extended; nodes without the lock are repaired.
     pub proved: bool,
-    /// Its gateway counts no answer any more.
+    /// Its gateway counts no more answers.
     pub closed: bool,
-    pub heard: bool,
+    pub notified: bool,
     pub ended: bool,
 }
 
-/// An event. Indices are of sites, tries and renewals.
+/// An event. Its indices are those of sites, proposals and renewals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Start {
@@ -139,7 +141,7 @@ pub enum Action {
         proposal: u8,
         site: u8,
     },
-    /// And so many extensions begin.
+    /// A majority grants the proposal, and `renewals` extensions begin.
     Grant {
         proposal: u8,
         renewals: u8,
@@ -158,7 +160,8 @@ pub enum Action {
         renewal: u8,
         proposal: u8,
     },
-    /// This try gives up for that of the same owner which a majority has, and extends that.
+    /// This proposal gives up. A majority has the grant of the owner's other proposal, which is
+    /// extended.
     Confirm {
         renewal: u8,
         proposal: u8,
@@ -171,44 +174,44 @@ pub enum Action {
         renewal: u8,
         site: u8,
     },
-    /// The lock of this node is read, for another one that catches up.
-    See {
+    /// The lock of this node is read for another one that catches up.
+    ReadForCatchUp {
         reading: u8,
         target: u8,
         site: u8,
     },
-    /// A node is given what was read for it.
+    /// The repair that a reading has sent arrives at a node.
     CatchUp {
         reading: u8,
         site: u8,
     },
-    EndTry(u8),
-    EndRenewal(u8),
+    EndLease(u8),
+    EndRenewalLease(u8),
     Expire(u8),
-    EndFence(u8),
+    EndWatermark(u8),
     Lose(u8),
     Readmit(u8),
-    /// What this node stores is read, for the one that adopts.
-    Read(u8),
-    Adopt,
+    /// The lock of this node is read for the recovering one.
+    ReadForRecovery(u8),
+    Recover,
 }
 
-/// Which try is whose: the first two are one owner's, which asks again.
+/// The owner of a proposal: the first two belong to one owner, which asks again.
 pub(super) fn owner(proposal: usize) -> Owner {
     if proposal < 2 { Owner::A } else { Owner::B }
 }
 
-/// The other try of the same owner, if there is one.
+/// The other proposal of the same owner, if there is one.
 pub(super) fn sibling(proposal: usize) -> Option<usize> {
     [Some(1), Some(0), None][proposal]
 }
 
-pub(super) const fn try_lease(proposal: usize) -> u8 {
+pub(super) const fn proposal_lease(proposal: usize) -> u8 {
     1 << proposal
 }
 
 pub(super) const fn renewal_lease(renewal: usize) -> u8 {
-    1 << (TRIES + renewal)
+    1 << (PROPOSALS + renewal)
 }
 
 impl Proposal {
@@ -218,14 +221,14 @@ impl Proposal {
 }
 
 impl State {
-    pub(super) fn initial(tokens: [Token; TRIES], losses_left: u8, rules: &Rules) -> Self {
+    pub(super) fn initial(tokens: [Token; PROPOSALS], losses_left: u8, rules: &Rules) -> Self {
         let site = Site {
             node: Node::default(),
             suspicion: None,
             read: false,
-            acquires: [Message::Unsent; TRIES],
-            undos: [Release::Unsent; TRIES],
-            releases: [Release::Unsent; TRIES],
+            acquires: [Message::Unsent; PROPOSALS],
+            undos: [Release::Unsent; PROPOSALS],
+            releases: [Release::Unsent; PROPOSALS],
             extends: [Message::Unsent; RENEWALS],
             repairs: [Message::Unsent; RENEWALS],
             catch_ups: [CatchUp::None; CATCH_UPS],
@@ -236,7 +239,7 @@ impl State {
             confirms: false,
             proved: false,
             closed: false,
-            heard: false,
+            notified: false,
             ended: false,
         };
         let idle = |i: usize| Proposal {
@@ -249,7 +252,7 @@ impl State {
         };
         Self {
             sites: [site; NODES],
-            tries: std::array::from_fn(idle),
+            proposals: std::array::from_fn(idle),
             renewals: [renewal; RENEWALS],
             readings: [Reading::Unbegun; CATCH_UPS],
             losses_left,
@@ -257,65 +260,71 @@ impl State {
         }
     }
 
-    /// Whether this try's owner believes that it holds the lock by it.
+    /// Whether the owner believes that it holds the lock by this proposal.
     pub fn believes(&self, proposal: usize) -> bool {
-        let t = &self.tries[proposal];
-        let renewed = |r: &Renewal| r.of == Some(proposal as u8) && r.heard && !r.ended;
+        let t = &self.proposals[proposal];
+        let renewed = |r: &Renewal| r.of == Some(proposal as u8) && r.notified && !r.ended;
         !t.dropped && (t.phase == Phase::Granted && !t.ended || self.renewals.iter().any(renewed))
     }
 
-    /// Whether this try's owner was ever told that it holds the lock by it.
-    pub fn was_told(&self, proposal: usize) -> bool {
-        let heard = |r: &Renewal| r.of == Some(proposal as u8) && r.heard;
-        self.tries[proposal].phase == Phase::Granted || self.renewals.iter().any(heard)
+    /// Whether the owner ever learned that it holds the lock by this proposal.
+    pub fn was_notified(&self, proposal: usize) -> bool {
+        let notified = |r: &Renewal| r.of == Some(proposal as u8) && r.notified;
+        self.proposals[proposal].phase == Phase::Granted || self.renewals.iter().any(notified)
     }
 
-    /// Whether a node stores the grant of this try.
+    /// Whether a node stores the grant of this proposal.
     pub(super) fn stores(&self, site: &Site, proposal: usize) -> bool {
         site.node.lock.is_some_and(|lock| lock.is(&self.asked(proposal)))
     }
 
     pub(super) fn ended_leases(&self) -> u8 {
-        let tries =
-            self.tries.iter().enumerate().filter(|(_, t)| t.ended).map(|(i, _)| try_lease(i));
+        let proposals = self
+            .proposals
+            .iter()
+            .enumerate()
+            .filter(|(_, t)| t.ended)
+            .map(|(i, _)| proposal_lease(i));
         let renewals = self
             .renewals
             .iter()
             .enumerate()
             .filter(|(_, r)| r.ended)
             .map(|(i, _)| renewal_lease(i));
-        tries.chain(renewals).fold(0, |mask, bit| mask | bit)
+        proposals.chain(renewals).fold(0, |mask, bit| mask | bit)
     }
 
     fn running_leases(&self) -> u8 {
-        let tries = self
-            .tries
+        let proposals = self
+            .proposals
             .iter()
             .enumerate()
             .filter(|(_, t)| t.phase != Phase::Idle)
-            .map(|(i, _)| try_lease(i));
+            .map(|(i, _)| proposal_lease(i));
         let renewals = self.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some());
-        let started =
-            tries.chain(renewals.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit);
+        let started = proposals
+            .chain(renewals.map(|(i, _)| renewal_lease(i)))
+            .fold(0, |mask, bit| mask | bit);
         started & !self.ended_leases()
     }
 
-    /// The newest token of a good clock that any try has asked for.
+    /// The newest token of a good clock that any proposal has asked for.
     fn newest(&self) -> Token {
-        let asked = self.tries.iter().filter(|t| t.phase != Phase::Idle && t.token != FAR);
+        let asked = self.proposals.iter().filter(|t| t.phase != Phase::Idle && t.token != FAR);
         asked.map(|t| t.token).max().unwrap_or(NO_TOKEN)
     }
 
-    /// Whether a quarantine has lasted: `max_ttl` after the loss every lease that ran then has ended, and S later every
-    /// try has ended whose token is not larger than all that the node may have stored.
+    /// Whether a quarantine has lasted long enough. `max_ttl` after the loss, every lease has ended
+    /// that ran then. `max_clock_skew` later, every proposal has ended whose token is at most the
+    /// newest that the node may have stored.
     fn is_over(&self, suspicion: Suspicion) -> bool {
         suspicion.leases & !self.ended_leases() == 0
-            && self.tries.iter().all(|t| !t.is_before(suspicion) || t.ended)
+            && self.proposals.iter().all(|t| !t.is_before(suspicion) || t.ended)
     }
 
     fn end_leases(&mut self, leases: u8) {
-        for (i, t) in self.tries.iter_mut().enumerate() {
-            t.ended |= leases & try_lease(i) != 0;
+        for (i, t) in self.proposals.iter_mut().enumerate() {
+            t.ended |= leases & proposal_lease(i) != 0;
         }
         for (i, r) in self.renewals.iter_mut().enumerate() {
             r.ended |= leases & renewal_lease(i) != 0;
@@ -327,7 +336,8 @@ impl State {
         self.send(rules, |site| &mut site.extends[i]);
     }
 
-    /// A node that is not admitted is not asked, for want of a marker to show.
+    /// Sends a message to all nodes. A node that is not admitted gets none, because no marker can
+    /// be shown.
     fn send(&mut self, rules: &Rules, of: impl Fn(&mut Site) -> &mut Message) {
         for site in &mut self.sites {
             let takes_it = site.suspicion.is_none() || !rules.tells_admissions_apart();
@@ -338,7 +348,7 @@ impl State {
         }
     }
 
-    /// Its answers matter no more.
+    /// Discards answers that no longer count.
     fn send_no_more(&mut self, renewal: usize) {
         settle(self, |site| &mut site.extends[renewal]);
     }
@@ -355,8 +365,8 @@ impl State {
     }
 
     pub(super) fn asked(&self, proposal: usize) -> Lock {
-        let Proposal { token, nonce, ended, .. } = self.tries[proposal];
-        let guards = if ended { 0 } else { try_lease(proposal) };
+        let Proposal { token, nonce, ended, .. } = self.proposals[proposal];
+        let guards = if ended { 0 } else { proposal_lease(proposal) };
         Lock { owner: owner(proposal), token, nonce, extended: false, guards }
     }
 
@@ -368,19 +378,20 @@ impl State {
 }
 
 impl Locks {
-    /// All nodes are asked. `GivenUp` at once stands for giving up at any later time.
+    /// Starts a proposal on all nodes. The phase `GivenUp` stands for giving up at any later time.
     pub(super) fn start(&self, s: &mut State, i: usize, phase: Phase) {
-        s.tries[i].phase = Phase::Open;
-        s.tries[i].after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
+        s.proposals[i].phase = Phase::Open;
+        s.proposals[i].after_own =
+            sibling(i).is_some_and(|own| s.proposals[own].phase == Phase::Granted);
         s.send(&self.rules, |site| &mut site.acquires[i]);
         if phase == Phase::GivenUp {
             self.give_up(s, i);
         }
     }
 
-    /// The clean-up: an undo goes to every node where the try was granted or may still be.
+    /// Sends an undo to every node where the proposal was granted or may still be.
     fn give_up(&self, s: &mut State, i: usize) {
-        s.tries[i].phase = Phase::GivenUp;
+        s.proposals[i].phase = Phase::GivenUp;
         for site in &mut s.sites {
             if matches!(site.acquires[i], Message::Sent | Message::Yes) {
                 site.undos[i] = Release::Sent;
@@ -393,10 +404,10 @@ impl Locks {
         let begun =
             s.renewals.iter().enumerate().filter(|(_, r)| r.of.is_some()).map(|(i, _)| 1 << i);
         let begun = begun.fold(s.readings_begun(), |mask, bit| mask | bit);
-        Window { oldest: s.oldest, begun: if self.bounds.fences_end { begun } else { 0 } }
+        Window { oldest: s.oldest, begun: if self.bounds.watermarks_end { begun } else { 0 } }
     }
 
-    /// What a release that is on its way takes away.
+    /// The scope of a release that is on its way.
     pub(super) fn scope(&self, release: Release) -> ReleaseScope {
         match release {
             Release::SentExactly => ReleaseScope::Grant,
@@ -405,20 +416,20 @@ impl Locks {
         }
     }
 
-    /// Whether a try's release may still take the fence back that it has left with this lock.
-    fn may_take_fence_back(&self, tries: &[Proposal; TRIES], lock: Lock) -> bool {
+    /// Whether an undo may still set back the watermark that this lock's proposal left.
+    fn may_undo_watermark(&self, proposals: &[Proposal; PROPOSALS], lock: Lock) -> bool {
         let may = |(i, t): (usize, &Proposal)| {
             let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
             (owner(i), t.token, t.nonce) == (lock.owner, lock.token, lock.nonce) && untold
         };
-        !lock.extended && tries.iter().enumerate().any(may)
+        !lock.extended && proposals.iter().enumerate().any(may)
     }
 
-    /// Everything that can happen next. What cannot change anything is left out; so is, unless `every_order` is set, what
-    /// another order covers (see the essay above).
+    /// Every event that can happen next, except those without effect. Unless `every_order` is set,
+    /// orders that another order covers are left out too (see [`crate::locks`]).
     pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
         let decided = |i: usize| {
-            let t = &s.tries[i];
+            let t = &s.proposals[i];
             let votes = || s.votes(|site| site.acquires[i]);
             t.phase == Phase::Open
                 && !t.ended
@@ -427,20 +438,20 @@ impl Locks {
         };
         let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
         let free = self.bounds.renewals - begun;
-        for i in (0..TRIES).filter(|i| decided(*i)) {
-            let later = self.bounds.every_order || self.bounds.fences_end;
-            let most = if later || self.bounds.only_confirms { 0 } else { free };
+        for i in (0..PROPOSALS).filter(|i| decided(*i)) {
+            let later = self.bounds.every_order || self.bounds.watermarks_end;
+            let maximum = if later || self.bounds.only_confirms { 0 } else { free };
             actions.extend(
-                (0..=most)
+                (0..=maximum)
                     .map(|renewals| Action::Grant { proposal: i as u8, renewals: renewals as u8 }),
             );
             if !self.bounds.every_order {
                 return;
             }
         }
-        for (i, t) in s.tries.iter().enumerate() {
+        for (i, t) in s.proposals.iter().enumerate() {
             let proposal = i as u8;
-            let told = s.was_told(i) && !t.dropped;
+            let told = s.was_notified(i) && !t.dropped;
             if told && self.bounds.releases {
                 actions.push(Action::Release(proposal));
             }
@@ -452,9 +463,10 @@ impl Locks {
             }
             match t.phase {
                 Phase::Idle if self.may_start(s, i) => {
-                    let fates = if self.bounds.every_order { &[Phase::Open] } else { self.fates() };
+                    let start_phases =
+                        if self.bounds.every_order { &[Phase::Open] } else { self.start_phases() };
                     actions.extend(
-                        fates.iter().map(|phase| Action::Start { proposal, phase: *phase }),
+                        start_phases.iter().map(|phase| Action::Start { proposal, phase: *phase }),
                     );
                 }
                 Phase::Open if self.bounds.every_order && self.bounds.releases => {
@@ -462,7 +474,7 @@ impl Locks {
                 }
                 Phase::Granted if told && !self.bounds.only_confirms => {
                     let now = self.bounds.every_order
-                        || self.bounds.fences_end
+                        || self.bounds.watermarks_end
                         || s.losses_left < self.bounds.losses;
                     if free > 0 && now {
                         actions.push(Action::Renew { renewal: begun as u8, proposal });
@@ -471,12 +483,12 @@ impl Locks {
                 Phase::Idle | Phase::Open | Phase::Granted | Phase::GivenUp => {}
             }
             if self.bounds.every_order && t.phase != Phase::Idle && !t.ended {
-                actions.push(Action::EndTry(proposal));
+                actions.push(Action::EndLease(proposal));
             }
         }
         for (i, r) in s.renewals.iter().enumerate() {
             if self.bounds.every_order && r.of.is_some() && !r.ended {
-                actions.push(Action::EndRenewal(i as u8));
+                actions.push(Action::EndRenewalLease(i as u8));
             }
         }
         for (at, site) in s.sites.iter().enumerate() {
@@ -485,40 +497,42 @@ impl Locks {
                 self.enabled_at(s, at as u8, site, actions);
             }
         }
-        self.enabled_adoption(s, actions);
+        self.enabled_recovery(s, actions);
         self.enabled_catch_up(s, actions);
     }
 
     fn may_start(&self, s: &State, i: usize) -> bool {
-        // The tries of one owner differ in their tokens alone: one order of starting is enough.
-        let in_turn = i != 1 || s.tries[0].phase != Phase::Idle;
-        let after_own = sibling(i).is_some_and(|own| s.tries[own].phase == Phase::Granted);
-        let token = s.tries[i].token;
+        // The proposals of one owner differ only in their tokens, so one order of starting is
+        // enough.
+        let in_turn = i != 1 || s.proposals[0].phase != Phase::Idle;
+        let after_own = sibling(i).is_some_and(|own| s.proposals[own].phase == Phase::Granted);
+        let token = s.proposals[i].token;
         let in_quarantine = s.sites.iter().filter_map(|site| site.suspicion).any(|suspicion| {
             token > suspicion.newest
                 || !self.rules.quarantine_is_waited
                 || !self.rules.marker_is_checked
         });
-        // What starts in a quarantine does not reach the node, so it may also start after it.
+        // A proposal that starts during a quarantine does not reach the node, so it may also start
+        // afterwards.
         let after_loss = self.rules.tells_admissions_apart() && s.losses_left < self.bounds.losses;
         let now = self.bounds.every_order || in_quarantine || after_loss || after_own;
-        self.may_try(i) && token > s.oldest && in_turn && now
+        self.may_propose(i) && token > s.oldest && in_turn && now
     }
 
-    /// Without a retry the second try never happens.
-    pub(super) fn may_try(&self, i: usize) -> bool {
+    /// The second proposal exists only with a retry.
+    pub(super) fn may_propose(&self, i: usize) -> bool {
         i != 1 || self.bounds.retry
     }
 
     fn enabled_at(&self, s: &State, at: u8, site: &Site, actions: &mut Vec<Action>) {
-        for proposal in 0..TRIES as u8 {
+        for proposal in 0..PROPOSALS as u8 {
             let i = usize::from(proposal);
             if site.acquires[i] == Message::Sent {
                 let mut node = site.node;
                 let vote = node.acquire(&self.rules, self.window(s), s.asked(i));
                 let heeded =
                     matches!(vote, Vote::Granted | Vote::Yours(_)) || self.bounds.every_order;
-                let counts = s.tries[i].phase == Phase::Open && heeded;
+                let counts = s.proposals[i].phase == Phase::Open && heeded;
                 if counts || node != site.node {
                     actions.push(Action::Acquire { proposal, site: at });
                 }
@@ -542,10 +556,10 @@ impl Locks {
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
                 let repairs =
                     is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_repaired;
-                // To keep a lock for longer keeps others out, and matters to its owner only if it extends again.
+                // A longer life keeps others out; it matters to the owner only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
-                    || self.bounds.fences_end
+                    || self.bounds.watermarks_end
                     || self.bounds.recovery
                     || self.bounds.catch_ups > 0;
                 if counts || repairs || (again && node != site.node) {
@@ -561,8 +575,8 @@ impl Locks {
         if site.node.lock.is_some_and(|lock| lock.guards == 0 || !self.bounds.every_order) {
             actions.push(Action::Expire(at));
         }
-        if self.fence_may_end(site) {
-            actions.push(Action::EndFence(at));
+        if self.watermark_may_end(site) {
+            actions.push(Action::EndWatermark(at));
         }
         let stores = site.node != Node::default() || self.bounds.every_order;
         match site.suspicion {
@@ -585,7 +599,7 @@ impl Locks {
         asked.map_or(Vote::Missing, |asked| node.repair(&self.rules, self.window(s), asked))
     }
 
-    /// What an event makes of a state, the nodes left in their order.
+    /// The state after an event, with the nodes in their old order.
     pub(super) fn apply(&self, s: &State, action: Action) -> State {
         let mut next = s.clone();
         match action {
@@ -595,7 +609,7 @@ impl Locks {
             }
             Action::Grant { proposal, renewals } => {
                 let i = usize::from(proposal);
-                next.tries[i].phase = Phase::Granted;
+                next.proposals[i].phase = Phase::Granted;
                 settle(&mut next, |site| &mut site.acquires[i]);
                 let begun = s.renewals.iter().filter(|r| r.of.is_some()).count();
                 (begun..begun + usize::from(renewals))
@@ -604,10 +618,10 @@ impl Locks {
             Action::GiveUp(proposal) => self.give_up(&mut next, proposal.into()),
             Action::Release(proposal) => {
                 let i = usize::from(proposal);
-                for (j, t) in next.tries.iter_mut().enumerate() {
+                for (j, t) in next.proposals.iter_mut().enumerate() {
                     t.dropped |= owner(j) == owner(i)
                         && t.phase != Phase::Idle
-                        && t.token <= s.tries[i].token;
+                        && t.token <= s.proposals[i].token;
                 }
                 next.sites.iter_mut().for_each(|site| site.releases[i] = Release::Sent);
             }
@@ -616,7 +630,8 @@ impl Locks {
                 let site = &mut next.sites[usize::from(site)];
                 let scope = self.scope(site.releases[i]);
                 site.node.release(&self.rules, self.window(s), s.asked(i), scope);
-                // What is demanded where a holder's release has arrived is not where one of a single grant has.
+                // `NO_ORPHAN` applies only where a holder's release has arrived, not the release of
+                // a single grant.
                 site.releases[i] = if site.releases[i] == Release::SentExactly {
                     Release::Unsent
                 } else {
@@ -644,23 +659,23 @@ impl Locks {
                 next.sites[at].node = node;
                 next.sites[at].repairs[i] = Message::Yes;
             }
-            Action::See { reading, target, site } => {
-                self.see(&mut next, reading.into(), target.into(), site.into())
+            Action::ReadForCatchUp { reading, target, site } => {
+                self.read_for_catch_up(&mut next, reading.into(), target.into(), site.into())
             }
             Action::CatchUp { reading, site } => {
                 self.catch_up(&mut next, reading.into(), site.into())
             }
-            Action::EndTry(proposal) => next.tries[usize::from(proposal)].ended = true,
-            Action::EndRenewal(renewal) => next.renewals[usize::from(renewal)].ended = true,
+            Action::EndLease(proposal) => next.proposals[usize::from(proposal)].ended = true,
+            Action::EndRenewalLease(renewal) => next.renewals[usize::from(renewal)].ended = true,
             Action::Expire(site) => {
                 let site = &mut next.sites[usize::from(site)];
                 let guards = site.node.lock.map_or(0, |lock| lock.guards);
                 site.node.expire();
                 next.end_leases(guards);
             }
-            Action::EndFence(site) => self.end_fence(&mut next, site.into()),
+            Action::EndWatermark(site) => self.end_watermark(&mut next, site.into()),
             Action::Lose(site) => {
-                next.abandon_adoption();
+                next.abandon_recovery();
                 self.lose_catch_ups(&mut next, site.into());
                 let rounds = if self.bounds.recovery { s.open_rounds() } else { 0 };
                 let site = &mut next.sites[usize::from(site)];
@@ -669,7 +684,7 @@ impl Locks {
                     leases: s.running_leases(),
                     newest: s.newest(),
                     rounds,
-                    adopts: None,
+                    recovered: None,
                 });
                 next.losses_left -= 1;
                 let arrived = site.releases.iter_mut().chain(&mut site.undos);
@@ -687,9 +702,9 @@ impl Locks {
             Action::Readmit(site) => {
                 if next.sites[usize::from(site)]
                     .suspicion
-                    .is_some_and(|suspicion| suspicion.adopts.is_some())
+                    .is_some_and(|suspicion| suspicion.recovered.is_some())
                 {
-                    next.abandon_adoption();
+                    next.abandon_recovery();
                 }
                 let site = &mut next.sites[usize::from(site)];
                 site.node.admitted = true;
@@ -697,21 +712,21 @@ impl Locks {
                     && self.rules.quarantine_is_waited
                 {
                     next.end_leases(suspicion.leases);
-                    next.tries.iter_mut().for_each(|t| t.ended |= t.is_before(suspicion));
+                    next.proposals.iter_mut().for_each(|t| t.ended |= t.is_before(suspicion));
                     next.oldest = next.oldest.max(suspicion.newest);
                 }
             }
-            Action::Read(site) => self.read(&mut next, site.into()),
-            Action::Adopt => self.recover(&mut next),
+            Action::ReadForRecovery(site) => self.read(&mut next, site.into()),
+            Action::Recover => self.recover(&mut next),
         }
-        self.forget(&mut next);
+        self.normalize(&mut next);
         next
     }
 
     fn acquire(&self, s: &mut State, i: usize, at: usize) {
         let window = self.window(s);
         let asked = s.asked(i);
-        let phase = s.tries[i].phase;
+        let phase = s.proposals[i].phase;
         let site = &mut s.sites[at];
         let vote = site.node.acquire(&self.rules, window, asked);
         site.acquires[i] = match (phase, vote) {
@@ -723,7 +738,7 @@ impl Locks {
         };
     }
 
-    /// A majority has what the owner's other try was granted.
+    /// A majority stores the grant of the owner's other proposal.
     fn confirm(&self, s: &mut State, renewal: usize, i: usize) {
         let Some(other) = sibling(i) else { return };
         self.give_up(s, i);
@@ -732,7 +747,7 @@ impl Locks {
             s.renew(renewal, other as u8, &self.rules);
         } else {
             let r = &mut s.renewals[renewal];
-            (r.of, r.proved, r.heard) = (Some(other as u8), true, true);
+            (r.of, r.proved, r.notified) = (Some(other as u8), true, true);
         }
     }
 
@@ -753,7 +768,8 @@ impl Locks {
         }
         let decision = self.quorum.decide(s.votes(|site| site.extends[i]));
         if let (Decision::No, true, false, Some(of)) = (decision, r.confirms, r.proved, r.of) {
-            // Nothing that is marked as extended may be left behind: its own request spares that.
+            // No grant with the mark of an extension may stay behind: its own request's undo spares
+            // it.
             for site in
                 s.sites.iter_mut().filter(|site| site.releases[usize::from(of)] == Release::Unsent)
             {
@@ -763,9 +779,9 @@ impl Locks {
             return;
         }
         if r.proved || decision == Decision::Yes {
-            let dropped = r.of.is_some_and(|of| s.tries[usize::from(of)].dropped);
+            let dropped = r.of.is_some_and(|of| s.proposals[usize::from(of)].dropped);
             s.renewals[i].proved = true;
-            s.renewals[i].heard = r.heard || !r.ended && !dropped;
+            s.renewals[i].notified = r.notified || !r.ended && !dropped;
             for site in &mut s.sites {
                 let timely = !r.ended || !self.rules.repair_is_timely;
                 let lost =
@@ -779,18 +795,18 @@ impl Locks {
         }
     }
 
-    /// Brings states that have equal futures to one form: leases that ended guard nothing, and a message that would be
-    /// refused from now on, or do nothing, is as good as gone.
-    fn forget(&self, s: &mut State) {
+    /// Brings states with equal futures to one form: leases that ended guard nothing, and a message
+    /// that will be refused or will have no effect is dropped.
+    fn normalize(&self, s: &mut State) {
         let ended = s.ended_leases();
-        let tries = s.tries;
+        let proposals = s.proposals;
         let renewals = s.renewals;
         let oldest = s.oldest;
         let losses_left = s.losses_left;
         let open = s.open_rounds();
         let begun = self.window(s).begun;
-        let fenced = self.fences_stay();
-        self.forget_catch_ups(s, fenced);
+        let is_fenced = self.watermarks_stay();
+        self.normalize_catch_ups(s, is_fenced);
         let rules = &self.rules;
         let readings = s.readings;
         // After a loss a node grants no token that it may have stored before.
@@ -805,25 +821,25 @@ impl Locks {
                 lock.guards &= !ended;
             }
             if site.node.lock.is_some_and(|lock| !lock.extended) {
-                // The fence outlives it.
+                // The watermark outlives an unextended lock.
                 site.node.outlasts |= begun;
             }
-            if !site.node.lock.is_some_and(|lock| self.may_take_fence_back(&tries, lock)) {
-                site.node.settle_fence();
+            if !site.node.lock.is_some_and(|lock| self.may_undo_watermark(&proposals, lock)) {
+                site.node.settle_watermark();
             }
             if let Some(suspicion) = &mut site.suspicion {
                 suspicion.leases &= !ended;
                 suspicion.rounds &= open;
-                if let Some(Found { lock: Some(lock), .. }) = &mut suspicion.adopts {
+                if let Some(Found { lock: Some(lock), .. }) = &mut suspicion.recovered {
                     lock.guards &= !ended;
                 }
             }
-            // What is recovered may come back below any fence.
-            let adopts = self.bounds.recovery && site.suspicion.is_some();
-            let barred = barred && !adopts;
-            for (i, t) in tries.iter().enumerate() {
-                let stale = fenced && t.token <= site.node.lasting_fence(rules);
-                let healable = site.node.is_repairable(t.token);
+            // A recovered lock may come back below any watermark.
+            let recovered = self.bounds.recovery && site.suspicion.is_some();
+            let barred = barred && !recovered;
+            for (i, t) in proposals.iter().enumerate() {
+                let stale = is_fenced && t.token <= site.node.lasting_watermark(rules);
+                let is_repairable = site.node.is_repairable(t.token);
                 let too_old = rules.clock_is_checked && (t.token == FAR || t.token <= oldest);
                 if site.acquires[i] == Message::Sent && (too_old || stale && barred) {
                     site.acquires[i] = Message::Done;
@@ -836,17 +852,17 @@ impl Locks {
                 let idle = of
                     && stale
                     && !left
-                    && !healable
+                    && !is_repairable
                     && !self.may_be_repaired(site, &renewals, &readings, i);
-                // A loss of data makes an arrived release as if it had never come.
-                if idle && (site.releases[i] == Release::Arrived && !adopts || barred) {
+                // A loss of data cancels the effect of an arrived release.
+                if idle && (site.releases[i] == Release::Arrived && !recovered || barred) {
                     site.releases[i] = Release::Unsent;
                 }
                 let stored = site.node.lock.is_some_and(|lock| {
                     (lock.owner, lock.token, lock.nonce) == (owner(i), t.token, t.nonce)
                 });
-                let gone = stale && !stored && !(healable && self.bounds.catch_ups > 0);
-                if of && gone && (site.undos[i] == Release::Arrived && !adopts || barred) {
+                let gone = stale && !stored && !(is_repairable && self.bounds.catch_ups > 0);
+                if of && gone && (site.undos[i] == Release::Arrived && !recovered || barred) {
                     site.undos[i] = Release::Unsent;
                 }
             }
@@ -854,7 +870,7 @@ impl Locks {
     }
 }
 
-/// Whether a repair may help where an extension has met this: no lock, or a record of nobody.
+/// Whether a repair may help after this answer to an extension: no lock, or a record of nobody.
 fn is_missing(vote: Vote) -> bool {
     match vote {
         Vote::Held(lock) => lock.owner == Owner::Nobody,
@@ -862,7 +878,7 @@ fn is_missing(vote: Vote) -> bool {
     }
 }
 
-/// Answers that have been counted matter no more.
+/// Discards answers that have been counted.
 fn settle(s: &mut State, of: impl Fn(&mut Site) -> &mut Message) {
     for message in s.sites.iter_mut().map(of) {
         if !matches!(message, Message::Unsent | Message::Sent) {

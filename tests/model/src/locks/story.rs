@@ -1,4 +1,4 @@
-//! Counter-examples in words.
+//! Narrates counter-examples.
 
 use redlock_core::node::ReleaseScope;
 
@@ -8,14 +8,15 @@ use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Node, Owner, Token, Vote};
 
 impl Locks {
-    /// A path, step by step. The states' nodes are sorted; the story gives each node one name throughout.
+    /// A path, step by step. The nodes of a state are sorted; the story gives each node one name
+    /// throughout.
     pub(super) fn story(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
         let mut story = path.first().map(|(state, _)| begin(state)).unwrap_or_default();
         for (state, action) in path {
             let Some(action) = action else { break };
             let next = self.apply(&state, action);
-            story.push(self.tell_step(&state, &next, action, &names));
+            story.push(self.narrate_step(&state, &next, action, &names));
             let mut order: [usize; NODES] = std::array::from_fn(|i| i);
             order.sort_by_key(|at| next.sites[*at]);
             names = order.map(|at| names[at]);
@@ -23,9 +24,15 @@ impl Locks {
         story
     }
 
-    fn tell_step(&self, s: &State, next: &State, action: Action, names: &[usize; NODES]) -> String {
+    fn narrate_step(
+        &self,
+        s: &State,
+        next: &State,
+        action: Action,
+        names: &[usize; NODES],
+    ) -> String {
         let who = |proposal: u8| {
-            let t = token(s.tries[usize::from(proposal)].token);
+            let t = token(s.proposals[usize::from(proposal)].token);
             format!("{} with {t}", name(owner(proposal.into())))
         };
         let of = |renewal: u8| s.renewals[usize::from(renewal)].of.unwrap_or_default();
@@ -33,7 +40,7 @@ impl Locks {
         match action {
             Action::Start { proposal, phase } => start(s, proposal.into(), phase),
             Action::Acquire { proposal, site } => {
-                let phase = s.tries[usize::from(proposal)].phase;
+                let phase = s.proposals[usize::from(proposal)].phase;
                 let late = if phase == Phase::GivenUp { ", late," } else { "" };
                 let i = usize::from(proposal);
                 let verb = match next.sites[usize::from(site)].acquires[i] {
@@ -43,7 +50,7 @@ impl Locks {
                 };
                 let stored =
                     next.sites[usize::from(site)].node.lock.map_or(String::new(), |lock| {
-                        let differs = lock.token != s.tries[i].token || lock.owner != owner(i);
+                        let differs = lock.token != s.proposals[i].token || lock.owner != owner(i);
                         if differs {
                             format!(" (it stores {} with {})", name(lock.owner), token(lock.token))
                         } else {
@@ -72,7 +79,9 @@ impl Locks {
                 };
                 format!("{} gives up{releases}", who(proposal))
             }
-            Action::Release(proposal) => format!("{} releases: all nodes are told", who(proposal)),
+            Action::Release(proposal) => {
+                format!("{} releases: a release goes to all nodes", who(proposal))
+            }
             Action::ReleaseArrives { proposal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(proposal);
@@ -83,12 +92,12 @@ impl Locks {
                     self.scope(s.sites[usize::from(site)].releases[i]),
                 ) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
-                let fence = next.sites[usize::from(site)].node.fence;
+                let watermark = next.sites[usize::from(site)].node.watermark;
                 format!(
-                    "the release of {} reaches {}{effect}; its fence is {}",
+                    "the release of {} reaches {}{effect}; its watermark is {}",
                     who(proposal),
                     node(site),
-                    token(fence)
+                    token(watermark)
                 )
             }
             Action::UndoArrives { proposal, site } => {
@@ -98,12 +107,12 @@ impl Locks {
                     at.release(&self.rules, self.window(s), s.asked(i), ReleaseScope::Proposal)
                         == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
-                let fence = next.sites[usize::from(site)].node.fence;
+                let watermark = next.sites[usize::from(site)].node.watermark;
                 format!(
-                    "the undo of {} reaches {}{effect}; its fence is {}",
+                    "the undo of {} reaches {}{effect}; its watermark is {}",
                     who(proposal),
                     node(site),
-                    token(fence)
+                    token(watermark)
                 )
             }
             Action::Confirm { renewal, proposal } => {
@@ -114,7 +123,7 @@ impl Locks {
                     ""
                 };
                 format!(
-                    "{} hears that a majority has {}{asked}{}",
+                    "{} learns that a majority has {}{asked}{}",
                     who(proposal),
                     who(other),
                     nth(renewal)
@@ -142,13 +151,13 @@ impl Locks {
                 let nth = nth(renewal);
                 let instead = match s.sites[usize::from(site)].node.lock {
                     Some(lock) => {
-                        format!(", instead of a lock of nobody's with {}", token(lock.token))
+                        format!(", instead of a blocker with {}", token(lock.token))
                     }
                     None => String::new(),
                 };
                 format!("{} is repaired: it grants {who}{nth}{instead}", node(site))
             }
-            Action::See { reading, target, site } => {
+            Action::ReadForCatchUp { reading, target, site } => {
                 let i = usize::from(reading);
                 let at = usize::from(site);
                 let begins = if s.readings[i] == Reading::Unbegun {
@@ -159,11 +168,7 @@ impl Locks {
                 let sent = matches!(next.sites[usize::from(target)].catch_ups[i], CatchUp::Sent(_));
                 let sent = if sent { "; a repair is on its way" } else { "" };
                 let stored = stored(&s.sites[at].node);
-                format!(
-                    "{} {begins}what {} stores is read: {stored}{sent}",
-                    node(target),
-                    node(site)
-                )
+                format!("{} {begins}{} is read, it stores {stored}{sent}", node(target), node(site))
             }
             Action::CatchUp { site, .. } => {
                 let at = usize::from(site);
@@ -171,28 +176,32 @@ impl Locks {
                 let after = stored(&next.sites[at].node);
                 format!("the repair reaches {}: it stored {before}, and stores {after}", node(site))
             }
-            Action::EndTry(proposal) => format!("the lease of {} ends", who(proposal)),
-            Action::EndRenewal(renewal) => {
+            Action::EndLease(proposal) => format!("the lease of {} ends", who(proposal)),
+            Action::EndRenewalLease(renewal) => {
                 format!("the lease of {}{} ends", who(of(renewal)), nth(renewal))
             }
             Action::Expire(site) => format!("the lock expires on {}", node(site)),
-            Action::EndFence(site) => format!("the fence of {} ends", node(site)),
+            Action::EndWatermark(site) => format!("the watermark of {} ends", node(site)),
             Action::Lose(site) => format!("{} loses all its data", node(site)),
-            Action::Read(site) => {
+            Action::ReadForRecovery(site) => {
                 let begun = self
-                    .adopter(s)
-                    .is_some_and(|at| s.sites[at].suspicion.is_some_and(|d| d.adopts.is_some()));
-                let wait = if begun { "" } else { "2D + S have passed since the loss; " };
+                    .recovering_site(s)
+                    .is_some_and(|at| s.sites[at].suspicion.is_some_and(|d| d.recovered.is_some()));
+                let wait = if begun {
+                    ""
+                } else {
+                    "three times max_clock_skew have passed since the loss; "
+                };
                 format!(
-                    "{wait}what {} stores is read: {}",
+                    "{wait}{} is read, it stores {}",
                     node(site),
                     stored(&s.sites[usize::from(site)].node)
                 )
             }
-            Action::Adopt => {
-                let at = self.adopter(s).unwrap_or_default();
+            Action::Recover => {
+                let at = self.recovering_site(s).unwrap_or_default();
                 format!(
-                    "{} is admitted again, and adopts {}",
+                    "{} is admitted again, and recovers {}",
                     node(at as u8),
                     stored(&next.sites[at].node)
                 )
@@ -202,9 +211,9 @@ impl Locks {
     }
 }
 
-/// Tries that have begun in the first state, where everything else is still as it was.
+/// Proposals that have begun in the first state, in which nothing else has happened yet.
 fn begin(s: &State) -> Vec<String> {
-    let begun = s.tries.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
+    let begun = s.proposals.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
     begun.map(|(i, t)| start(s, i, t.phase)).collect()
 }
 
@@ -212,17 +221,17 @@ fn start(s: &State, i: usize, phase: Phase) -> String {
     let again = if i == 1 { "asks again, as the same owner" } else { "asks all nodes" };
     let then =
         if phase == Phase::GivenUp { ", and gives up; what it sets will be released" } else { "" };
-    format!("{} with {} {again}{then}", name(owner(i)), token(s.tries[i].token))
+    format!("{} with {} {again}{then}", name(owner(i)), token(s.proposals[i].token))
 }
 
-/// Which of the extensions, when it matters.
+/// The number of the extension.
 fn nth(renewal: u8) -> String {
     format!(" (extension {})", renewal + 1)
 }
 
 fn stored(at: &Node) -> String {
     let lock = at.lock.map_or("nothing".to_owned(), |lock| match lock.owner {
-        Owner::Nobody => format!("a lock of nobody's with {}", token(lock.token)),
+        Owner::Nobody => format!("a blocker with {}", token(lock.token)),
         owner => format!(
             "{} with {}{}",
             name(owner),
@@ -230,7 +239,7 @@ fn stored(at: &Node) -> String {
             if lock.extended { ", extended" } else { "" }
         ),
     });
-    format!("{lock}; its fence is {}", token(at.fence))
+    format!("{lock}; its watermark is {}", token(at.watermark))
 }
 
 fn name(owner: Owner) -> &'static str {

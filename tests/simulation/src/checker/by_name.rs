@@ -1,16 +1,16 @@
-//! A history, taken apart by lock.
+//! Splits a history by lock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::history::{Answer, Grant, History, Moment, Request, Write};
 
-/// What happened to one lock.
+/// The events of one lock.
 #[derive(Default)]
 pub(super) struct Locks {
-    /// In the order of their answers.
+    /// In the order of the answers.
     pub(super) granted: Vec<Granted>,
-    /// In the order in which they begin.
+    /// In the order of their beginnings.
     pub(super) holds: Vec<Hold>,
     /// Successful extensions of locks whose release had not been sent, by answer.
     pub(super) extended: Vec<(Grant, Moment)>,
@@ -21,17 +21,17 @@ pub(super) struct Granted {
     pub(super) grant: Grant,
     pub(super) asked: Moment,
     pub(super) answered: Moment,
-    /// It was granted to an earlier request, and proved to stand by an extension.
+    /// The grant of an earlier request, proved by an extension.
     pub(super) replayed: bool,
 }
 
-/// A time in which a client believes, rightly, that it holds the lock.
+/// A time in which a client rightly believes that it holds the lock.
 pub(super) struct Hold {
     pub(super) grant: Grant,
     pub(super) from: Moment,
-    /// It is not held any more then.
+    /// The end of the hold.
     pub(super) until: Duration,
-    /// It ends with a release.
+    /// Whether a release ends it.
     pub(super) released: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
             (Request::Extend { grant, .. }, Answer::Extended { held_for }) => (grant, held_for),
             _ => continue,
         };
-        // A release gives back what its owner has up to its T; a newer grant of the same owner stays.
+        // A release ends its owner's grants up to its T; a newer grant of the same owner stays.
         let sent = releases.get(&(operation.name, grant.owner)).into_iter().flatten();
         let given_back =
             sent.filter(|(_, fencing)| *fencing >= grant.fencing).map(|(moment, _)| *moment).min();

@@ -1,18 +1,18 @@
-//! How long a lock is free while somebody waits for it. Only clients are asked: a lock is free from the moment at which its
-//! holder sends the release, or stops believing in it, to the next answer that grants it.
+//! Measures how long a lock is free while a client waits for it. It uses only the clients' view: a
+//! lock is free from its holder's release or deadline to the next answer that grants it.
 
 use std::time::Duration;
 
 use super::by_name::{self, Hold};
 use crate::history::{Answer, History, Request};
 
-/// A time in which a lock was free and somebody waited for it all along.
+/// A time in which a lock was free and a client waited for it all along.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gap {
     pub(super) name: u8,
     pub(super) from: Duration,
     pub(super) until: Duration,
-    /// It began with a release and ended with a grant.
+    /// The gap began with a release and ended with a grant.
     pub(super) between_holders: bool,
 }
 
@@ -24,11 +24,11 @@ struct Busy {
     granted: bool,
 }
 
-/// How long after a fault the masters and paths may still be busy with it: an outage, a quarantine, a lock that nobody
-/// releases.
+/// How long after a fault masters and paths may still be affected: an outage, a quarantine, a lock
+/// that nobody releases.
 const AFTERMATH: Duration = Duration::from_secs(15);
 
-/// Whether nothing was broken for long enough before that time, nor in it.
+/// Whether no fault happened in that time or shortly before it.
 pub(super) fn is_calm(history: &History, from: Duration, until: Duration) -> bool {
     !history.faults.iter().any(|fault| fault.at < until && from < fault.at + AFTERMATH)
 }
@@ -82,8 +82,8 @@ impl From<&Hold> for Busy {
     }
 }
 
-/// Requests for an owner of their own that came to nothing: where the owner had the lock already, it may have it for
-/// another TTL.
+/// Failed requests with an owner of their own. If the owner had the lock already, it may have it
+/// for another TTL.
 fn suspect(history: &History, name: u8) -> impl Iterator<Item = Busy> {
     history.operations.iter().filter(move |asked| asked.name == name).filter_map(|asked| {
         let Request::Acquire { owner: Some(_), ttl_ms, .. } = asked.request else { return None };
@@ -94,10 +94,11 @@ fn suspect(history: &History, name: u8) -> impl Iterator<Item = Busy> {
     })
 }
 
-/// Whose rounds are given less than a few milliseconds may never be granted a lock; it must not keep it from the others.
+/// A waiter whose rounds have only a few milliseconds may never get a lock. It must not keep others
+/// from it.
 const HASTY_TTL_MS: u64 = 100;
 
-/// When somebody waits for a lock that can be granted it.
+/// The times in which a waiter that can be granted the lock waits.
 fn waits(history: &History, name: u8) -> Vec<(Duration, Duration)> {
     let waiters = history.operations.iter().filter(|asked| asked.name == name);
     let mut all: Vec<_> = waiters

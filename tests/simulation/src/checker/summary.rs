@@ -1,4 +1,4 @@
-//! What is counted and not judged.
+//! Counts the figures of a history that the checker does not judge.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,41 +13,42 @@ use crate::time::EPOCH_MICROS;
 pub struct Summary {
     pub histories: u64,
     pub grants: u64,
-    /// Of these, answers that told of the grant of an earlier request.
+    /// Of these, answers with the grant of an earlier request.
     pub replays: u64,
     pub extensions: u64,
     /// Releases that the gateway confirmed.
     pub releases: u64,
     /// Operations executed on masters.
     pub executed: u64,
-    /// Of these, on connections that their gateway had given up.
+    /// Of these, operations on connections that their gateway had given up.
     pub late: u64,
-    /// What else was counted.
+    /// Other counters.
     pub counts: Counts,
-    /// How often something came about that a simulation should have seen.
+    /// How often each noteworthy situation occurred.
     pub situations: BTreeMap<&'static str, u64>,
     /// The longest time without a successful acquire or extension.
     pub longest_gap: Duration,
     /// The smallest and largest T, in microseconds since the beginning.
     pub tokens: Option<(i64, i64)>,
-    /// How the waits ended.
+    /// Waits by outcome.
     pub waits: Waits,
-    /// How many times the masters were asked for each grant to a waiter.
+    /// Rounds for each grant to a waiter.
     pub rounds: Spread,
-    /// Milliseconds from a release to the next grant while somebody waited, where nothing was broken and no hint lost.
+    /// Milliseconds from a release to the next grant while a client waited, without faults and lost
+    /// hints.
     pub idle: Spread,
-    /// The same where hints were lost.
-    pub idle_unheard: Spread,
+    /// The same times where hints were lost.
+    pub idle_without_hints: Spread,
 }
 
 /// Requests that waited, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waits {
     pub granted: u64,
-    /// It was held by somebody else to the end.
+    /// Another owner held the lock to the end.
     pub held: u64,
     pub no_quorum: u64,
-    /// The client hung up.
+    /// The client disconnected.
     pub cancelled: u64,
     pub gateway_died: u64,
 }
@@ -61,12 +62,12 @@ impl Spread {
         *self.0.entry(value).or_default() += times;
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub fn count(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// The value that so many of a thousand are not above.
+    /// The smallest value that at least `part` of a thousand values do not exceed.
     pub fn per_mille(&self, part: u64) -> Option<u64> {
         let wanted = (self.count() * part).div_ceil(1_000).max(1);
         let mut seen = 0;
@@ -132,12 +133,13 @@ impl Summary {
             .iter()
             .filter(|gap| gap.between_holders && history.faults.is_empty())
         {
-            let heard = history.counts.hints_lost == 0;
-            let idle = if heard { &mut summary.idle } else { &mut summary.idle_unheard };
+            let is_without_loss = history.counts.hints_lost == 0;
+            let idle =
+                if is_without_loss { &mut summary.idle } else { &mut summary.idle_without_hints };
             idle.add((gap.until - gap.from).as_millis() as u64, 1);
         }
-        summary.executed = history.landings.len() as u64;
-        summary.late = history.landings.iter().filter(|landing| landing.late).count() as u64;
+        summary.executed = history.executions.len() as u64;
+        summary.late = history.executions.iter().filter(|execution| execution.late).count() as u64;
         summary
     }
 
@@ -156,7 +158,7 @@ impl Summary {
         }
     }
 
-    /// Sums the counts, and keeps the extremes of both.
+    /// Adds the other's counts, and keeps the extremes of both.
     pub fn add(&mut self, other: &Self) {
         let tokens = [self.tokens, other.tokens].into_iter().flatten();
         for (what, times) in &other.situations {
@@ -191,7 +193,8 @@ impl Summary {
             situations: std::mem::take(&mut self.situations),
             rounds: std::mem::take(&mut self.rounds).with(&other.rounds),
             idle: std::mem::take(&mut self.idle).with(&other.idle),
-            idle_unheard: std::mem::take(&mut self.idle_unheard).with(&other.idle_unheard),
+            idle_without_hints: std::mem::take(&mut self.idle_without_hints)
+                .with(&other.idle_without_hints),
             longest_gap: self.longest_gap.max(other.longest_gap),
             tokens: tokens.reduce(|(low, high), (l, h)| (low.min(l), high.max(h))),
         };
@@ -207,7 +210,8 @@ impl fmt::Display for Summary {
         let Self { grants, replays, extensions, releases, .. } = self;
         writeln!(
             f,
-            "grants      {grants}, {replays} of them again; extensions {extensions}; releases {releases}"
+            "grants      {grants}, {replays} of them replayed; extensions {extensions}; \
+             releases {releases}"
         )?;
         writeln!(
             f,
@@ -218,20 +222,22 @@ impl fmt::Display for Summary {
             f,
             "faults      {faults}; quarantines seen {quarantines}; admissions {admissions}"
         )?;
-        writeln!(f, "repairs       {repairs}; releases given up {abandoned}")?;
+        writeln!(f, "repairs     {repairs}; releases given up {abandoned}")?;
         writeln!(
             f,
-            "waits       granted {granted}, held {held}, no quorum {no_quorum}, hung up {cancelled}, gateway died {gateway_died}"
+            "waits       granted {granted}, held {held}, no quorum {no_quorum}, disconnected \
+             {cancelled}, gateway died {gateway_died}"
         )?;
         writeln!(
             f,
-            "handoffs   local {handed_locally}, by a hint {handed_remotely}; hints {hints_sent}, lost {hints_lost}"
+            "handoffs    local {handed_locally}, by a hint {handed_remotely}; hints \
+             {hints_sent}, lost {hints_lost}"
         )?;
         writeln!(f, "rounds      of a waiter's grant: {}", self.rounds)?;
         writeln!(
             f,
             "idle        ms from release to grant: {}; with hints lost: {}",
-            self.idle, self.idle_unheard
+            self.idle, self.idle_without_hints
         )?;
         writeln!(f, "longest gap {} ms without a success", self.longest_gap.as_millis())?;
         for (what, times) in &self.situations {

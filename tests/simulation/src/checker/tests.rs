@@ -1,7 +1,7 @@
-//! The checker against histories written by hand: one good one, and one for each way to be bad.
+//! Tests the checker with handwritten histories: one good one, and one for each violation.
 
 use super::*;
-use crate::history::{Landing, Leftover, Operation, Reach, Remaining, Waited, Write};
+use crate::history::{Execution, Leftover, Operation, Reach, Remaining, Waited, Write};
 
 fn moment(at_ms: u64) -> Moment {
     Moment { seq: at_ms, at: Duration::from_millis(at_ms) }
@@ -11,7 +11,7 @@ fn grant(owner: u64, fencing: u64) -> Grant {
     Grant { owner, fencing, nonce: 0 }
 }
 
-/// A history of lock 0, by client 0, at whole milliseconds, no two things at the same one.
+/// A history of lock 0, by client 0, with one event at each millisecond.
 #[derive(Default)]
 struct Script(History);
 
@@ -41,7 +41,7 @@ impl Script {
         )
     }
 
-    /// Granted to one who waited in line.
+    /// A grant to a client that waited in the queue.
     fn served(self, start: u64, end: u64, ticket: u64, grant: Grant) -> Self {
         let held_for = Duration::from_millis(5);
         let mut script =
@@ -82,8 +82,15 @@ impl Script {
         self
     }
 
-    fn lands(mut self, at: u64, master: u8, kind: Kind, grant: Grant, cast: Cast) -> Self {
-        self.0.landings.push(Landing {
+    fn lands(
+        mut self,
+        at: u64,
+        master: u8,
+        kind: OpKind,
+        grant: Grant,
+        vote_kind: VoteKind,
+    ) -> Self {
+        self.0.executions.push(Execution {
             moment: moment(at),
             master,
             gateway: 0,
@@ -92,7 +99,7 @@ impl Script {
             kind,
             grant: Some(grant),
             ahead_micros: 0,
-            cast,
+            vote_kind,
         });
         self
     }
@@ -107,7 +114,7 @@ impl Script {
         self
     }
 
-    /// Gateway 0 runs since `started` and has let master 0 vote since `admitted`.
+    /// Ends the history. Gateway 0 runs since `started` and has let master 0 vote since `admitted`.
     fn ends(mut self, end: u64, started: u64, admitted: u64) -> Self {
         let [end, started, admitted] = [end, started, admitted].map(Duration::from_millis);
         self.0.end = end;
@@ -133,13 +140,13 @@ fn a_good_history_passes() {
         .writes(20, grant(A, 5), true)
         .extended(50, 60, grant(A, 5), 100)
         .released(70, 80, grant(A, 5))
-        .lands(75, 0, Kind::Release, grant(A, 5), Cast::Released)
+        .lands(75, 0, OpKind::Release, grant(A, 5), VoteKind::Released)
         .granted(71, 90, grant(B, 6), 50)
         .writes(100, grant(B, 6), true)
         .writes(101, grant(A, 5), false)
-        // Nobody released it: the next is granted when it has ended.
+        // No release: the next grant follows its end.
         .granted(120, 140, grant(A, 7), 50)
-        .lands(141, 0, Kind::Acquire, grant(A, 7), Cast::Granted)
+        .lands(141, 0, OpKind::Acquire, grant(A, 7), VoteKind::Granted)
         .left(0, grant(A, 7))
         .finds(&[]);
 }
@@ -161,7 +168,7 @@ fn two_holders_at_one_time() {
 }
 
 #[test]
-fn a_release_ends_a_hold_when_it_is_sent_and_not_that_of_a_newer_grant() {
+fn sent_release_ends_its_hold_but_not_a_newer_grants() {
     let again =
         || Script::default().granted(1, 10, grant(A, 5), 100).granted(20, 30, grant(A, 7), 100);
     again()
@@ -174,7 +181,7 @@ fn a_release_ends_a_hold_when_it_is_sent_and_not_that_of_a_newer_grant() {
 }
 
 #[test]
-fn a_hold_that_lapsed_and_was_extended_again_has_a_gap() {
+fn lapsed_hold_has_a_gap_before_its_extension() {
     let lapsed =
         || Script::default().granted(1, 10, grant(A, 5), 20).extended(40, 50, grant(A, 5), 20);
     lapsed().granted(51, 71, grant(B, 6), 5).finds(&[]);
@@ -187,7 +194,7 @@ fn tokens_that_do_not_grow() {
     first().granted(20, 30, grant(B, 5), 5).finds(&[Demand::Fencing]);
     first().granted(20, 30, grant(B, 4), 5).finds(&[Demand::Fencing]);
     first().granted(20, 30, grant(A, 5), 5).finds(&[Demand::Fencing]);
-    // Sent before the first was answered: nobody can tell which is later.
+    // Sent before the first was answered: neither is known to be later.
     first().granted(9, 30, grant(B, 4), 5).finds(&[]);
     first()
         .granted(9, 30, grant(B, 4), 5)
@@ -205,34 +212,43 @@ fn registers_that_take_stale_writes_or_refuse_the_holder() {
 
 #[test]
 fn released_locks_that_come_back() {
-    let reached = |cast| Script::default().lands(10, 0, Kind::Release, grant(A, 5), cast);
-    for cast in [Cast::Released, Cast::Missing, Cast::Held] {
-        reached(cast)
-            .lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Granted)
+    let reached =
+        |vote_kind| Script::default().lands(10, 0, OpKind::Release, grant(A, 5), vote_kind);
+    for vote_kind in [VoteKind::Released, VoteKind::Missing, VoteKind::Held] {
+        reached(vote_kind)
+            .lands(20, 0, OpKind::Acquire, grant(A, 5), VoteKind::Granted)
             .finds(&[Demand::Orphan]);
     }
-    reached(Cast::Missing)
-        .lands(20, 0, Kind::Acquire, grant(A, 4), Cast::Granted)
+    reached(VoteKind::Missing)
+        .lands(20, 0, OpKind::Acquire, grant(A, 4), VoteKind::Granted)
         .finds(&[Demand::Orphan]);
-    reached(Cast::Missing)
-        .lands(20, 0, Kind::Repair, grant(A, 5), Cast::Granted)
+    reached(VoteKind::Missing)
+        .lands(20, 0, OpKind::Repair, grant(A, 5), VoteKind::Granted)
         .finds(&[Demand::Orphan]);
-    reached(Cast::Missing).left(0, grant(A, 5)).finds(&[Demand::Orphan]);
-    let mut lost = reached(Cast::Missing).left(0, grant(A, 5));
+    reached(VoteKind::Missing).left(0, grant(A, 5)).finds(&[Demand::Orphan]);
+    let mut lost = reached(VoteKind::Missing).left(0, grant(A, 5));
     lost.0.losses.push((moment(15), 0));
     lost.finds(&[]);
-    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Stale).finds(&[]);
-    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(A, 6), Cast::Granted).finds(&[]);
-    reached(Cast::Missing).lands(20, 0, Kind::Acquire, grant(B, 4), Cast::Granted).finds(&[]);
-    reached(Cast::Missing)
-        .lands(20, 1, Kind::Acquire, grant(A, 5), Cast::Granted)
+    reached(VoteKind::Missing)
+        .lands(20, 0, OpKind::Acquire, grant(A, 5), VoteKind::Stale)
+        .finds(&[]);
+    reached(VoteKind::Missing)
+        .lands(20, 0, OpKind::Acquire, grant(A, 6), VoteKind::Granted)
+        .finds(&[]);
+    reached(VoteKind::Missing)
+        .lands(20, 0, OpKind::Acquire, grant(B, 4), VoteKind::Granted)
+        .finds(&[]);
+    reached(VoteKind::Missing)
+        .lands(20, 1, OpKind::Acquire, grant(A, 5), VoteKind::Granted)
         .left(1, grant(A, 5))
         .finds(&[]);
-    reached(Cast::Clock).lands(20, 0, Kind::Acquire, grant(A, 5), Cast::Granted).finds(&[]);
+    reached(VoteKind::Clock)
+        .lands(20, 0, OpKind::Acquire, grant(A, 5), VoteKind::Granted)
+        .finds(&[]);
 }
 
 #[test]
-fn releases_that_are_owed_for_too_long() {
+fn releases_delivered_too_late() {
     let sent = |left| {
         Script::default()
             .granted(1, 10, grant(A, 5), 100)
@@ -243,7 +259,7 @@ fn releases_that_are_owed_for_too_long() {
     sent(grant(A, 4)).ends(2_500, 0, 100).finds(&[Demand::Orphan]);
     sent(grant(A, 6)).ends(2_500, 0, 100).finds(&[]);
     sent(grant(B, 5)).ends(2_500, 0, 100).finds(&[]);
-    // It has only just been admitted; the gateway that knew has died; there was no time.
+    // The master was admitted only just now; the gateway of the release has died; no time was left.
     sent(grant(A, 5)).ends(2_500, 0, 600).finds(&[]);
     sent(grant(A, 5)).ends(2_500, 25, 100).finds(&[]);
     sent(grant(A, 5)).ends(2_310, 0, 0).finds(&[]);
@@ -268,7 +284,7 @@ fn a_lock_that_was_extended_in_time_and_lost() {
 }
 
 #[test]
-fn a_waiter_that_is_overtaken_in_its_own_line() {
+fn a_waiter_that_is_overtaken_in_its_own_queue() {
     let two = |first, second| Script::default().served(1, 20, 1, first).served(2, 40, 2, second);
     two(grant(A, 5), grant(B, 6)).finds(&[]);
     two(grant(A, 6), grant(B, 5)).finds(&[Demand::Order]);
@@ -296,7 +312,7 @@ fn a_waiter_that_is_stuck() {
 }
 
 #[test]
-fn a_lock_that_stays_free_while_somebody_waits() {
+fn a_lock_that_stays_free_while_a_client_waits() {
     let held =
         || Script::default().granted(1, 10, grant(A, 5), 500).released(100, 110, grant(A, 5));
     held().served(50, 1_250, 1, grant(B, 6)).finds(&[]);
@@ -314,10 +330,10 @@ fn a_lock_that_stays_free_while_somebody_waits() {
 }
 
 #[test]
-fn a_lock_of_which_nobody_was_told() {
+fn a_lock_that_no_client_was_granted() {
     let set = |at| {
         Script::default()
-            .lands(at, 0, Kind::Acquire, grant(A, 5), Cast::Granted)
+            .lands(at, 0, OpKind::Acquire, grant(A, 5), VoteKind::Granted)
             .left(0, grant(A, 5))
     };
     set(100).ends(2_500, 0, 50).finds(&[Demand::Orphan]);

@@ -1,37 +1,37 @@
-//! What is demanded, what a violation says, and what several demands share.
+//! The demands, their violations, and shared helpers.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::history::{History, Moment};
 
-/// What was violated.
+/// The violated promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Demand {
     /// Two holders.
     Exclusion,
-    /// A token that is not larger.
+    /// A token that is not larger than an earlier one.
     Fencing,
     /// A stale write taken, or a rightful one refused.
     Register,
-    /// A released lock that is back.
+    /// A released lock that is set again.
     Orphan,
-    /// An extension across somebody else's grant.
+    /// An extension across another owner's grant.
     Extension,
     /// An extended lock that was lost.
     Kept,
-    /// A waiter that was overtaken in its own line.
+    /// A waiter that was overtaken in its own queue.
     Order,
     /// A waiter without an answer.
     Answered,
-    /// An answer that was made void.
+    /// An answer that another request undid.
     Promised,
-    /// A lock that stays free while somebody waits.
+    /// A lock that stays free while a client waits.
     Idle,
 }
 
 impl Demand {
-    /// All of them.
+    /// All demands.
     pub const ALL: [Self; 10] = [
         Self::Exclusion,
         Self::Fencing,
@@ -49,9 +49,9 @@ impl Demand {
 /// One violation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// Of what.
+    /// The violated demand.
     pub demand: Demand,
-    /// When it can first be seen.
+    /// When the violation first shows.
     pub at: Duration,
     /// What happened.
     pub text: String,
@@ -63,8 +63,9 @@ impl fmt::Display for Violation {
     }
 }
 
-/// How long a release may be owed to a master that can be reached: the call before it and its own may take a second each
-/// without the gateway giving the connection up, and a failed one is tried again after 200 ms.
+/// How long the release of a reachable master may stay undelivered. The call before it may take a
+/// second without ending the connection, and so may its own. A failed one is tried again after 200
+/// ms.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2_300);
 
 /// Whether a master has lost nothing since.

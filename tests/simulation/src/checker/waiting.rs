@@ -1,20 +1,22 @@
-//! What those who wait are promised: their order, an answer in time, a lock that does not stay free in front of them, and
-//! no lock in the name of one who has left.
+//! Checks the promises to waiters: their order and an answer in time. No lock may stay free in
+//! front of them, and none may be left for a client that has gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::idle;
 use super::violation::{Demand, PATIENCE, Violation, remembers};
-use crate::history::{Answer, Cast, Grant, History, Kind, Request};
+use crate::history::{Answer, Grant, History, OpKind, Request, VoteKind};
 
-/// What the core allows an attempt that is under way when a waiter's patience ends, and the ticks of the simulation's
-/// timers.
+/// The core's allowance for a running attempt when a waiter's patience ends (10 ms), and 5 ms for
+/// the simulation's timers.
 const GRACE: Duration = Duration::from_millis(10 + 5);
-/// Everybody is worth one whole attempt, however short its patience: eight rounds if the masters know of larger tokens.
+/// Every request gets one whole attempt, however short its patience: eight rounds of 50 ms if the
+/// masters know larger tokens.
 const ATTEMPT: Duration = Duration::from_millis(8 * 50 + 15);
-/// How long a lock may stay free: the longest pause between two polls is 800 ms. The rest is rounds, votes that are split
-/// between gateways, and what masters let a lock live after its holder has stopped believing in it.
+/// How long a lock may stay free. The longest pause between two polls is 800 ms. The rest is for
+/// rounds and for votes split between gateways. It also covers a lock's life on masters after its
+/// holder's deadline.
 const LONGEST_IDLE: Duration = Duration::from_millis(1_150);
 
 /// Grants to the waiters of one queue, with their moments, by ticket.
@@ -23,15 +25,15 @@ type Served = BTreeMap<u64, (Grant, Duration)>;
 pub(super) fn check(history: &History, found: &mut Vec<Violation>) {
     order(history, found);
     answered(history, found);
-    free(history, found);
-    nobodys(history, found);
+    idle_locks(history, found);
+    unreported_grants(history, found);
 }
 
-/// One process serves the waiters for a lock in the order in which they came. A request that names an owner which has the
-/// lock already need not stand in the queue.
+/// One process serves the waiters for a lock in the order of their arrival. A request that names an
+/// owner which already has the lock may skip the queue.
 fn order(history: &History, found: &mut Vec<Violation>) {
     // By gateway, process and lock.
-    let mut lines: BTreeMap<(u8, u16, u8), Served> = BTreeMap::new();
+    let mut queues: BTreeMap<(u8, u16, u8), Served> = BTreeMap::new();
     for operation in &history.operations {
         let (Request::Acquire { owner: None, .. }, Some(Answer::Granted { grant, .. }), Some(end)) =
             (operation.request, operation.answer, operation.end)
@@ -39,15 +41,16 @@ fn order(history: &History, found: &mut Vec<Violation>) {
             continue;
         };
         if let Some(ticket) = operation.waited.and_then(|waited| waited.ticket) {
-            let line = (operation.gateway, operation.process, operation.name);
-            lines.entry(line).or_default().insert(ticket, (grant, end.at));
+            let queue = (operation.gateway, operation.process, operation.name);
+            queues.entry(queue).or_default().insert(ticket, (grant, end.at));
         }
     }
-    for ((gateway, _, name), line) in lines {
-        for ((ticket, (grant, _)), (later, (other, at))) in line.iter().zip(line.iter().skip(1)) {
+    for ((gateway, _, name), queue) in queues {
+        for ((ticket, (grant, _)), (later, (other, at))) in queue.iter().zip(queue.iter().skip(1)) {
             if other.fencing <= grant.fencing {
                 let text = format!(
-                    "g{gateway} gave lock-{name} to ticket {later} as {other}, to {ticket} as {grant}"
+                    "g{gateway} gave lock-{name} to ticket {later} as {other}, to {ticket} as \
+                     {grant}"
                 );
                 found.push(Violation { demand: Demand::Order, at: *at, text });
             }
@@ -55,17 +58,17 @@ fn order(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// Everybody is answered in time, and nobody is left at the end.
+/// Every waiter gets its answer in time, and none is left at the end.
 fn answered(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
         let Request::Acquire { owner, patience_ms: Some(patience), .. } = operation.request else {
             continue;
         };
-        // A request that names an owner may ask for it before it enters the queue.
+        // A request with an owner of its own may ask for its grant before it enters the queue.
         let attempts = if owner.is_some() { 2 } else { 1 };
         let mut due =
             operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
-        // Nothing is answered while everything stands still, and an attempt that was under way may go on after it.
+        // No answer comes during a freeze, and an attempt that was running may go on after it.
         for (from, until) in &history.freezes {
             if *from <= due && *until >= operation.start.at {
                 due += (*until - *from) + ATTEMPT;
@@ -74,11 +77,11 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
         let end = operation.end.map_or(history.end, |end| end.at);
         if end > due {
             let what =
-                if operation.end.is_some() { "was answered late" } else { "was never answered" };
+                if operation.end.is_some() { "got its answer late" } else { "got no answer" };
             let client = operation.client;
             let asked = operation.start.at.as_millis();
             let text = format!(
-                "c{client}, who asked at {asked} ms and waits {patience} ms for lock-{}, {what}",
+                "c{client}, which asked at {asked} ms and waits {patience} ms for lock-{}, {what}",
                 operation.name
             );
             found.push(Violation { demand: Demand::Answered, at: due, text });
@@ -93,14 +96,14 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// While nothing is broken, a lock that somebody waits for does not stay free.
-fn free(history: &History, found: &mut Vec<Violation>) {
+/// Without faults, a lock with waiters does not stay free.
+fn idle_locks(history: &History, found: &mut Vec<Violation>) {
     for gap in idle::gaps(history) {
         if gap.until - gap.from > LONGEST_IDLE && idle::is_calm(history, gap.from, gap.until) {
             let from = gap.from.as_millis();
             let length = (gap.until - gap.from).as_millis();
             let text = format!(
-                "lock-{} is free from {from} ms on for {length} ms while somebody waits",
+                "lock-{} is free from {from} ms on for {length} ms while a client waits",
                 gap.name
             );
             found.push(Violation { demand: Demand::Idle, at: gap.until, text });
@@ -108,9 +111,9 @@ fn free(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// A gateway takes back what it was granted for somebody who has left, or was never told. An owner that a client chose may
-/// have been told before.
-fn nobodys(history: &History, found: &mut Vec<Violation>) {
+/// A gateway releases a grant whose client has left or got no answer. An owner chosen by a client
+/// may have had an earlier answer.
+fn unreported_grants(history: &History, found: &mut Vec<Violation>) {
     let mut known: BTreeSet<(u8, u64)> = BTreeSet::new();
     for operation in &history.operations {
         if let Request::Acquire { owner: Some(owner), .. } = operation.request {
@@ -124,10 +127,12 @@ fn nobodys(history: &History, found: &mut Vec<Violation>) {
     for left in
         history.leftovers.iter().filter(|left| !known.contains(&(left.name, left.grant.owner)))
     {
-        let set = history.landings.iter().find(|landing| {
-            let this = (landing.master, landing.name, landing.grant)
+        let set = history.executions.iter().find(|execution| {
+            let this = (execution.master, execution.name, execution.grant)
                 == (left.master, left.name, Some(left.grant));
-            this && landing.kind == Kind::Acquire && landing.cast == Cast::Granted && !landing.late
+            this && execution.kind == OpKind::Acquire
+                && execution.vote_kind == VoteKind::Granted
+                && !execution.late
         });
         let Some(set) = set.filter(|set| remembers(history, left.master, set.moment)) else {
             continue;
@@ -139,7 +144,7 @@ fn nobodys(history: &History, found: &mut Vec<Violation>) {
             && able(set.moment.at)
         {
             let text = format!(
-                "n{} still stores lock-{} {}, of which nobody was told",
+                "n{} still stores lock-{} {}, which no client was granted",
                 left.master, left.name, left.grant
             );
             found.push(Violation { demand: Demand::Orphan, at: history.end, text });

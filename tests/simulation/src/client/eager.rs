@@ -1,5 +1,6 @@
-//! Clients that want one of very few locks, nearly all of them in line: what moves the line is that each of them soon lets
-//! go, at whatever gateway. A few do not: they hang up, forget the lock, or sleep through their deadline.
+//! Clients that want one of very few locks and nearly always wait in the queue. The queue moves
+//! because most of them release soon, through any gateway. A few disconnect, forget the lock, or
+//! sleep past their deadline.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ impl Client {
         }
     }
 
-    /// Sometimes one that is too short for the way to the masters.
+    /// Sometimes a TTL that is too short for the way to the masters.
     pub(super) fn asked_ttl(&mut self) -> Ttl {
         if self.hasty_percent > 0 && self.chance.percent(self.hasty_percent) {
             return Ttl::from_millis(self.chance.pick(&[10, 20, 40])).expect("within the limits");
@@ -41,7 +42,7 @@ impl Client {
                 let gateway = self.any_gateway();
                 self.extend(gateway, &mut hold, wish.ttl).await;
             }
-            10..15 => return self.let_go(hold, wish).await,
+            10..15 => return self.end_hold(hold, wish).await,
             _ => {}
         }
         let gateway = if self.chance.percent(75) { self.home() } else { self.any_gateway() };

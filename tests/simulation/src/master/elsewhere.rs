@@ -1,9 +1,10 @@
-//! What others do to a master: its operator, who moves its name or makes it a replica, and clients of another library.
+//! Other parties' effects on a master: its operator, who moves its name or makes it a replica, and
+//! clients of another library.
 
 use super::*;
 
 impl Master {
-    /// REPLICAOF: from now on it takes no writes, and may have the data of another master.
+    /// REPLICAOF: the master refuses writes from now on, and may have the data of another master.
     pub fn demote(&self, data: Option<Snapshot>) {
         self.process().is_replica = true;
         if let Some(data) = data {
@@ -21,13 +22,14 @@ impl Master {
         }
     }
 
-    /// From now on it can set so many keys more, then none; `None` for any number.
+    /// Lets the master set this many more keys, then none; `None` for any number.
     pub fn limit_sets(&self, left: Option<u32>) {
         self.memory.limit_sets(left);
     }
 
-    /// Its name leads to another process from now on. Connections that are open lead to the old one. The new one has no
-    /// data, or, where every write was synced, what the old one had until now. False when nothing was moved.
+    /// Moves the name to another process. Open connections lead to the old one. The new process has
+    /// no data or, if every write was synced, the old one's data until now. Returns false when
+    /// nothing was moved.
     pub fn move_name(&self, with_file: bool) -> bool {
         let mut process = self.process();
         if !process.up
@@ -53,7 +55,7 @@ impl Master {
         true
     }
 
-    /// The process that had the name before ends.
+    /// Ends the process that had the name before.
     pub fn end_former(&self) {
         let mut process = self.process();
         let Some(Former { run, .. }) = process.former.take() else { return };
@@ -64,7 +66,7 @@ impl Master {
         }
     }
 
-    /// SET NX PX by another Redlock client: whether it was set.
+    /// SET NX PX by another Redlock client; returns whether it was set.
     pub fn foreign_set(&self, name: u8, value: &[u8], ttl: Duration) -> bool {
         let keys = Keys::new(KEY_PREFIX, &lock_name(name));
         let answers = |process: &Process| process.up && !process.stopped && !process.is_replica;
