@@ -16,7 +16,7 @@ use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::round::pending_releases::PendingReleases;
 use crate::round::times::RoundTimes;
 use crate::round::votes::{self, can_hold, holds};
-use crate::round::{Round, RoundOutcome};
+use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::settings::{Env, Settings, SettingsError};
 use crate::wait::fairness::Fairness;
 
@@ -114,9 +114,8 @@ impl Shared {
 
     /// Asks all nodes what they store for a lock.
     pub(crate) fn inspect(&self, keys: Keys, limit: Duration) -> Arc<Round> {
-        let round = Round::new(self.quorum, Op::Inspect { keys }, limit, &self.env.observer, None);
-        round.ask(&self.nodes, ALL_NODES);
-        round
+        Round::prepare(self.quorum, Op::Inspect { keys }, limit, &self.env.observer, None)
+            .ask(&self.nodes, ALL_NODES)
     }
 
     /// The votes of a refused round, once they show whether one holder has a majority. If the
@@ -129,13 +128,11 @@ impl Shared {
 
     /// Sends a release to the nodes whose bit is set.
     pub(crate) fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
-        let round = self.release_round(op);
-        round.ask(&self.nodes, mask);
-        round
+        self.release_round(op).ask(&self.nodes, mask)
     }
 
     /// A release that is not sent yet.
-    pub(crate) fn release_round(&self, op: Arc<Op>) -> Arc<Round> {
+    pub(crate) fn release_round(&self, op: Arc<Op>) -> PreparedRound {
         // A node sets no tombstone for a T more than max_clock_skew / 2 ahead of its clock, but may
         // have granted a T up to max_clock_skew ahead. No node has granted a T further ahead, so
         // nothing is owed for it.
@@ -146,7 +143,7 @@ impl Shared {
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
         // A late release is still worth running.
         let limits = (self.settings.node_timeout, self.settings.max_ttl.duration());
-        Round::release(self.quorum, op, limits, &self.env.observer, &self.pending, owe_clock)
+        Round::prepare_release(self.quorum, op, limits, &self.env.observer, &self.pending, owe_clock)
     }
 
     pub(crate) fn lease(

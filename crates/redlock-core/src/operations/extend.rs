@@ -42,9 +42,9 @@ pub(crate) async fn extend(
         }) as Arc<dyn WhenMissing>
     });
     let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
-    let round =
-        Round::new(shared.quorum, op, shared.round_limit(ttl), &shared.env.observer, repair);
-    round.ask(&shared.nodes, ALL_NODES);
+    let limit = shared.round_limit(ttl);
+    let round = Round::prepare(shared.quorum, op, limit, &shared.env.observer, repair)
+        .ask(&shared.nodes, ALL_NODES);
     let outcome = round.outcome().await;
     match outcome.decision {
         Decision::Yes => {

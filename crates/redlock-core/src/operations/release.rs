@@ -13,7 +13,6 @@ use crate::round::votes::{
 };
 use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
-use crate::wait::queue::Next;
 
 pub(crate) async fn release(
     shared: &Arc<Shared>,
@@ -166,20 +165,19 @@ pub(crate) fn release_and_hand_off(
     scope: ReleaseScope,
 ) -> Arc<Round> {
     let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
-    // Wakes the next waiter when it is dropped: after the release has been sent, whichever way.
-    let mut plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
-    let record = Record::new(token, &Info::default());
-    let op = Arc::new(Op::Release { keys, record, scope, tell: plan.tell.take() });
-    let Next::First { params, .. } = &plan.next else { return shared.release_on(op, ALL_NODES) };
-    let mut attempt = Attempt::new(shared, params.clone());
-    match attempt.prepare() {
-        Ok(next) => {
-            let round = shared.release_round(op);
-            round.ask_before(&shared.nodes, ALL_NODES, &next);
-            plan.hand(attempt);
-            round
+    let plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
+    plan.carry_out(|first, tell| {
+        let record = Record::new(token, &Info::default());
+        let op = Arc::new(Op::Release { keys, record, scope, tell });
+        if let Some(params) = first {
+            let mut attempt = Attempt::new(shared, params.clone());
+            // On an error the waiter tries by itself, and can report the error.
+            if let Ok(next) = attempt.prepare() {
+                let round = shared.release_round(op);
+                let round = round.ask_before(&shared.nodes, ALL_NODES, next);
+                return (round, Some(attempt));
+            }
         }
-        // The waiter will find out for itself, and has somebody to tell.
-        Err(_) => shared.release_on(op, ALL_NODES),
-    }
+        (shared.release_on(op, ALL_NODES), None)
+    })
 }

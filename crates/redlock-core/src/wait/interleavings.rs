@@ -14,10 +14,16 @@ mod sync {
     pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
 }
 
-// Twice on purpose: the other one is synchronized by the standard library.
+// Compiled twice on purpose: outside of this test the standard library synchronizes them.
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "handoff.rs"]
+mod handoff;
 #[allow(dead_code, clippy::duplicate_mod)]
 #[path = "queue.rs"]
 mod queue;
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "ticket.rs"]
+mod ticket;
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,7 +39,9 @@ use shuttle::sync::Mutex;
 use shuttle::{Config, Runner};
 use tokio::time::Instant;
 
-use self::queue::{Bounds, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket};
+use self::handoff::Next;
+use self::queue::{Bounds, Pause, WaitQueues};
+use self::ticket::{Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
 use crate::wait::polls;
 
@@ -150,7 +158,7 @@ fn world(holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<Wor
     })
 }
 
-const MANY: Bounds = Bounds { total: 100, of_one_lock: 100 };
+const MANY: Bounds = Bounds { total: 100, per_lock: 100 };
 /// Nobody waits elsewhere.
 const ALONE: u32 = 0;
 
@@ -176,7 +184,7 @@ impl World {
     fn enter_with(&self, id: u64, round_limit: Duration) -> Ticket {
         let now = self.now();
         let ticket = self.queues.enter(lock(), id, None, round_limit, (now, now + NEVER));
-        ticket.take_place().expect("there is room");
+        ticket.take_slot().expect("there is room");
         ticket
     }
 
@@ -521,7 +529,7 @@ fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_or
 #[test]
 fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
     explore(4_000, || {
-        let world = world(None, Bounds { total: 3, of_one_lock: 2 }, ALONE, 0);
+        let world = world(None, Bounds { total: 3, per_lock: 2 }, ALONE, 0);
         let enter = |name: &'static [u8]| {
             let world = world.clone();
             spawn(async move {
@@ -533,7 +541,7 @@ fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
                     ROUND,
                     (now, now + NEVER),
                 );
-                let placed = ticket.take_place().is_ok();
+                let placed = ticket.take_slot().is_ok();
                 let (waiters, _) = world.queues.count();
                 assert!(waiters <= 3, "{waiters} wait");
                 let inside = world.prepared.fetch_add(usize::from(placed), Ordering::Relaxed);
@@ -551,7 +559,7 @@ fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
         let tickets: Vec<_> = (0..3)
             .map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now + NEVER)))
             .collect();
-        let places: Vec<_> = tickets.iter().map(Ticket::take_place).collect();
+        let places: Vec<_> = tickets.iter().map(Ticket::take_slot).collect();
         assert!(places[0].is_ok() && places[1].is_ok());
         assert_eq!(places[2], Err(LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }));
         assert_eq!(world.queues.count(), (2, 1));

@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::queue::{
-    Bounds, Cause, Handoff, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket,
-};
+use super::handoff::{Handoff, Next};
+use super::queue::{Bounds, Cause, Pause, WaitQueues};
 use super::sync::Arc;
+use super::ticket::{Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
 
 const MS: Duration = Duration::from_millis(1);
@@ -20,7 +20,7 @@ type Queues = Arc<WaitQueues<&'static str, &'static str>>;
 type Ticket = WaitTicket<&'static str, &'static str>;
 
 fn queue() -> Queues {
-    WaitQueues::new(Bounds { total: 10, of_one_lock: 5 })
+    WaitQueues::new(Bounds { total: 10, per_lock: 5 })
 }
 
 fn lock() -> Bytes {
@@ -399,7 +399,7 @@ fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
 /// With a try for each of them a line of many different TTLs would hammer nodes that are down.
 #[test]
 fn few_tries_lead_past_however_many_different_limits() {
-    let queue = WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 });
+    let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });
     let now = Instant::now();
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
     let mut tries = 0;
@@ -414,26 +414,26 @@ fn few_tries_lead_past_however_many_different_limits() {
 
 #[test]
 fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
-    let queue = WaitQueues::new(Bounds { total: 1, of_one_lock: 1 });
+    let queue = WaitQueues::new(Bounds { total: 1, per_lock: 1 });
     let now = Instant::now();
     let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now));
-    waits.take_place().expect("there is one");
+    waits.take_slot().expect("there is one");
     let first = enter(&queue, "b", now);
     assert_eq!(queue.count(), (1, 1), "it does not wait yet");
     assert_eq!(step(&first, now), ("poll", None));
     refused(&first, now);
     let full = LockError::TooManyWaiters { max: 1, limit: WaitLimit::All };
-    assert_eq!(first.take_place(), Err(full));
+    assert_eq!(first.take_slot(), Err(full));
     drop(waits);
-    assert_eq!((first.take_place(), first.take_place(), queue.count()), (Ok(()), Ok(()), (1, 1)));
+    assert_eq!((first.take_slot(), first.take_slot(), queue.count()), (Ok(()), Ok(()), (1, 1)));
 }
 
 #[test]
 fn a_bound_of_none_leaves_no_queue_behind() {
-    let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 });
+    let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, per_lock: 0 });
     let now = Instant::now();
     let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
-    assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_place(), Err(full));
+    assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_slot(), Err(full));
     assert!(queue.count() == (0, 0) && !queue.is_waited_for(&lock()));
 }
 

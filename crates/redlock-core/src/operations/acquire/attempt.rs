@@ -15,12 +15,12 @@ use crate::model::validity::Lease;
 use crate::node::{Hint, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
 use crate::round::votes::{OwnGrant, can_hold, held_by, is_split, own_grant};
-use crate::round::{Round, RoundOutcome};
+use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
 /// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
 /// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
-const MAX_FENCING_TRIES: u32 = 8;
+const MAX_PROPOSALS: u32 = 8;
 
 /// What is acquired, and for whom.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ pub(crate) struct Attempt {
     started: Duration,
     /// The last one, until it is of no concern any more. Those before it are undone already.
     current: Option<Proposal>,
-    tries: u32,
+    proposals: u32,
     /// It has an outcome: it is not cancelled.
     ended: bool,
 }
@@ -85,7 +85,7 @@ impl Attempt {
             tell: None,
             started,
             current: None,
-            tries: 0,
+            proposals: 0,
             ended: false,
         }
     }
@@ -97,14 +97,13 @@ impl Attempt {
     }
 
     /// A round for the first try. It has to be asked, on all nodes.
-    pub(crate) fn prepare(&mut self) -> Result<Arc<Round>, LockError> {
-        let next = self.next_try()?;
-        let round = next.round.clone();
+    pub(crate) fn prepare(&mut self) -> Result<PreparedRound, LockError> {
+        let (next, round) = self.next_proposal()?;
         self.current = Some(next);
         Ok(round)
     }
 
-    fn next_try(&mut self) -> Result<Proposal, LockError> {
+    fn next_proposal(&mut self) -> Result<(Proposal, PreparedRound), LockError> {
         let shared = &self.shared;
         let Some(fencing) = shared.tokens.mint() else {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
@@ -120,10 +119,11 @@ impl Attempt {
             ttl: *ttl,
             tell: self.tell.clone(),
         };
-        let round =
-            Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.env.observer, None);
-        self.tries += 1;
-        Ok(Proposal { record, token, round })
+        let limit = shared.round_limit(*ttl);
+        let prepared = Round::prepare(shared.quorum, op, limit, &shared.env.observer, None);
+        let round = prepared.round().clone();
+        self.proposals += 1;
+        Ok((Proposal { record, token, round }, prepared))
     }
 
     /// Goes on to the end, from the beginning or from a try that has been asked already.
@@ -132,20 +132,20 @@ impl Attempt {
             self.ask()?;
         }
         loop {
-            let last = self.tries >= MAX_FENCING_TRIES;
+            let last = self.proposals >= MAX_PROPOSALS;
             let shared = &self.shared;
             let Some(Proposal { token, round, .. }) = &self.current else {
                 unreachable!("asked at least once")
             };
             let mut outcome = round.outcome().await;
 
-            let mut fences = stale_fences(&outcome.votes).peekable();
-            let saw_fence = fences.peek().is_some();
-            let mut believable = true;
-            for fence in fences {
-                if !shared.tokens.observe(fence) {
-                    believable = false;
-                    shared.env.observer.fence_out_of_reach(shared.tokens.ahead(fence));
+            let mut watermarks = stale_watermarks(&outcome.votes).peekable();
+            let saw_stale = watermarks.peek().is_some();
+            let mut is_credible = true;
+            for watermark in watermarks {
+                if !shared.tokens.observe(watermark) {
+                    is_credible = false;
+                    shared.env.observer.fence_out_of_reach(shared.tokens.ahead(watermark));
                 }
             }
             match outcome.decision {
@@ -156,10 +156,10 @@ impl Attempt {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
                     }
-                    if self.tries == 1 {
+                    if self.proposals == 1 {
                         shared.round_times.granted(now.saturating_sub(self.started), now);
                     }
-                    lease.rounds = self.tries;
+                    lease.rounds = self.proposals;
                     self.current = None;
                     return Ok(lease);
                 }
@@ -188,7 +188,7 @@ impl Attempt {
                     OwnGrant::None => {}
                 }
             }
-            if saw_fence && believable && !last {
+            if saw_stale && is_credible && !last {
                 self.ask()?;
                 continue;
             }
@@ -210,7 +210,7 @@ impl Attempt {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
         match extend::extend(&shared, keys.clone(), &grant, ttl).await {
-            Ok(lease) => Ok(Lease { replayed: true, rounds: self.tries + 1, ..lease }),
+            Ok(lease) => Ok(Lease { replayed: true, rounds: self.proposals + 1, ..lease }),
             // It cannot have a majority any more. Nothing that this has marked as extended may be left behind, for its own
             // request spares that; but another grant of this owner, perhaps with a smaller T, may have been promised.
             Err(LockError::Lost | LockError::NotHolder(_)) => {
@@ -225,32 +225,27 @@ impl Attempt {
 
     fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
         self.ended = true;
-        AttemptError { error, split, rounds: self.tries }
+        AttemptError { error, split, rounds: self.proposals }
     }
 
     /// Asks with a new T. Where the try before was granted, or may have been, it is undone in the same call: a node
     /// overwrites no lock.
     fn ask(&mut self) -> Result<(), AttemptError> {
-        let next = match self.next_try() {
+        let (next, round) = match self.next_proposal() {
             Ok(next) => next,
             Err(error) => return Err(self.failed(error, false)),
         };
         let nodes = &self.shared.nodes;
         match self.current.replace(next) {
-            None => self.round().ask(nodes, ALL_NODES),
+            None => {
+                round.ask(nodes, ALL_NODES);
+            }
             Some(before) => {
                 let undo = self.shared.release_round(self.undo_of(before.record, None));
-                undo.ask_before(nodes, before.round.touched(), self.round());
+                undo.ask_before(nodes, before.round.touched(), round);
             }
         }
         Ok(())
-    }
-
-    fn round(&self) -> &Arc<Round> {
-        let Some(Proposal { round, .. }) = &self.current else {
-            unreachable!("asked at least once")
-        };
-        round
     }
 
     fn undo_of(&self, record: Record, tell: Option<Hint>) -> Arc<Op> {
@@ -285,7 +280,7 @@ impl Drop for Attempt {
     }
 }
 
-fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
+fn stale_watermarks(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
     votes.iter().flatten().filter_map(|vote| match vote {
         Vote::Stale { fence } => Some(*fence),
         _ => None,

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::error::LockError;
 use crate::model::clock::Entropy;
-use crate::wait::queue::{Refusal, Standing};
+use crate::wait::ticket::{Refusal, Standing};
 
 /// How soon after an expiry somebody tries. Nodes expire a key within a millisecond, gateways should not meet.
 const AFTER_EXPIRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));

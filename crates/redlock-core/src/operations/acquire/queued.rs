@@ -13,7 +13,8 @@ use crate::error::LockError;
 use crate::model::validity::Lease;
 use crate::node::HandoffRoute;
 use crate::shared::Shared;
-use crate::wait::queue::{Cause, Step, Success, WaitTicket};
+use crate::wait::queue::Cause;
+use crate::wait::ticket::{Step, Success, WaitTicket};
 
 /// The shortest round that backoff are measured in.
 const SHORTEST_ROUND: Duration = Duration::from_micros(500);
@@ -62,9 +63,9 @@ impl<F> Queued<'_, F> {
 
 impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
     /// Begins to wait, if it may. Otherwise the lock was tried if nobody waits for it here, and what that met counts more.
-    fn take_place(&mut self, now: Instant) -> Result<(), LockError> {
+    fn take_slot(&mut self, now: Instant) -> Result<(), LockError> {
         let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
-        let Err(full) = self.ticket.take_place().and_then(|()| on_wait()) else { return Ok(()) };
+        let Err(full) = self.ticket.take_slot().and_then(|()| on_wait()) else { return Ok(()) };
         match self.last_error(now) {
             error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.tried => Err(error),
             _ => Err(full),
@@ -119,7 +120,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                     if !(matches!(later, Step::WaitUntil(_))
                         && (1..=MAX_SPLIT_TRIES).contains(&self.splits))
                     {
-                        self.take_place(now)?;
+                        self.take_slot(now)?;
                     }
                     let until = if let Step::WaitUntil(next) = later {
                         next.min(self.deadline)
