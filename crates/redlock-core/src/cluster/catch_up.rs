@@ -1,16 +1,19 @@
-//! The second reading: a master that votes again is given the locks that were granted while it was away.
+//! Catching up: a master that votes again gets the locks that were granted while it was away.
 //!
-//! A lock that was granted without this master stands on a majority of the others. Restart one of those next, and the lock
-//! has no majority any more, so its holder loses it. Therefore, after every eligibility, the other masters are read, and each
-//! lock that a majority of them stores is set here by the rule of repair ([`Op::Repair`]): only above the watermark of this
-//! master, and only while the reading is young. Passes follow each other until one sets nothing. Then the master is noted
-//! as caught up, and the next one may be restarted.
+//! Such a lock is stored on a majority of the other masters. If one of those is restarted next, the
+//! lock loses its majority, and its holder loses the lock. So after every admission a gateway reads
+//! the other masters. It sets each lock that a majority of them stores here, too, by the rule of
+//! repair ([`Op::Repair`]): only above this master's watermark, and only while the reading is
+//! recent. Passes repeat until one sets nothing. Then the master is noted as caught up, and the
+//! next one may be restarted.
 //!
-//! [Recovery](crate::cluster::recovery) comes before it and is another reading: it keeps a master that lost its data from granting
-//! what it granted before. Catching up is not needed for exclusion. Any gateway may do it, several at once.
+//! [Recovery](crate::cluster::recovery) comes earlier and has another purpose: it keeps a master
+//! that lost its data from granting a lock again. Exclusion does not need catching up. Any gateway
+//! may do it, even several at once.
 //!
-//! Not covered: a lock that a gateway grants without this master after the last pass, because that gateway alone cannot
-//! reach it; and a lock that a slow master missed without being restarted, which its next extension repairs.
+//! Two cases are not covered. A gateway that alone cannot reach this master may grant a lock
+//! without it after the last pass. And a slow master that was not restarted may miss a lock, which
+//! the next extension repairs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,19 +32,19 @@ use crate::node::link::{LinkError, Scan, Scanned};
 use crate::node::{Env, Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Vote, Voter};
 use crate::settings::Settings;
 
-/// Locks that are compared in one step.
+/// Locks compared in one step.
 const CHUNK: usize = 128;
-/// How long the master may take to set those of one step.
+/// How long the master may take to set the locks of one step.
 const STEP: Duration = Duration::from_secs(2);
-/// The last pass begins no sooner after the eligibility. By then every gateway that reaches the master lets it vote, so
-/// grants reach it too.
+/// The last pass begins no sooner than this after the admission. By then every gateway that reaches
+/// the master lets it vote, so new grants reach it too.
 const SEEN_BY_ALL: Duration = NAME_MOVES_WITHIN;
-/// Between two passes, doubled from the first to the last.
+/// The pause between two passes: it doubles from the first value to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Gateways begin within this of each other.
+/// Gateways begin at random within this time.
 const SPREAD: Duration = Duration::from_millis(500);
 
-/// Ends when dropped.
+/// Stops when dropped.
 pub(crate) struct CatchUps(Option<AbortHandle>);
 
 impl Drop for CatchUps {
@@ -52,14 +55,14 @@ impl Drop for CatchUps {
     }
 }
 
-/// Lets every master catch up that votes again. Must be called on a tokio runtime.
+/// Starts to catch up every master that votes again. Must be called on a tokio runtime.
 pub(crate) fn start(
     nodes: &[Arc<dyn Node>],
     quorum: Quorum,
     settings: &Settings,
     env: &Env,
 ) -> CatchUps {
-    // A master in this process has lost its locks together with all others, or none.
+    // Masters inside this process lose their locks together with all others, or not at all.
     let is_linked = nodes.iter().all(|node| node.link().is_some());
     let task = is_linked.then(|| {
         let pending = nodes.iter().map(|_| None).collect();
@@ -79,10 +82,10 @@ struct Worker {
     quorum: Quorum,
     key_prefix: String,
     longest_life: Duration,
-    /// The rule, see `SafetyRules::admitted_is_caught_up`.
+    /// Off only in tests, see `SafetyRules::admitted_is_caught_up`.
     is_on: bool,
     env: Env,
-    /// The eligibility in which each node was last seen.
+    /// By node: the admission that was seen last.
     pending: Vec<Option<PendingCatchUp>>,
 }
 
@@ -91,16 +94,16 @@ struct PendingCatchUp {
     seen: Instant,
     due: Instant,
     pause: Duration,
-    /// Of the last pass that failed.
+    /// The error of the last failed pass.
     why: String,
 }
 
-/// What came of one pass.
+/// The result of one pass.
 #[derive(Default)]
 struct Pass {
-    /// Locks that the master did not have and has now.
+    /// Locks that the master lacked and has now.
     given: usize,
-    /// Locks that it could not be given yet.
+    /// Locks that could not be set yet.
     unsettled: usize,
 }
 
@@ -183,10 +186,10 @@ impl Worker {
         pending.pause = (pending.pause * 2).min(PAUSE.1);
     }
 
-    /// Gives a master what a majority of the others stores.
+    /// Gives a master the locks that a majority of the others stores.
     ///
-    /// Such a majority has at least one member among any `others - quorum + 1` of the others, so only the keys of so many
-    /// are read.
+    /// Such a majority has at least one member among any `others - quorum + 1` of the others, so
+    /// only the keys of that many masters are read.
     async fn pass(&self, at: usize, marker: &str) -> Result<Pass, String> {
         let mut pass = Pass::default();
         let enough = self.quorum.size();
@@ -209,7 +212,7 @@ impl Worker {
         Ok(pass)
     }
 
-    /// Walks over the locks of one master.
+    /// Compares all locks of one master with those stored here.
     async fn compare(
         &self,
         at: usize,
@@ -227,7 +230,7 @@ impl Worker {
             let locks: Vec<_> = keys.iter().map(|key| Keys::of_lock_key(key)).collect();
             for locks in locks.chunks(CHUNK) {
                 let repairs = self.missing(at, scanned, others, locks).await?;
-                // What was read before an eligibility must not be set after it.
+                // A reading from before a new admission must not be set after it.
                 if self.nodes[at].status().borrow().marker != marker {
                     return Err("it must be admitted again".to_owned());
                 }
@@ -240,8 +243,8 @@ impl Worker {
         }
     }
 
-    /// Compares some locks of one master with what is stored here. Answers what a majority of the others stores and this one
-    /// does not.
+    /// Compares some locks of one master with those stored here. Returns repairs for the locks that
+    /// a majority of the others stores and this master does not.
     async fn missing(
         &self,
         at: usize,
@@ -273,7 +276,7 @@ impl Worker {
             let found: Vec<_> = read.iter().filter_map(|votes| grant(&votes[index])).collect();
             let (record, life) = majority(self.quorum.size(), &found)?;
             let life = life.unwrap_or(self.longest_life).min(self.longest_life);
-            // Time has passed since it was read. A lock that ends within milliseconds is left out.
+            // Time has passed since the reading. A lock that ends within milliseconds is left out.
             let millis = life.saturating_sub(began.elapsed()).as_millis();
             let ttl = Ttl::from_millis(u64::try_from(millis).ok()?).ok()?;
             Some(Op::Repair { keys, record, ttl, began_micros })
@@ -288,9 +291,9 @@ impl Worker {
                     self.env.observer.repaired(at);
                     pass.given += 1;
                 }
-                // It came here meanwhile, or was released.
+                // The lock arrived here meanwhile, or was released.
                 Vote::Extended { .. } | Vote::Stale { .. } => {}
-                // Another client knows of no majority of ours.
+                // A lock of another client is not ours to replace.
                 Vote::Held(holding) if holding.record.parse().is_none() => {}
                 _ => pass.unsettled += 1,
             }
@@ -304,7 +307,7 @@ impl Worker {
     }
 }
 
-/// A grant of ours that a vote shows.
+/// A grant of ours, if the vote shows one.
 fn grant(vote: &Vote) -> Option<&Holding> {
     match vote {
         Vote::Found(holding) => Some(holding)
@@ -313,8 +316,8 @@ fn grant(vote: &Vote) -> Option<&Holding> {
     }
 }
 
-/// The grant that so many have, as extended as anywhere, with its longest life. It has none where somebody took the expiry
-/// away.
+/// The grant that `enough` nodes store, with the extension flag if any copy has it, and with its
+/// longest life. The life is `None` if somebody removed the expiry.
 fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duration>)> {
     let copies =
         |of: &Holding| found.iter().filter(|other| other.record.is_grant_of(&of.record)).count();
@@ -328,7 +331,7 @@ fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duratio
     Some((record.clone(), life))
 }
 
-/// Submits all, and answers the votes of those that came in time.
+/// Submits all operations, and returns the votes that arrive in time.
 async fn ask_all(node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
     let until = Instant::now() + STEP;
     let (votes, mut answers) = mpsc::channel(ops.len().max(1));
@@ -349,7 +352,7 @@ struct Collect(mpsc::Sender<Vote>);
 
 impl Voter for Collect {
     fn vote(&self, _: usize, vote: Vote) {
-        // There is room for all, unless nobody listens any more.
+        // The channel has room for all votes, unless the receiver is gone.
         drop(self.0.try_send(vote));
     }
 }

@@ -1,4 +1,5 @@
-//! Extending, and [repair](repair): what a majority has just extended is set again where it was lost.
+//! Extend, and [repair](repair): after a majority has extended a lock, it is set again on nodes
+//! that lost it.
 
 mod repair;
 
@@ -49,7 +50,7 @@ pub(crate) async fn extend(
     match outcome.decision {
         Decision::Yes => {
             let lease = shared.lease(*token, ttl, started, &outcome);
-            // The nodes have the lock, but the answer took so long that nothing can be promised of it.
+            // The nodes have the lock, but the answer took too long to promise anything.
             let now = shared.env.clock.monotonic();
             let left = lease.validity(now);
             left.filter(|_| shared.counts(started, now))

@@ -1,13 +1,14 @@
-//! The queues under many interleavings: `queue.rs` once more, synchronized by `shuttle`, which decides at every lock and
-//! every atomic who goes on.
+//! The queues under many interleavings. `queue.rs`, `ticket.rs` and `handoff.rs` are compiled again
+//! with the locks and atomics of `shuttle`, which decides at each of them which task continues.
 //!
-//! The nodes are one cell behind a mutex. Polls and quick tries never come: what makes a waiter go on is a signal, or
-//! nothing is, and then shuttle reports a deadlock. Time is a counter an hour ahead of the machine's clock, so that what
-//! the queues themselves read from that clock is always past. Wakers and attempts look at the queues when they are woken or
-//! dropped, which shuttle refuses while a shard is still locked.
+//! The nodes are one cell behind a mutex. Polls and quick attempts never come, so a waiter
+//! continues only on a signal; without a signal shuttle reports a deadlock. Time is a counter one
+//! hour ahead of the machine's clock, so the times that the queues read from that clock are always
+//! past. Wakers and attempts look at the queues when they are woken or dropped, which shuttle
+//! refuses while a shard is locked.
 //!
-//! Every run explores the same schedules; another [`SEED`] explores others. The schedule of a failure is printed, for
-//! `shuttle::replay(body, "…")` in place of `explore`.
+//! Every run explores the same schedules; another [`SEED`] explores others. A failure prints its
+//! schedule, for `shuttle::replay(body, "…")` in place of `explore`.
 
 mod sync {
     pub(super) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -53,7 +54,7 @@ const NEVER: Duration = Duration::from_secs(1_000_000);
 const HOLDER: u64 = u64::MAX;
 const ELSEWHERE: u64 = u64::MAX - 1;
 
-/// From this number on waiters give their rounds too little time.
+/// Waiters with this number or a higher one give their rounds too little time.
 const HASTY: u64 = 100;
 
 type Queues = WaitQueues<u64, Asked>;
@@ -63,9 +64,9 @@ struct World {
     queues: sync::Arc<Queues>,
     base: Instant,
     ticks: AtomicU64,
-    /// How often in ten a turn is over.
+    /// How often in ten the handoff quota is used up.
     over: u32,
-    /// How often in ten a plan to hand the lock over is dropped unused.
+    /// How often in ten a plan is dropped without a handoff.
     unused: u32,
     nodes: Mutex<Nodes>,
     elsewhere: Mutex<Vec<JoinHandle<bool>>>,
@@ -81,12 +82,12 @@ struct Nodes {
     asked: u64,
     /// The tickets that have held the lock, in order.
     grants: Vec<u64>,
-    /// How many of them had been told so, and believed it at once.
+    /// The number of holders that believe they have the lock now.
     inside: usize,
     released: u64,
 }
 
-/// An attempt that has been asked. Dropped before it is taken, it is undone.
+/// An attempt that was asked. If it is dropped before it is taken, it is undone.
 struct Asked {
     world: Arc<World>,
     number: u64,
@@ -109,7 +110,7 @@ impl Drop for Asked {
     }
 }
 
-/// A waker that must not be woken or dropped with a shard locked.
+/// A waker that must not be woken or dropped while a shard is locked.
 struct Watching(Waker, Arc<World>);
 
 impl Wake for Watching {
@@ -129,11 +130,11 @@ impl Drop for Watching {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     Stays,
-    /// After so many steps of waiting, signalled or not.
+    /// After this many steps of waiting, signalled or not.
     Impatient(u32),
-    /// With its own attempt under way, at the first or a later one.
+    /// With its own attempt in flight, at the first attempt or a later one.
     Competing,
-    /// When something was handed over to it, and has been taken out.
+    /// When an attempt was handed to it and has been taken out.
     Handed,
 }
 
@@ -212,7 +213,7 @@ impl World {
         }
     }
 
-    /// As `release_and_hand_off` does it.
+    /// Releases as `release_and_hand_off` does.
     fn release(&self, number: u64) {
         let pause = (thread_rng().gen_range(0..10) < self.over).then_some(Pause {
             rounds: 1.0,
@@ -241,7 +242,7 @@ impl World {
         }
     }
 
-    /// Another gateway takes the lock if it is free, and tells of its release.
+    /// Another gateway takes the lock if it is free, and announces its release.
     fn hold_elsewhere(&self) {
         let mut asked = self.ask(ELSEWHERE, None);
         if asked.granted {
@@ -256,11 +257,11 @@ impl World {
         nodes.released += 1;
         let t = nodes.released;
         drop(nodes);
-        // Every node tells of it.
+        // Every node repeats the hint.
         (0..2).for_each(|_| self.queues.wake(&lock(), t, self.now()));
     }
 
-    /// As `acquire::queued` does it. Whether the lock was granted.
+    /// Waits as `acquire::queued` does. Returns whether the lock was granted.
     async fn wait(self: Arc<Self>, id: u64, ticket: Ticket, fate: Fate) -> bool {
         loop {
             let now = self.now();
@@ -268,7 +269,7 @@ impl World {
                 Step::Handed(asked) => (asked, None),
                 Step::Attempt(cause) => (self.ask(id, None), Some(cause)),
                 Step::AskForOwn => unreachable!("no two waiters have one owner here"),
-                // A pause for others is over at some time.
+                // A pause for others ends at some time.
                 Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
                     yield_now().await;
                     let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;
@@ -298,7 +299,8 @@ impl World {
             }
             yield_now().await;
             let now = self.now();
-            // A round that is given less time finds no quorum, whoever has the lock; what it has set is undone at once.
+            // A round with too little time finds no quorum, whoever has the lock. Its grants are
+            // undone at once.
             if id >= HASTY {
                 drop(asked);
                 self.refused(&ticket, now, true);
@@ -324,7 +326,7 @@ impl World {
     fn refused(&self, ticket: &Ticket, now: Instant, without_quorum: bool) {
         let never = now + NEVER;
         let error = LockError::Held(Default::default());
-        // A line without a quorum tries again after a while.
+        // A queue without a quorum tries again after a while.
         let (retry, error) = if without_quorum {
             (now + ROUND, LockError::Unknown(Vec::new()))
         } else {
@@ -348,7 +350,7 @@ impl World {
         false
     }
 
-    /// Until signalled, or for so many steps.
+    /// Waits until signalled, or for `steps` steps.
     async fn signalled(self: &Arc<Self>, ticket: &Ticket, mut steps: Option<u32>) {
         poll_fn(|context| {
             let watching = Waker::from(Arc::new(Watching(context.waker().clone(), self.clone())));
@@ -369,7 +371,7 @@ impl World {
         .await;
     }
 
-    /// After all have left.
+    /// The state after all have left.
     fn is_as_before(&self) {
         finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
         assert_eq!(self.queues.count(), (0, 0), "a queue or a ticket is left");
@@ -388,7 +390,7 @@ fn finish(tasks: Vec<JoinHandle<bool>>) -> Vec<bool> {
     tasks.into_iter().map(|task| block_on(task).expect("a waiter ends")).collect()
 }
 
-/// Random schedules find races of many steps, those with few preemptions the others.
+/// Random schedules find races of many steps; schedules with few preemptions find the others.
 fn explore(times: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
     let random = RandomScheduler::new_from_seed(SEED, times);
     Runner::new(random, Config::default()).run(body.clone());
@@ -505,7 +507,7 @@ fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_or
         let world = world(Some(HOLDER), MANY, ALONE, 1);
         let waiter = |id: u64| {
             let world = world.clone();
-            // Of two kinds, of which neither is given enough.
+            // Two lengths, neither of which is enough.
             let limit = if id < HASTY { ROUND * 8 } else { ROUND * (id - HASTY + 1) as u32 };
             let fate = if id < HASTY {
                 Fate::Stays

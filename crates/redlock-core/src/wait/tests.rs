@@ -1,4 +1,4 @@
-//! The queues one step after another, at times of the test's choosing. Interleavings are in [`explored`](super::explored).
+//! Queues step by step, at chosen times. `interleavings.rs` explores concurrent calls.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn lock() -> Bytes {
     Bytes::from_static(b"lock:a")
 }
 
-/// Into the queue, where the first poll is due after 25 ms.
+/// Enters the queue, whose first poll is due after 25 ms.
 fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
     queue.enter(lock(), params, None, MS, (now, now + 25 * MS))
 }
@@ -46,11 +46,11 @@ fn success(now: Instant) -> Success {
     Success { shared_owner: None, ends: now + TTL, round: MS }
 }
 
-/// The turn of those who wait here is over.
+/// The pause after the handoff quota is used up.
 const OVER: Option<Pause> =
     Some(Pause { rounds: 3.0, least: Duration::ZERO, most: Duration::from_secs(1) });
 
-/// What a ticket is told, in one word, and when.
+/// A ticket's next step in one word, and its time.
 fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
     match ticket.step(now, true) {
         Step::Wait => ("wait", None),
@@ -67,7 +67,7 @@ fn is_signalled(ticket: &Ticket) -> bool {
     ticket.poll_signalled(&Context::from_waker(Waker::noop())) == Poll::Ready(())
 }
 
-/// The lock is released here: how that is answered. Handed over are the waiter's own params.
+/// Plans and carries out a release. Returns its kind; the waiter gets its own parameters.
 fn release(queue: &Queues, now: Instant, pause: Option<Pause>) -> &'static str {
     let plan = queue.release(&lock(), now, pause);
     match plan.next {
@@ -88,7 +88,7 @@ fn plan(queue: &Queues, now: Instant) -> Handoff<&'static str, &'static str> {
     plan
 }
 
-/// The ticket of the only waiter, which has been refused.
+/// The ticket of the only waiter, after one refusal.
 fn refused_one(queue: &Queues, now: Instant) -> Ticket {
     let first = enter(queue, "a", now);
     assert_eq!(step(&first, now), ("poll", None));
@@ -305,7 +305,7 @@ fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
     assert_eq!(queue.count(), (0, 0));
 }
 
-/// The first finds no quorum; the queue would try again after so long.
+/// The first waiter finds no quorum; the queue would try again after `pause`.
 fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
     let error = LockError::Unknown(Vec::new());
     let retry = now + pause;
@@ -375,7 +375,7 @@ fn tries_in_vain_are_counted_until_something_happens() {
     assert_eq!(first.standing().in_vain, 0);
 }
 
-// What went wrong once.
+// Regression tests.
 
 #[test]
 fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
@@ -396,7 +396,7 @@ fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
     assert!(hasty[0].number() < hasty[1].number());
 }
 
-/// With a try for each of them a line of many different TTLs would hammer nodes that are down.
+/// With one attempt per waiter, a queue of many different TTLs would hammer nodes that are down.
 #[test]
 fn few_tries_lead_past_however_many_different_limits() {
     let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });

@@ -1,4 +1,4 @@
-//! What a master that has lost its locks is given back. Pure.
+//! Decides what a master that lost its locks gets back. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,24 +10,29 @@ use crate::model::types::{FencingToken, LockName};
 use crate::node::Record;
 use crate::node::link::{Put, Stored};
 
-/// What was read of one lock, on the masters that remember.
+/// One grant of a lock, as the masters that were read store it.
 struct Candidate {
     record: Record,
-    /// On how many masters.
+    /// The number of masters that store it.
     seen: usize,
-    /// The last of them.
+    /// The last master that stores it.
     last: usize,
     longest: Duration,
 }
 
-/// Each list is what one master stores. A majority that counted a vote which is lost has `quorum - 1` votes more, on any
-/// of the other masters: a grant that was read on fewer than are left of those when all that were not read have it is none.
+/// Plans what comes back. Each list is the locks of one master that was read.
 ///
-/// What the others hold on a majority without this master comes back as it is. Anything else keeps the lock free of all until
-/// it has ended: given back as it is, it might have a majority for the first time, and an extension or a repeated request
-/// would prove it, after a larger T was granted and lost.
+/// A majority that counted a lost vote has `quorum - 1` other votes, on any of the other masters. A
+/// grant seen on fewer than `quorum - 1 - unread` masters never had a majority, and does not come
+/// back.
 ///
-/// `newest` is the largest T that may have been lost: what has a larger one was granted without this master.
+/// A grant on a majority of the others comes back as it is. Any other grant keeps the lock free of
+/// all holders until it has ended. If it came back as it is, it might have a majority for the first
+/// time, which an extension or a repeated request would prove, after a larger T was granted and
+/// lost.
+///
+/// `newest` is the largest T that may have been lost: a grant with a larger T was granted without
+/// this master.
 pub(super) fn plan(
     quorum: Quorum,
     newest: FencingToken,
@@ -41,14 +46,15 @@ pub(super) fn plan(
         .enumerate()
         .flat_map(|(master, list)| list.into_iter().map(move |stored| (master, stored)))
     {
-        // What keeps a lock free stands for all that it was read of, whatever their T.
+        // A record that keeps a lock free stands for every grant that it was made from, whatever
+        // their T.
         if !record.is_nobodys() && record.fencing_of_ours().is_some_and(|t| t > newest) {
             continue;
         }
         let candidates = locks.entry(name).or_default();
         match candidates.iter_mut().find(|candidate| candidate.record.is_grant_of(&record)) {
             Some(known) => {
-                // SCAN may tell of a key twice.
+                // SCAN may return a key twice.
                 known.seen += usize::from(known.last != master);
                 known.last = master;
                 known.longest = known.longest.max(expires_in);
@@ -74,7 +80,7 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
         [only] if only.seen >= majority => {
             only.record.fencing_of_ours().filter(|_| !only.record.is_nobodys())
         }
-        // It has no T, and nothing of ours extends or confirms it.
+        // A key of another client has no T, and none of our requests extends or confirms it.
         [Candidate { record, .. }] if record.parse().is_none() => {
             return Some(Put { record: record.clone(), expires_in: longest, fence: None });
         }
@@ -109,7 +115,7 @@ mod tests {
         Stored { name, record, expires_in: Duration::from_millis(millis) }
     }
 
-    /// What a master of so many gets back of one lock.
+    /// What a master of a cluster of this size gets back for one lock.
     fn back(nodes: usize, read: Vec<Vec<Stored>>) -> Option<Put> {
         let newest = FencingToken::new(FencingToken::MIN.get() + 1_000).unwrap();
         plan(Quorum::new(nodes).unwrap(), newest, read).into_values().next()
@@ -130,7 +136,7 @@ mod tests {
         assert_eq!(put.fence.as_deref(), Some(of(1, 5).fencing().unwrap().to_string().as_bytes()));
     }
 
-    /// A larger T may have been granted with the lost vote since, and have ended.
+    /// A larger T may since have been granted with the lost vote, and have ended.
     #[test]
     fn a_grant_that_has_no_majority_without_the_forgotten_vote_gets_none_by_it() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("kept free");
@@ -175,7 +181,8 @@ mod tests {
         assert!(put.record.is_nobodys() && put.expires_in == Duration::from_millis(90));
     }
 
-    /// Its T is the largest of those that it stands for, and may be newer than another master's loss.
+    /// Its T is the largest of the grants that it stands for, and may be newer than another
+    /// master's loss.
     #[test]
     fn what_keeps_a_lock_free_counts_for_a_master_that_lost_its_data_before() {
         let t = of(1, 1_001).fencing().unwrap();

@@ -1,4 +1,4 @@
-//! Attempts of a waiter that stands in a queue: when it is first, and something has happened to the lock or may have.
+//! Attempts of a waiter in a queue: when it is first, and the lock was or may have been released.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use crate::shared::Shared;
 use crate::wait::queue::Cause;
 use crate::wait::ticket::{Step, Success, WaitTicket};
 
-/// The shortest round that backoff are measured in.
+/// The shortest round time assumed in a pause.
 const SHORTEST_ROUND: Duration = Duration::from_micros(500);
-/// How long an attempt that is under way may go on after the end of the wait.
+/// How long an attempt in flight may go on after the end of the wait.
 const GRACE: Duration = Duration::from_millis(10);
 
 pub(super) struct Queued<'a, F> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) params: AcquireParams,
     pub(super) ticket: WaitTicket<AcquireParams, Attempt>,
-    /// Others may try before.
+    /// Others may try before this time.
     pub(super) first_try: Instant,
     pub(super) deadline: Instant,
-    /// Called when it begins to wait; it has a place from then on.
+    /// Called when the request begins to wait, which takes a slot.
     pub(super) on_wait: Option<F>,
-    /// Has just come, and is worth one whole attempt, however short its patience.
+    /// The request has just arrived, and gets one whole attempt, however short its patience.
     pub(super) fresh: bool,
-    /// Has made an attempt.
+    /// The request has made an attempt.
     pub(super) tried: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
@@ -44,13 +44,13 @@ pub(super) struct Queued<'a, F> {
 pub(super) enum WakeReason {
     /// The lock was handed over.
     Handed,
-    /// It was its turn.
+    /// The waiter was first.
     Turn(Cause),
-    /// An earlier request of its owner seems to have the lock; it asks beside the line.
+    /// An earlier request of the owner appears to have the lock. The waiter asks beside the queue.
     IsOwn,
 }
 
-/// Until something has changed for this waiter, or until then.
+/// Waits until the waiter is signalled, or until this time.
 async fn signalled(ticket: &WaitTicket<AcquireParams, Attempt>, until: Instant) {
     let _ = timeout_at(until, poll_fn(|context| ticket.poll_signalled(context))).await;
 }
@@ -62,7 +62,8 @@ impl<F> Queued<'_, F> {
 }
 
 impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
-    /// Begins to wait, if it may. Otherwise the lock was tried if nobody waits for it here, and what that met counts more.
+    /// Begins to wait, if a slot is free. If none is, a quorum failure of an earlier attempt takes
+    /// precedence over the error of the slot.
     fn take_slot(&mut self, now: Instant) -> Result<(), LockError> {
         let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
         let Err(full) = self.ticket.take_slot().and_then(|()| on_wait()) else { return Ok(()) };
@@ -79,7 +80,7 @@ impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
                 LockError::Held(by)
             }
             Some((error, _)) => error,
-            // Somebody who came before has it, or asks for it.
+            // An earlier request has the lock, or asks for it.
             None => LockError::Held(Default::default()),
         }
     }
@@ -107,7 +108,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                         .waiting(&self.params.keys.lock, self.ticket.standing().polls());
                     Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
-                // A moment for others comes before the first try, however short the patience.
+                // Others may try first for a moment, however short the patience.
                 Step::WaitUntil(next) if self.fresh && next == self.first_try => {
                     signalled(&self.ticket, next).await;
                     continue;
@@ -116,7 +117,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                     return Err(self.last_error(now));
                 }
                 later @ (Step::Wait | Step::WaitUntil(_)) => {
-                    // Votes that were split are asked for again at once.
+                    // After split votes the next attempt follows at once, without a slot.
                     if !(matches!(later, Step::WaitUntil(_))
                         && (1..=MAX_SPLIT_TRIES).contains(&self.splits))
                     {
@@ -150,7 +151,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
         if let error @ LockError::HeldTooLong { .. } = failed.error {
             return Err(error);
         }
-        // Nobody's turn was used up.
+        // The waiter was not first, so the queue does not change.
         if self.reason == WakeReason::IsOwn {
             return Ok(());
         }
@@ -178,7 +179,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
             }
             WakeReason::Turn(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
             WakeReason::Turn(Cause::Poll) => {}
-            // Beside the line, which goes on as it was.
+            // Granted beside the queue, which does not change.
             WakeReason::IsOwn => return,
         }
         if matches!(self.reason, WakeReason::Turn(Cause::Hint | Cause::Poll)) {
