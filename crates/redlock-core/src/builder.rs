@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_cannot_be_connected_is_named_with_what_is_allowed_and_without_its_password() {
+    async fn errors_name_the_bad_value_and_the_allowed_ones() {
         let said = |builder: RedlockBuilder| builder.connect().err().expect("refused").to_string();
         assert_eq!(said(Redlock::builder()), "0 nodes given; allowed are 1 to 32");
         assert_eq!(said(Redlock::builder().embedded(33)), "33 nodes given; allowed are 1 to 32");
@@ -180,7 +180,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn an_address_that_is_none_is_named_by_its_number_and_keeps_its_password() {
+    async fn a_bad_address_is_named_by_its_number_without_password() {
         let said = |urls: &[&str]| {
             Redlock::builder().redis(urls.iter().copied()).connect().err().expect("refused")
         };

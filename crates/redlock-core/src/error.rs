@@ -111,8 +111,8 @@ pub struct HeldBy {
     /// The text stored for people; empty if there is none, or if another Redlock client holds the
     /// lock.
     pub info: Vec<u8>,
-    /// The holder's fencing token, which shows when the lock was acquired; `None` when another client
-    /// holds the lock.
+    /// The holder's fencing token, which shows when the lock was acquired; `None` when another
+    /// client holds the lock.
     pub fencing: Option<FencingToken>,
     /// The earliest time at which a majority can be free without a release; `None` when the lock
     /// never expires.

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guard_holds_its_lock_until_it_is_dropped_and_the_next_waiter_gets_it_then() {
+    async fn a_dropped_guard_hands_its_lock_to_the_next_waiter() {
         let (locks, name, ttl) = locks();
         let first = lock(&locks, &name, ttl, AT_ONCE).await.expect("free");
         assert!(matches!(lock(&locks, &name, ttl, AT_ONCE).await, Err(Held(_))));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guard_extends_and_releases_and_knows_when_its_lock_is_gone() {
+    async fn a_guard_extends_releases_and_notices_a_lost_lock() {
         let (locks, name, ttl) = locks();
         let short = Ttl::from_millis(1_000).expect("a TTL");
         let mut guard = lock(&locks, &name, short, AT_ONCE).await.expect("free");

@@ -67,7 +67,8 @@
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
 //! let policy = RetryPolicy { count: 20, ..RetryPolicy::default() };
 //! let next = locks.acquire_with_retry(&name, ttl, AcquireOptions::default(), &policy).await?;
-//! assert!(next.token.fencing() > held.token.fencing(), "granted after the first expired, with a larger token");
+//! // Granted after the first lease expired, with a larger token.
+//! assert!(next.token.fencing() > held.token.fencing());
 //! # Ok(())
 //! # }
 //! ```

@@ -344,7 +344,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn nodes_that_were_made_for_another_max_ttl_are_refused_with_both() {
+    async fn nodes_with_another_max_ttl_are_refused_naming_both() {
         use crate::node::redis::{RedisNode, RedisUrl};
 
         let of_nodes =
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_of_little_patience_in_the_turn_of_others_still_asks_once() {
+    async fn an_impatient_waiter_asks_once_despite_a_yield() {
         let (locks, name, ttl) = one_node();
         let fairness = &locks.shared.fairness;
         let lock = locks.shared.keys(&name).lock;
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_patience_without_end_is_no_panic() {
+    async fn an_endless_patience_does_not_panic() {
         let (locks, name, ttl) = one_node();
         let lease = locks
             .acquire_within(&name, ttl, AcquireOptions::default(), Duration::MAX, || Ok(()))

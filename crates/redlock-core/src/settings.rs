@@ -120,7 +120,7 @@ pub enum SettingsError {
     },
     /// The node would vote again before the longest locks have ended.
     #[error(
-        "node {node} was made for a max_ttl of {of_node:?}, and locks may live for {of_locks:?}; both must be the same"
+        "node {node} was made for a max_ttl of {of_node:?}, but locks may live for {of_locks:?}; both must agree"
     )]
     MaxTtl {
         /// The node.
@@ -138,7 +138,7 @@ pub enum SettingsError {
     NodeTimeout(Duration),
     /// A `node_timeout` above the longest round that counts.
     #[error(
-        "a node time-out of {given:?} is above the limit of {longest:?}, which is 3 times the allowed clock skew and at least 5 s"
+        "a node time-out of {given:?} is above {longest:?}: 3 times the clock skew, and at least 5 s"
     )]
     LongNodeTimeout {
         /// The given `node_timeout`.

@@ -132,18 +132,18 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         let now = Instant::now();
         // Nobody waits here, so this release keeps the lock from nobody elsewhere.
         let hints = !self.is_waited_for(lock) || hints_arrive();
-        let turn = self.fairness.turn(lock, now, hints);
-        let mut plan = self.queues.release(lock, now, turn.pause(hints, self.entropy.as_ref()));
+        let quota = self.fairness.quota(lock, now, hints);
+        let mut plan = self.queues.release(lock, now, quota.pause(hints, self.entropy.as_ref()));
         match plan.next {
             Next::First { .. } => {
                 self.fairness.handed_over(lock, now);
                 return plan;
             }
-            Next::Nobody | Next::Yielded if turn.others_wait() => self.fairness.yielded(lock, now),
+            Next::Nobody | Next::Yielded if quota.others_wait() => self.fairness.yielded(lock, now),
             Next::Nobody | Next::Yielded | Next::Competing => {}
         }
         let waiting = !matches!(plan.next, Next::Nobody);
-        plan.tell = turn.others_wait().then(|| self.fairness.released(lock, t, waiting));
+        plan.tell = quota.others_wait().then(|| self.fairness.released(lock, t, waiting));
         plan
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::node::{Node, NodeState, NodeStatus};
 
 /// Longer than a running gateway takes to notice that a node has lost its data.
-const WITNESSES: Duration = Duration::from_secs(2);
+const WITNESS_PAUSE: Duration = Duration::from_secs(2);
 
 /// The result of a declaration that a cluster is new.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +29,10 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
     let mut before: Option<Vec<u64>> = None;
     loop {
         let mut all_new = true;
-        let mut looks = Vec::with_capacity(nodes.len());
+        let mut probes = Vec::with_capacity(nodes.len());
         for (node, status) in nodes.iter().zip(&mut statuses) {
             let status = status.borrow_and_update();
-            looks.push(status.looks);
+            probes.push(status.looks);
             match status.state {
                 NodeState::Quarantined if status.is_bootstrapping => {}
                 NodeState::Quarantined | NodeState::Admitted | NodeState::CatchingUp => {
@@ -44,13 +44,13 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
         match &before {
             _ if !all_new => before = None,
             None => {
-                tokio::time::sleep(WITNESSES).await;
+                tokio::time::sleep(WITNESS_PAUSE).await;
                 before = Some(statuses.iter().map(|status| status.borrow().looks).collect());
                 continue;
             }
             // Two more probes: the first may have been sent before the end of the pause, and
             // answered late.
-            Some(before) if looks.iter().zip(before).all(|(now, before)| *now >= before + 2) => {
+            Some(before) if probes.iter().zip(before).all(|(now, before)| *now >= before + 2) => {
                 nodes.iter().for_each(|node| node.confirm_bootstrap());
                 return Bootstrap::Confirmed;
             }
@@ -120,7 +120,7 @@ mod tests {
     /// One node hangs. It still looks new after the pause, although a witness has corrected its
     /// state.
     #[tokio::test(start_paused = true)]
-    async fn what_was_seen_before_the_pause_for_witnesses_is_not_believed_after_it() {
+    async fn probes_from_before_the_witness_pause_do_not_count() {
         let new = NodeStatus {
             is_bootstrapping: true,
             looks: 1,
@@ -133,9 +133,9 @@ mod tests {
         let nodes: Vec<_> = seen.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
         let look = |node: &Seen| node.status.send_modify(|status| status.looks += 2);
         let mut word = std::pin::pin!(bootstrap(&nodes));
-        assert!(tokio::time::timeout(WITNESSES * 2, &mut word).await.is_err());
+        assert!(tokio::time::timeout(WITNESS_PAUSE * 2, &mut word).await.is_err());
         seen[..2].iter().for_each(|node| look(node));
-        let early = tokio::time::timeout(WITNESSES, &mut word).await;
+        let early = tokio::time::timeout(WITNESS_PAUSE, &mut word).await;
         assert!(early.is_err(), "the third has not been looked at again");
         seen[2].status.send_modify(|status| status.is_bootstrapping = false);
         assert_eq!(word.await, Bootstrap::Refuted("seen".into()));

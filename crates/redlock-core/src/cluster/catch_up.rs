@@ -38,7 +38,7 @@ const CHUNK: usize = 128;
 const STEP: Duration = Duration::from_secs(2);
 /// The last pass begins no sooner than this after the admission. By then every gateway that reaches
 /// the master lets it vote, so new grants reach it too.
-const SEEN_BY_ALL: Duration = NAME_MOVES_WITHIN;
+const ADMITTED_EVERYWHERE_AFTER: Duration = NAME_MOVES_WITHIN;
 /// The pause between two passes: it doubles from the first value to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Gateways begin at random within this time.
@@ -154,7 +154,7 @@ impl Worker {
         let Some(PendingCatchUp { marker, .. }) = &self.pending[at] else { return };
         let passed = if self.is_on { self.pass(at, marker).await } else { Ok(Pass::default()) };
         let Some(pending) = &mut self.pending[at] else { return };
-        let last_begins = pending.seen + SEEN_BY_ALL;
+        let last_begins = pending.seen + ADMITTED_EVERYWHERE_AFTER;
         let node = self.nodes[at].name();
         let result = match passed {
             Ok(Pass { given: 0, unsettled: 0 }) if began >= last_begins => {
@@ -167,7 +167,7 @@ impl Worker {
                         node,
                         given,
                         unsettled,
-                        "locks that were granted while the node was away are set on it"
+                        "the node got locks that were granted while it was away"
                     );
                     pending.pause = PAUSE.0;
                 }
@@ -226,7 +226,7 @@ impl Worker {
             let scan =
                 Scan { key_prefix: self.key_prefix.clone().into(), cursor, count: CHUNK as u32 };
             let Scanned { keys, next, .. } =
-                self.told(scanned, self.nodes[scanned].reader().scan(scan).await)?;
+                self.readable(scanned, self.nodes[scanned].reader().scan(scan).await)?;
             let locks: Vec<_> = keys.iter().map(|key| Keys::of_lock_key(key)).collect();
             for locks in locks.chunks(CHUNK) {
                 let repairs = self.missing(at, scanned, others, locks).await?;
@@ -254,7 +254,7 @@ impl Worker {
     ) -> Result<Vec<Op>, String> {
         let read = |node: usize, locks: Vec<Keys>| async move {
             let votes = self.nodes[node].reader().read(locks).await;
-            self.told(node, votes)
+            self.readable(node, votes)
         };
         let (here, there) = join(read(at, locks.to_vec()), read(scanned, locks.to_vec())).await;
         let differs = |(keys, (here, there)): (&Keys, (Vote, Vote))| {
@@ -300,8 +300,8 @@ impl Worker {
         }
     }
 
-    fn told<T>(&self, node: usize, told: Result<T, Failure>) -> Result<T, String> {
-        told.map_err(|failure| {
+    fn readable<T>(&self, node: usize, answer: Result<T, Failure>) -> Result<T, String> {
+        answer.map_err(|failure| {
             format!("{} cannot be read: {}", self.nodes[node].name(), failure.detail)
         })
     }
@@ -341,11 +341,11 @@ async fn ask_all(node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
         node.submit(Arc::new(op), until, Reply::new(voter.clone(), 0));
     }
     drop(voter);
-    let mut heard = Vec::with_capacity(asked);
+    let mut received = Vec::with_capacity(asked);
     while let Some(vote) = answers.recv().await {
-        heard.push(vote);
+        received.push(vote);
     }
-    heard
+    received
 }
 
 struct Collect(mpsc::Sender<Vote>);
@@ -358,7 +358,7 @@ impl Voter for Collect {
 }
 
 async fn note(node: &dyn Node, marker: &str) -> Result<(), LinkError> {
-    let link = node.link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
+    let link = node.link().ok_or_else(|| LinkError::broken("the node has no link"))?;
     let noted = async { link.connect().await?.mark_caught_up(marker).await };
     timeout(STEP, noted).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))
 }

@@ -69,11 +69,11 @@ pub struct Left {
 pub enum Progress<'a> {
     /// A master of the new configuration has answered.
     Stays {
-        /// Which.
+        /// The master's name.
         master: &'a str,
-        /// The marker that stands there.
+        /// The master's present marker.
         marker: Option<&'a str>,
-        /// How the one begins that it will have.
+        /// The beginning of the master's new marker.
         new_prefix: &'a str,
     },
     /// A master that leaves has answered. Its votes will be stopped.
@@ -98,7 +98,7 @@ pub enum Progress<'a> {
 /// anything is changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconfigureError {
-    /// A master of the new configuration must answer.
+    /// A master of the new configuration did not answer.
     #[error("{0}: {1}; all nodes must answer")]
     Unreachable(String, LinkError),
     /// The master must not vote, whatever its marker.
@@ -109,30 +109,30 @@ pub enum ReconfigureError {
     SameProcess(String, String),
     /// The markers are of several old node sets: that of this master, and that of another.
     #[error(
-        "{0}: its marker is of node set {1}, another node's of {2}; a set can be left for one other only"
+        "{0}: its marker is of node set {1}, another node's of {2}; only one old set can be replaced"
     )]
     SeveralSets(String, String, String),
     /// A change to another configuration was begun.
     #[error(
-        "{0}: a change to another configuration is under way ({1}); end that first, by running it again with that \
-         configuration"
+        "{0}: a change to another configuration is under way ({1}); first complete it, by running it \
+         again with that configuration"
     )]
     OtherChange(String, String),
     /// The given old nodes are not the node set of the markers, which is this.
     #[error("the markers are of node set {0}, and the old nodes given are not that set")]
     OtherSet(String),
     /// No marker shows which masters were used before.
-    #[error("not all nodes tell which were used before: name them, or say that there were none")]
+    #[error("not all markers show the old nodes: name the old nodes, or declare that there were none")]
     OldUnknown,
     /// No marker shows how long locks of the old configuration may live.
-    #[error("no marker tells how long a lock of the old nodes may live: say their max_ttl")]
+    #[error("no marker shows how long a lock of the old nodes may live: give their max_ttl")]
     MaxTtlUnknown,
     /// No marker shows the clock skew of the old configuration.
-    #[error("not all markers tell how far clocks might differ until now: say the old clock_skew")]
+    #[error("not all markers show the old clock skew: give the old clock_skew")]
     ClockSkewUnknown,
     /// A majority of the old masters might go on voting.
     #[error(
-        "{stopped} of {total} old nodes can be stopped, {needed} are needed so that no majority of them goes on voting"
+        "{stopped} of {total} old nodes can be stopped; {needed} are needed to stop every majority"
     )]
     TooFewStopped {
         /// The masters that answer.
@@ -145,7 +145,7 @@ pub enum ReconfigureError {
     /// The marker is no longer the one that was seen or written: another operator, a gateway or a
     /// loss of data has changed it. Some new markers may be written.
     #[error(
-        "{0}: its marker was changed meanwhile, by another run of this, a gateway or a loss of data; run it again"
+        "{0}: its marker was changed meanwhile, by another run, a gateway or a loss of data; run it again"
     )]
     Overtaken(String),
     /// A marker may not have been written. Some are.
@@ -182,7 +182,7 @@ pub struct Change {
 pub async fn survey(
     masters: Vec<Master>,
     left: Left,
-    mut told: impl FnMut(Progress<'_>),
+    mut report: impl FnMut(Progress<'_>),
 ) -> Result<Change, ReconfigureError> {
     let config = masters[0].identity.cluster_config().clone();
     let mut survey = Survey {
@@ -190,7 +190,7 @@ pub async fn survey(
         processes: BTreeMap::new(),
         longest_ttl: Duration::ZERO,
         longest_skew: left.max_clock_skew.unwrap_or_default(),
-        skew_is_untold: false,
+        is_skew_unknown: false,
         left: None,
     };
     let mut seen = Vec::new();
@@ -201,7 +201,7 @@ pub async fn survey(
         };
         let master = found.master.name.as_str();
         let marker = found.marker.as_deref();
-        told(Progress::Stays { master, marker, new_prefix: survey.config.marker_prefix() });
+        report(Progress::Stays { master, marker, new_prefix: survey.config.marker_prefix() });
         seen.push(found);
     }
     // The master votes with the same nodes as before, or did until a change began that was given
@@ -213,7 +213,7 @@ pub async fn survey(
         })
     };
     let leaving = match (left.nodes, &survey.left) {
-        (Old::Nodes(old), _) => survey.leave(old, &seen, told).await?,
+        (Old::Nodes(old), _) => survey.leave(old, &seen, report).await?,
         (Old::Unsaid | Old::Nobody, Some(left)) => {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
@@ -224,7 +224,7 @@ pub async fn survey(
         }
         (Old::Unsaid | Old::Nobody, None) => Vec::new(),
     };
-    if survey.skew_is_untold && left.max_clock_skew.is_none() {
+    if survey.is_skew_unknown && left.max_clock_skew.is_none() {
         return Err(ReconfigureError::ClockSkewUnknown);
     }
     let Survey { config, longest_ttl, longest_skew, left, .. } = survey;
@@ -243,7 +243,7 @@ struct Survey {
     longest_ttl: Duration,
     longest_skew: Duration,
     /// Whether a marker, or the lack of all, leaves the clock skew open.
-    skew_is_untold: bool,
+    is_skew_unknown: bool,
     /// The hash of another node set that markers show.
     left: Option<String>,
 }
@@ -273,7 +273,7 @@ impl Survey {
         self.longest_ttl =
             self.longest_ttl.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
         let skew = ClusterConfig::clock_skew_of(stands);
-        self.skew_is_untold |= skew.is_none() && ClusterConfig::node_set_of(stands).is_some();
+        self.is_skew_unknown |= skew.is_none() && ClusterConfig::node_set_of(stands).is_some();
         self.longest_skew = self.longest_skew.max(skew.unwrap_or_default());
         if let Some(set) =
             ClusterConfig::node_set_of(stands).filter(|set| *set != self.config.node_set())
@@ -292,7 +292,7 @@ impl Survey {
         &mut self,
         old: OldNodes,
         new: &[Seen],
-        mut told: impl FnMut(Progress<'_>),
+        mut report: impl FnMut(Progress<'_>),
     ) -> Result<Vec<Seen>, ReconfigureError> {
         let set =
             ClusterConfig::new(&old.cluster, Duration::ZERO, Duration::ZERO).node_set().to_owned();
@@ -311,14 +311,14 @@ impl Survey {
         for master in leaving {
             match self.look(master, false).await? {
                 Ok(seen) => {
-                    told(Progress::Leaves {
+                    report(Progress::Leaves {
                         master: &seen.master.name,
                         marker: seen.marker.as_deref(),
                     });
                     found.push(seen);
                 }
                 Err((master, error)) => {
-                    told(Progress::Lost { master: &master.name, error: &error })
+                    report(Progress::Lost { master: &master.name, error: &error })
                 }
             }
         }
@@ -327,12 +327,12 @@ impl Survey {
         }
         // A marker of the old set, or of a change that leaves it, shows the longest TTL of that
         // set.
-        let told =
+        let is_known =
             self.left.is_some() || set == self.config.node_set() && !self.longest_ttl.is_zero();
-        if !told && old.max_ttl.is_none() {
+        if !is_known && old.max_ttl.is_none() {
             return Err(ReconfigureError::MaxTtlUnknown);
         }
-        self.skew_is_untold |= !told;
+        self.is_skew_unknown |= !is_known;
         self.left = Some(set);
         self.longest_ttl = self.longest_ttl.max(old.max_ttl.unwrap_or_default());
         let needed = Quorum::new(total).map_or(0, Quorum::blocking);
@@ -360,7 +360,7 @@ impl Change {
     pub async fn carry_out(
         &self,
         entropy: &dyn Entropy,
-        mut told: impl FnMut(Progress<'_>),
+        mut report: impl FnMut(Progress<'_>),
     ) -> Result<(), ReconfigureError> {
         let config = self.masters[0].master.identity.cluster_config();
         let under_way = config.marker_under_way(
@@ -382,7 +382,7 @@ impl Change {
             };
             put(master, swap).await?;
         }
-        told(Progress::VotesStopped(self.wait()));
+        report(Progress::VotesStopped(self.wait()));
         tokio::time::sleep(self.wait()).await;
         for Seen { master, .. } in &self.masters {
             let looked = master.look(&SystemClock).await;

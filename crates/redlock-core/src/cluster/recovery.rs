@@ -43,7 +43,7 @@ const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
 /// Gateways begin at random within this time.
 const SPREAD: Duration = Duration::from_secs(2);
 /// The pause between two pages of a master, whose votes come first.
-const BREATH: Duration = Duration::from_millis(1);
+const PAGE_PAUSE: Duration = Duration::from_millis(1);
 /// The limit of a reading of one master, in bytes of names, records and bookkeeping: about 300,000
 /// locks with names of 30 bytes and labels of 20 bytes. With more, the full quarantine stands.
 const MAX_READ: usize = 64 << 20;
@@ -91,7 +91,7 @@ pub(crate) fn start(
         let longest_life = settings.max_ttl.duration();
         let nodes = nodes.to_vec();
         let env = env.clone();
-        let adopter = Recoverer {
+        let recoverer = Recoverer {
             nodes,
             quorum,
             settings: settings.node,
@@ -100,7 +100,7 @@ pub(crate) fn start(
             env,
             waits,
         };
-        tokio::spawn(adopter.run()).abort_handle()
+        tokio::spawn(recoverer.run()).abort_handle()
     });
     Recoveries(task)
 }
@@ -126,9 +126,9 @@ struct RunningQuarantine {
     pause: Duration,
 }
 
-fn too_few(remember: usize, enough: usize, why: &str) -> LinkError {
+fn too_few(with_locks: usize, enough: usize, why: &str) -> LinkError {
     LinkError::broken(format!(
-        "{remember} other masters remember their locks, and {enough} are needed{why}"
+        "{with_locks} other masters have kept their locks, and {enough} are needed{why}"
     ))
 }
 
@@ -209,7 +209,7 @@ impl Recoverer {
                 tracing::info!(
                     node,
                     locks,
-                    "the other masters have told the node what it forgot: its quarantine ends"
+                    "the node has recovered its locks from the other masters: its quarantine ends"
                 );
                 self.nodes[at].recovered(&wait.marker);
             }
@@ -318,7 +318,7 @@ impl Recoverer {
             return Err(LinkError::broken(format!("{name} has changed while it was read")));
         }
         if facts.time_micros == 0 {
-            return Err(LinkError::broken(format!("{name} does not tell its time")));
+            return Err(LinkError::broken(format!("{name} does not show its time")));
         }
         let then_micros = facts.time_micros.saturating_sub(since.as_micros() as u64);
         Ok(MasterLocks { node: at, marker: before, stored, then_micros })
@@ -368,7 +368,7 @@ impl Recoverer {
 
     async fn connect(&self, at: usize) -> Result<Box<dyn Session>, LinkError> {
         let link =
-            self.nodes[at].link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
+            self.nodes[at].link().ok_or_else(|| LinkError::broken("the node has no link"))?;
         in_time(link.connect()).await
     }
 }
@@ -386,7 +386,7 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         all.extend(page.stored);
         if bytes > MAX_READ {
             return Err(LinkError::broken(format!(
-                "it stores more than the {} MiB of locks that are read of a master; the full quarantine is waited",
+                "it stores more than {} MiB of locks, the limit of a reading; the full quarantine stands",
                 MAX_READ >> 20
             )));
         }
@@ -394,7 +394,7 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         if cursor.is_none() {
             return Ok((session, all));
         }
-        tokio::time::sleep(BREATH).await;
+        tokio::time::sleep(PAGE_PAUSE).await;
     }
 }
 

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_increase_even_when_the_wall_clock_stands_still_or_goes_back() {
+    fn tokens_increase_when_the_wall_clock_stands_or_steps_back() {
         let (wall, clock) = clock();
         let first = clock.mint().unwrap();
         let second = clock.mint().unwrap();
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seen_token_moves_the_clock_past_it_and_the_lead_stays_capped() {
+    fn a_seen_token_moves_the_clock_and_the_lead_is_capped() {
         let (wall, clock) = clock();
         assert!(clock.observe(FencingToken::new(WALL + 500_000).unwrap()));
         assert_eq!(clock.mint().unwrap().get(), WALL + 500_001);
@@ -277,7 +277,7 @@ mod tests {
     /// One gateway is 1 s ahead for a moment. All learn the lead from its watermarks, and then from
     /// each other's, across restarts.
     #[test]
-    fn a_lead_that_gateways_learn_from_each_other_is_forgotten_all_the_same() {
+    fn a_lead_that_gateways_learn_from_each_other_decays() {
         let (wall, one) = clock();
         assert!(one.observe(FencingToken::new(WALL + 1_000_000).unwrap()));
         let mut others = [HybridClock::new(wall.clone(), Duration::from_secs(2)), one];
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wild_fence_does_not_poison_the_tokens_of_all_locks() {
+    fn one_wild_watermark_does_not_move_all_tokens() {
         let (_, clock) = clock();
         assert!(!clock.observe(FencingToken::new(WALL + 1_500_001).unwrap()));
         assert!(!clock.observe(FencingToken::MAX));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_was_far_ahead_for_a_while_does_not_stop_all_locks_for_as_long() {
+    fn a_wall_clock_once_far_ahead_does_not_stop_all_locks() {
         let (wall, clock) = clock();
         wall.0.store(WALL + 3_600_000_000, Ordering::Relaxed);
         clock.mint().unwrap();

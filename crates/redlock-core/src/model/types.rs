@@ -478,7 +478,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_taken_for_a_token_is_its_very_text(
+        fn a_parsed_token_shows_the_same_text(
             text in prop_oneof![
                 4 => r"1\.[0-9]{16}\.[0-9a-f]{40}",
                 4 => r"[12]?\.?[0-9+-]{15,17}\.[0-9a-fA-F٠é]{38,41}\.?",
@@ -491,7 +491,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_taken_for_a_name_is_one(
+        fn a_parsed_name_obeys_the_rules(
             text in prop_oneof![4 => r"[A-Za-z0-9._:@/+~-]{0,260}", 4 => "[a./]{1,6}", 4 => r"[ -~\n\x00éa-z]{0,20}", 1 => any::<String>()],
         ) {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
@@ -571,7 +571,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_owner_is_another_for_every_principal_and_every_owner() {
+    fn bound_owners_differ_by_principal_and_by_owner() {
         let one = Owner::from_bytes([1; 16]);
         let two = Owner::from_bytes([2; 16]);
         assert_eq!(one.bound_to("ci"), one.bound_to("ci"));
@@ -616,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fencing_token_or_no_info_is_told_what_would_be() {
+    fn errors_of_tokens_and_infos_name_the_allowed_values() {
         let said = FencingToken::new(7).unwrap_err().to_string();
         assert_eq!(said, "7 is no fencing token; allowed are 1000000000000000 to 9007199254740991");
         assert!(Info::new(vec![b'i'; Info::MAX_LEN]).is_ok());

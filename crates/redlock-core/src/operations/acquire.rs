@@ -111,8 +111,8 @@ pub(crate) fn acquire_within(
         first_try,
         deadline,
         on_wait,
-        fresh: true,
-        tried: false,
+        is_new: true,
+        has_tried: false,
         splits: 0,
         reason,
     };

@@ -25,7 +25,7 @@ use crate::shared::Shared;
 /// Locks looked up in one call.
 const LOOKED_UP: usize = 64;
 /// The smallest scan: reading fewer keys costs as much.
-const LEAST_COUNT: usize = 16;
+const MIN_COUNT: usize = 16;
 /// The largest scan. Its names are looked up before the page is cut off; otherwise the next page
 /// would run out of time in the same way.
 const MAX_COUNT: usize = 2 * LOOKED_UP;
@@ -149,7 +149,7 @@ pub(crate) async fn list(
     listing.failures.resize(shared.nodes.len(), None);
     let first_count =
         if cursor.shown.is_empty() { limit.min(MAX_COUNT) } else { cursor.count as usize }
-            .max(LEAST_COUNT);
+            .max(MIN_COUNT);
     let mut count = first_count;
     let mut is_empty = true;
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
@@ -183,9 +183,9 @@ pub(crate) async fn list(
         }
         // As many keys as should yield the missing locks, at the rate of the last scan.
         let missing =
-            limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MAX_COUNT);
+            limit.saturating_sub(listing.locks.len() + names.len()).clamp(MIN_COUNT, MAX_COUNT);
         count =
-            ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
+            ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(MIN_COUNT);
         let before = listing.locks.len();
         if listing.add(names, cursor.walked).await.is_err() {
             break;
@@ -334,7 +334,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_the_parser_panic_and_no_cursor_is_beyond_the_nodes(
+        fn no_cursor_text_panics_or_exceeds_the_nodes(
             text in prop_oneof![4 => "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}(-[0-9a-f+]{0,9})?(-[0-9a-gé+]{0,32})?-?", 1 => any::<String>()],
         ) {
             if let Ok(cursor) = text.parse::<ListCursor>() {

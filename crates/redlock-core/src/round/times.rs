@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_whose_tenth_no_round_keeps_is_too_short_and_what_would_do_is_not() {
+    fn a_ttl_below_ten_rounds_is_too_short_and_the_advice_is_not() {
         let (times, now) = after(&[(40, 3_000)]);
         assert_eq!(least(&times, MS, now), Some(40));
         assert_eq!(least(&times, 4 * MS, now), None);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_refused_by_few_rounds_or_old_ones() {
+    fn few_or_old_rounds_refuse_no_ttl() {
         let (times, now) = after(&[(FEWEST - 1, 30_000)]);
         assert_eq!(least(&times, MS, now), None);
         let (times, now) = after(&[(FEWEST, 30_000)]);
@@ -113,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_that_one_round_in_five_keeps_is_not_refused() {
+    fn a_ttl_that_one_round_in_five_keeps_is_allowed() {
         let pattern: Vec<_> = (0..200).flat_map(|_| [(4, 30_000), (1, 900)]).collect();
         let (times, now) = after(&pattern);
         assert_eq!(least(&times, MS, now), None);
     }
 
     #[test]
-    fn a_few_slow_rounds_refuse_nothing_and_a_few_fast_ones_end_it() {
+    fn a_few_slow_rounds_refuse_no_ttl_and_a_few_fast_ones_end_it() {
         let (times, now) = after(&[(100, 500), (60, 50_000)]);
         assert_eq!(least(&times, MS, now), None);
         let (times, now) = after(&[(100, 10_000), (25, 500)]);

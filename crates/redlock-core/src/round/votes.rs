@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_is_what_the_quorum_th_longest_stores_and_never_less_than_the_ttl() {
+    fn a_life_is_the_quorum_th_longest_and_at_least_the_ttl() {
         let quorum = Quorum::new(5).unwrap();
         let ttl = Ttl::from_millis(1_000).unwrap();
         let votes = |lives: &[u64]| -> Vec<Option<Vote>> {

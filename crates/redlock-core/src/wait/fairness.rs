@@ -32,12 +32,12 @@ const MAX_LIFE: Duration = Duration::from_secs(60);
 /// Limit on the locks that are noted. Waiters for further locks rely on polls.
 const MAX_NOTES: usize = 65_536;
 /// Handoff quota: local handoffs in a row while others wait.
-const MAX_RUN: u32 = 32;
+const MAX_QUOTA_HANDOFFS: u32 = 32;
 /// Handoff quota: the time of such handoffs. Holders that keep a lock for longer alternate between
 /// gateways.
-const MAX_TURN: Duration = Duration::from_millis(10);
+const MAX_QUOTA_TIME: Duration = Duration::from_millis(10);
 /// Handoff quota in time, if no node passes on hints.
-const MAX_UNHEARD_TURN: Duration = Duration::from_secs(4);
+const MAX_QUOTA_TIME_WITHOUT_HINTS: Duration = Duration::from_secs(4);
 /// How long a gateway lets others try first after it has yielded a lock.
 const YIELD: Duration = Duration::from_millis(3);
 /// After this many of its own rounds, drawn from the range, a queue that yielded competes again.
@@ -78,14 +78,14 @@ struct Note {
 
 /// Who may have a lock that is released here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum HandoffQuota {
     /// The waiters here.
     Take { others_wait: bool },
     /// Others, who have waited long enough. `untaken` counts the earlier yields that nobody used.
     Yield { untaken: u32 },
 }
 
-impl Turn {
+impl HandoffQuota {
     pub(crate) fn others_wait(self) -> bool {
         self != Self::Take { others_wait: false }
     }
@@ -139,7 +139,7 @@ impl Fairness {
 
     /// The hint for an attempt that was abandoned half-way, if others wait.
     pub(crate) fn given_up(&self, lock: &Bytes, t: FencingToken) -> Option<Hint> {
-        self.turn(lock, Instant::now(), true).others_wait().then(|| self.released(lock, t, false))
+        self.quota(lock, Instant::now(), true).others_wait().then(|| self.released(lock, t, false))
     }
 
     /// Notes that somebody waits elsewhere.
@@ -169,7 +169,7 @@ impl Fairness {
 
     /// Decides who may have this lock, which is released here. Without `hints` a gateway cannot
     /// know whether others wait. It must not starve them, and they poll.
-    pub(crate) fn turn(&self, lock: &Bytes, now: Instant, hints: bool) -> Turn {
+    pub(crate) fn quota(&self, lock: &Bytes, now: Instant, hints: bool) -> HandoffQuota {
         let note = match self.known.load(Ordering::Relaxed) {
             0 => None,
             _ => self.with(now, |notes| notes.find(lock, now)),
@@ -180,22 +180,22 @@ impl Fairness {
         let note = match note {
             Some(note) => note,
             // The lock may have been held for so long that earlier notes have lapsed.
-            None if !hints => return Turn::Yield { untaken: 0 },
-            None => return Turn::Take { others_wait: false },
+            None if !hints => return HandoffQuota::Yield { untaken: 0 },
+            None => return HandoffQuota::Take { others_wait: false },
         };
         let (longest_time, longest_run) =
-            if hints { (MAX_TURN, MAX_RUN) } else { (MAX_UNHEARD_TURN, u32::MAX) };
+            if hints { (MAX_QUOTA_TIME, MAX_QUOTA_HANDOFFS) } else { (MAX_QUOTA_TIME_WITHOUT_HINTS, u32::MAX) };
         let over =
             note.since.is_some_and(|since| now.saturating_duration_since(since) >= longest_time);
         if over || note.run >= longest_run {
-            Turn::Yield { untaken: note.untaken }
+            HandoffQuota::Yield { untaken: note.untaken }
         } else {
-            Turn::Take { others_wait: true }
+            HandoffQuota::Take { others_wait: true }
         }
     }
 
     /// A waiter here got the lock after others had it.
-    pub(crate) fn turn_begins(&self, lock: &Bytes, now: Instant) {
+    pub(crate) fn quota_begins(&self, lock: &Bytes, now: Instant) {
         self.change(lock, now, |note| (note.run, note.since) = (0, Some(now)));
     }
 
@@ -238,7 +238,7 @@ impl Fairness {
 
     fn with<T>(&self, now: Instant, work: impl FnOnce(&mut Notes) -> T) -> T {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.turn_over(now);
+        notes.change_generation(now);
         let result = work(&mut notes);
         self.known.store(notes.young.len() + notes.old.len(), Ordering::Relaxed);
         result
@@ -250,7 +250,7 @@ impl Notes {
         self.young.get(lock).or_else(|| self.old.get(lock)).copied().filter(|note| note.until > now)
     }
 
-    fn turn_over(&mut self, now: Instant) {
+    fn change_generation(&mut self, now: Instant) {
         let turned = *self.turned.get_or_insert(now);
         let age = now.saturating_duration_since(turned);
         if age < LIFE {
@@ -273,11 +273,11 @@ impl Notes {
 mod tests {
     use super::*;
 
-    const ALONE: Turn = Turn::Take { others_wait: false };
-    const TAKE: Turn = Turn::Take { others_wait: true };
+    const ALONE: HandoffQuota = HandoffQuota::Take { others_wait: false };
+    const TAKE: HandoffQuota = HandoffQuota::Take { others_wait: true };
 
-    fn yields(untaken: u32) -> Turn {
-        Turn::Yield { untaken }
+    fn yields(untaken: u32) -> HandoffQuota {
+        HandoffQuota::Yield { untaken }
     }
 
     fn fairness() -> Fairness {
@@ -292,102 +292,102 @@ mod tests {
     fn a_note_lapses_after_its_life_and_leaves_nothing_behind() {
         let fairness = fairness();
         let now = Instant::now();
-        assert_eq!(fairness.turn(&lock(), now, true), ALONE);
+        assert_eq!(fairness.quota(&lock(), now, true), ALONE);
         fairness.wait(&lock(), now);
-        assert_eq!(fairness.turn(&lock(), now + LIFE / 2, true), TAKE);
-        assert_eq!(fairness.turn(&lock(), now + LIFE, true), ALONE);
-        assert_eq!(fairness.turn(&lock(), now + 3 * LIFE, true), ALONE);
+        assert_eq!(fairness.quota(&lock(), now + LIFE / 2, true), TAKE);
+        assert_eq!(fairness.quota(&lock(), now + LIFE, true), ALONE);
+        assert_eq!(fairness.quota(&lock(), now + 3 * LIFE, true), ALONE);
         assert_eq!(fairness.known.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn a_note_that_is_renewed_outlives_the_turn_of_generations() {
+    fn a_renewed_note_outlives_its_generation() {
         let fairness = fairness();
         let now = Instant::now();
         for step in 0..20 {
             fairness.wait(&lock(), now + LIFE / 2 * step);
-            assert_eq!(fairness.turn(&lock(), now + LIFE / 2 * step + LIFE / 2, true), TAKE);
+            assert_eq!(fairness.quota(&lock(), now + LIFE / 2 * step + LIFE / 2, true), TAKE);
         }
         assert!(fairness.known.load(Ordering::Relaxed) <= 2);
     }
 
     #[test]
-    fn a_word_that_counts_for_longer_outlives_generations_and_others_do_not_shorten_it() {
+    fn a_long_note_outlives_generations_and_is_not_shortened() {
         let fairness = fairness();
         let now = Instant::now();
         fairness.wait_for(&lock(), now, Some(20));
         fairness.wait(&lock(), now);
         fairness.wait_for(&Bytes::from_static(b"a"), now, Some(u64::MAX));
         for second in 1..20 {
-            let turn = fairness.turn(&lock(), now + Duration::from_secs(second), true);
-            assert_eq!(turn, TAKE, "after {second} s");
+            let quota = fairness.quota(&lock(), now + Duration::from_secs(second), true);
+            assert_eq!(quota, TAKE, "after {second} s");
         }
-        assert_eq!(fairness.turn(&lock(), now + Duration::from_secs(20), true), ALONE);
-        assert_eq!(fairness.turn(&Bytes::from_static(b"a"), now + MAX_LIFE, true), ALONE);
-        assert_eq!(fairness.turn(&lock(), now + 2 * MAX_LIFE, true), ALONE);
+        assert_eq!(fairness.quota(&lock(), now + Duration::from_secs(20), true), ALONE);
+        assert_eq!(fairness.quota(&Bytes::from_static(b"a"), now + MAX_LIFE, true), ALONE);
+        assert_eq!(fairness.quota(&lock(), now + 2 * MAX_LIFE, true), ALONE);
         assert_eq!(fairness.known.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn names_beyond_the_bound_are_not_noted() {
+    fn names_beyond_the_limit_are_not_noted() {
         let fairness = fairness();
         let now = Instant::now();
         let name = |n: usize| Bytes::from(n.to_string());
         (0..MAX_NOTES + 10).for_each(|n| fairness.wait(&name(n), now));
         assert_eq!(
-            [MAX_NOTES - 1, MAX_NOTES + 1].map(|n| fairness.turn(&name(n), now, true)),
+            [MAX_NOTES - 1, MAX_NOTES + 1].map(|n| fairness.quota(&name(n), now, true)),
             [TAKE, ALONE]
         );
     }
 
     #[test]
-    fn a_turn_is_over_after_its_longest_run_or_time_and_yielding_begins_another() {
+    fn a_quota_ends_by_handoffs_or_time_and_yielding_renews_it() {
         let fairness = fairness();
         let now = Instant::now();
         fairness.wait(&lock(), now);
-        for _ in 0..MAX_RUN {
-            assert_eq!(fairness.turn(&lock(), now, true), TAKE);
+        for _ in 0..MAX_QUOTA_HANDOFFS {
+            assert_eq!(fairness.quota(&lock(), now, true), TAKE);
             fairness.handed_over(&lock(), now);
         }
-        assert_eq!(fairness.turn(&lock(), now, true), yields(0));
+        assert_eq!(fairness.quota(&lock(), now, true), yields(0));
         fairness.yielded(&lock(), now);
-        assert_eq!(fairness.turn(&lock(), now + MAX_TURN, true), TAKE);
-        fairness.turn_begins(&lock(), now);
+        assert_eq!(fairness.quota(&lock(), now + MAX_QUOTA_TIME, true), TAKE);
+        fairness.quota_begins(&lock(), now);
         fairness.wait(&lock(), now);
         assert_eq!(
-            fairness.turn(&lock(), now + MAX_TURN, true),
+            fairness.quota(&lock(), now + MAX_QUOTA_TIME, true),
             yields(1),
             "a word of waiting changes nothing"
         );
     }
 
     #[test]
-    fn turns_that_nobody_takes_are_counted_until_somebody_does() {
+    fn unused_yields_are_counted_until_one_is_used() {
         let fairness = fairness();
         let now = Instant::now();
         fairness.wait(&lock(), now);
         for untaken in 0..3 {
-            fairness.turn_begins(&lock(), now);
-            assert_eq!(fairness.turn(&lock(), now + MAX_TURN, true), yields(untaken));
+            fairness.quota_begins(&lock(), now);
+            assert_eq!(fairness.quota(&lock(), now + MAX_QUOTA_TIME, true), yields(untaken));
             fairness.yielded(&lock(), now);
         }
         fairness.taken(&lock(), now);
-        fairness.turn_begins(&lock(), now);
-        assert_eq!(fairness.turn(&lock(), now + MAX_TURN, true), yields(0));
+        fairness.quota_begins(&lock(), now);
+        assert_eq!(fairness.quota(&lock(), now + MAX_QUOTA_TIME, true), yields(0));
     }
 
     #[test]
-    fn a_turn_without_hints_ends_all_the_same() {
+    fn without_hints_a_quota_still_ends() {
         let fairness = fairness();
         let now = Instant::now();
-        assert_eq!(fairness.turn(&lock(), now, false), yields(0));
-        fairness.turn_begins(&lock(), now);
+        assert_eq!(fairness.quota(&lock(), now, false), yields(0));
+        fairness.quota_begins(&lock(), now);
         for step in 0..4 {
-            assert_eq!(fairness.turn(&lock(), now + MAX_UNHEARD_TURN / 4 * step, false), TAKE);
+            assert_eq!(fairness.quota(&lock(), now + MAX_QUOTA_TIME_WITHOUT_HINTS / 4 * step, false), TAKE);
         }
-        assert_eq!(fairness.turn(&lock(), now + MAX_UNHEARD_TURN, false), yields(0));
+        assert_eq!(fairness.quota(&lock(), now + MAX_QUOTA_TIME_WITHOUT_HINTS, false), yields(0));
         assert_eq!(
-            fairness.turn(&lock(), now + 3 * MAX_UNHEARD_TURN, false),
+            fairness.quota(&lock(), now + 3 * MAX_QUOTA_TIME_WITHOUT_HINTS, false),
             yields(0),
             "long held"
         );

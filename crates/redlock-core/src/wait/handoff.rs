@@ -85,8 +85,8 @@ impl<P, A> Handoff<P, A> {
     }
 
     /// Carries the plan out. `send` gets the first waiter's parameters, if the lock is for a waiter
-    /// here, and the hint to publish. It sends the release, and returns the attempt that it sent for
-    /// that waiter in the same call, if any.
+    /// here, and the hint to publish. It sends the release, and returns the attempt that it sent
+    /// for that waiter in the same call, if any.
     pub(crate) fn carry_out<R>(
         mut self,
         send: impl FnOnce(Option<&P>, Option<Hint>) -> (R, Option<A>),

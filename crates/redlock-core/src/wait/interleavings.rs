@@ -419,7 +419,7 @@ fn every_waiter_is_served_in_the_order_of_the_tickets() {
 }
 
 #[test]
-fn a_waiter_that_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
+fn staying_waiters_are_served_and_no_prepared_attempt_is_lost() {
     explore(10_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 1);
         let fates: Vec<_> = (0..4)
@@ -466,7 +466,7 @@ fn a_hint_during_an_attempt_leads_to_another_one() {
 }
 
 #[test]
-fn plans_dropped_unused_leave_everybody_to_try_alone() {
+fn after_dropped_plans_all_waiters_try_by_themselves() {
     explore(4_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 10);
         let waiters = (0..3).map(|id| {
@@ -481,7 +481,7 @@ fn plans_dropped_unused_leave_everybody_to_try_alone() {
 }
 
 #[test]
-fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
+fn a_used_up_quota_lets_others_have_the_lock_and_renews() {
     explore(6_000, || {
         let world = world(Some(HOLDER), MANY, 5, 1);
         let waiters = (0..4).map(|id| {
@@ -502,7 +502,7 @@ fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
 }
 
 #[test]
-fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_order() {
+fn waiters_with_short_rounds_block_nobody_and_change_no_order() {
     explore(6_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 1);
         let waiter = |id: u64| {
@@ -529,7 +529,7 @@ fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_or
 }
 
 #[test]
-fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
+fn waiters_stay_within_the_bounds_and_slots_are_returned() {
     explore(4_000, || {
         let world = world(None, Bounds { total: 3, per_lock: 2 }, ALONE, 0);
         let enter = |name: &'static [u8]| {

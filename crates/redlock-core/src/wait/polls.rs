@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polls_of_all_locks_together_are_bounded_however_many_are_waited_for() {
+    fn polls_of_all_locks_together_are_bounded() {
         for locks in [1, 300, 301, 1_000, 8_000, 1_000_000] {
             let polls = Polls::of(locks);
             let (least, most) = polls.period();

@@ -1,29 +1,30 @@
 //! The waiters of each lock in this process, in the order of arrival, and when the first of them
 //! tries.
 //!
-//! A queue is a state machine behind the mutex of its shard. Nothing here waits, asks a node or draws
-//! a random number. The caller chooses the types of a waiter's parameters (`P`) and of an attempt that
-//! is handed over (`A`).
+//! A queue is a state machine behind the mutex of its shard. Nothing here waits, asks a node or
+//! draws a random number. The caller chooses the types of a waiter's parameters (`P`) and of an
+//! attempt that is handed over (`A`).
 //!
 //! Invariants, explored under many interleavings by [`shuttle`](https://docs.rs/shuttle)
 //! (`interleavings.rs` beside this file):
-//! - A waiter is signalled when it becomes the first. A waiter that leaves, however it leaves, makes
-//!   room for the next one.
-//! - At most one attempt of a queue is in flight or about to be handed over: `competing` is its ticket.
-//! - An attempt that was prepared for a waiter that has left is dropped, which undoes it. Only then is
-//!   the next waiter woken.
+//! - A waiter is signalled when it becomes the first. A waiter that leaves, however it leaves,
+//!   makes room for the next one.
+//! - At most one attempt of a queue is in flight or about to be handed over: `competing` is its
+//!   ticket.
+//! - An attempt that was prepared for a waiter that has left is dropped, which undoes it. Only then
+//!   is the next waiter woken.
 //! - An empty queue does not exist.
 //!
 //! The first waiter tries at once. It takes one of the limited slots only when it has to wait. So a
 //! lock that nobody waits for is tried even when all slots are taken.
 //!
-//! If the first waiter finds no quorum, and its rounds have less time than those of others, it goes to
-//! the end with all waiters behind it that would fare no better. The next one tries at once. If nobody's
-//! rounds have more time, the order stays and the queue backs off as a whole. But a waiter that fails
-//! three times in a row goes to the end in any case.
+//! If the first waiter finds no quorum, and its rounds have less time than those of others, it goes
+//! to the end with all waiters behind it that would fare no better. The next one tries at once. If
+//! nobody's rounds have more time, the order stays and the queue backs off as a whole. But a waiter
+//! that fails three times in a row goes to the end in any case.
 //!
-//! If an earlier request with the same idempotency key appears to hold the lock, the waiter skips the
-//! queue and asks for that grant, once for each time that its owner is seen to hold the lock.
+//! If an earlier request with the same idempotency key appears to hold the lock, the waiter skips
+//! the queue and asks for that grant, once for each time that its owner is seen to hold the lock.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};

@@ -97,7 +97,7 @@ fn refused_one(queue: &Queues, now: Instant) -> Ticket {
 }
 
 #[test]
-fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
+fn only_the_first_waiter_of_an_empty_queue_tries_at_first_try() {
     let queue = queue();
     let now = Instant::now();
     let first = queue.enter(lock(), "a", None, MS, (now + 3 * MS, now + 25 * MS));
@@ -108,7 +108,7 @@ fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
 }
 
 #[test]
-fn a_waiter_that_may_not_try_is_told_when_it_could() {
+fn a_waiter_that_may_not_try_gets_the_time_of_the_next_try() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -117,7 +117,7 @@ fn a_waiter_that_may_not_try_is_told_when_it_could() {
 }
 
 #[test]
-fn a_waiter_behind_one_that_got_the_lock_at_once_polls_at_first_poll() {
+fn the_next_waiter_after_an_immediate_grant_polls_at_first_poll() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -131,7 +131,7 @@ fn a_waiter_behind_one_that_got_the_lock_at_once_polls_at_first_poll() {
 }
 
 #[test]
-fn the_end_of_the_lock_comes_before_a_later_poll() {
+fn the_expected_expiry_precedes_a_later_poll() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -162,7 +162,7 @@ fn a_hint_leads_to_quick_tries_and_then_to_polls() {
 }
 
 #[test]
-fn a_hint_that_nodes_repeat_is_old_once_somebody_here_has_got_the_lock() {
+fn repeated_hints_are_ignored_after_a_grant_here() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -190,7 +190,7 @@ fn a_hint_during_an_attempt_leads_to_the_next_one_at_once() {
 }
 
 #[test]
-fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
+fn a_hint_during_a_granted_attempt_does_not_wake_the_next_waiter() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -205,7 +205,7 @@ fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
 }
 
 #[test]
-fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
+fn a_release_goes_to_the_first_or_repeats_its_attempt() {
     let queue = queue();
     let now = Instant::now();
     assert_eq!(release(&queue, now, None), "nobody");
@@ -220,7 +220,7 @@ fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
 }
 
 #[test]
-fn a_turn_that_is_over_is_followed_by_a_pause_and_by_another() {
+fn a_used_up_quota_pauses_the_queue_and_then_renews() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -232,7 +232,7 @@ fn a_turn_that_is_over_is_followed_by_a_pause_and_by_another() {
 }
 
 #[test]
-fn a_plan_dropped_unused_lets_the_first_try_alone() {
+fn a_dropped_plan_lets_the_first_waiter_try_by_itself() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -244,7 +244,7 @@ fn a_plan_dropped_unused_lets_the_first_try_alone() {
 }
 
 #[test]
-fn a_waiter_that_has_left_is_handed_nothing_and_the_next_one_tries() {
+fn after_a_waiter_left_nothing_is_handed_over_and_the_next_tries() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -258,7 +258,7 @@ fn a_waiter_that_has_left_is_handed_nothing_and_the_next_one_tries() {
 }
 
 #[test]
-fn a_plan_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
+fn a_dropped_plan_of_a_departed_waiter_ends_no_other_attempt() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -272,7 +272,7 @@ fn a_plan_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
 }
 
 #[test]
-fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
+fn the_last_refusal_is_kept_until_a_grant_here() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -290,7 +290,7 @@ fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
 }
 
 #[test]
-fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
+fn a_waiter_that_leaves_the_middle_wakes_nobody() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -327,7 +327,7 @@ fn enter_with(queue: &Queues, params: &'static str, round_limit: Duration, now: 
 }
 
 #[test]
-fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
+fn without_longer_round_limits_a_queue_keeps_order_and_backs_off() {
     let queue = queue();
     let mut now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -348,7 +348,7 @@ fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
 }
 
 #[test]
-fn who_fails_again_and_again_goes_to_the_end_with_a_later_number_and_the_queue_still_backs_off() {
+fn after_three_failures_a_waiter_goes_to_the_end() {
     let queue = queue();
     let mut now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -364,7 +364,7 @@ fn who_fails_again_and_again_goes_to_the_end_with_a_later_number_and_the_queue_s
 }
 
 #[test]
-fn tries_in_vain_are_counted_until_something_happens() {
+fn attempts_in_vain_are_counted_until_an_event() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -378,7 +378,7 @@ fn tries_in_vain_are_counted_until_something_happens() {
 // Regression tests.
 
 #[test]
-fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
+fn a_first_waiter_with_short_rounds_lets_others_pass_at_once() {
     let queue = queue();
     let now = Instant::now();
     let hasty = [enter_with(&queue, "a", MS, now), enter_with(&queue, "b", MS, now)];
@@ -398,7 +398,7 @@ fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
 
 /// With one attempt per waiter, a queue of many different TTLs would hammer nodes that are down.
 #[test]
-fn few_tries_lead_past_however_many_different_limits() {
+fn few_attempts_pass_however_many_round_limits() {
     let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });
     let now = Instant::now();
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
@@ -413,7 +413,7 @@ fn few_tries_lead_past_however_many_different_limits() {
 }
 
 #[test]
-fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
+fn an_unawaited_lock_is_tried_when_all_slots_are_taken() {
     let queue = WaitQueues::new(Bounds { total: 1, per_lock: 1 });
     let now = Instant::now();
     let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now));
@@ -429,7 +429,7 @@ fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
 }
 
 #[test]
-fn a_bound_of_none_leaves_no_queue_behind() {
+fn a_limit_of_zero_leaves_no_queue_behind() {
     let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, per_lock: 0 });
     let now = Instant::now();
     let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
@@ -438,7 +438,7 @@ fn a_bound_of_none_leaves_no_queue_behind() {
 }
 
 #[test]
-fn a_waiter_that_was_refused_between_the_plan_and_the_release_tries_again() {
+fn a_waiter_refused_between_plan_and_release_tries_again() {
     let queue = queue();
     let now = Instant::now();
     let plans = [(); 2].map(|()| queue.release(&lock(), now, None));
@@ -454,7 +454,7 @@ fn a_waiter_that_was_refused_between_the_plan_and_the_release_tries_again() {
 }
 
 #[test]
-fn a_release_that_was_sent_does_not_cut_the_pause_for_the_others() {
+fn a_sent_release_does_not_cut_the_pause_for_others() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -464,7 +464,7 @@ fn a_release_that_was_sent_does_not_cut_the_pause_for_the_others() {
 }
 
 #[test]
-fn a_node_that_released_later_than_the_others_still_counts_after_a_refusal() {
+fn a_repeated_hint_counts_after_a_refusal() {
     let queue = queue();
     let mut now = Instant::now();
     let first = refused_one(&queue, now);

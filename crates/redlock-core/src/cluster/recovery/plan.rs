@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_may_have_counted_the_forgotten_vote_comes_back_for_its_longest_life_and_as_extended_as_anywhere()
+    fn a_grant_comes_back_with_its_longest_life_and_extension_flag()
      {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5).extended(), 70)]])
             .expect("it is back");
@@ -138,7 +138,7 @@ mod tests {
 
     /// A larger T may since have been granted with the lost vote, and have ended.
     #[test]
-    fn a_grant_that_has_no_majority_without_the_forgotten_vote_gets_none_by_it() {
+    fn a_grant_gets_no_majority_by_the_lost_vote_alone() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("kept free");
         assert!(
             put.record.is_nobodys()
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_on_too_few_of_the_others_had_no_majority_with_the_forgotten_vote() {
+    fn a_grant_on_too_few_masters_does_not_come_back() {
         let one = || vec![stored(of(1, 5), 100)];
         assert_eq!(back(5, vec![one(), vec![], vec![], vec![]]), None, "two of five");
         assert!(
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_is_newer_than_the_loss_counted_no_forgotten_vote() {
+    fn a_grant_newer_than_the_loss_does_not_come_back() {
         assert_eq!(back(3, vec![vec![stored(of(1, 1_001), 100)], vec![]]), None);
         let put = back(3, vec![vec![stored(of(1, 1_001), 900)], vec![stored(of(2, 5), 100)]])
             .expect("the older one");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn where_two_grants_may_have_counted_the_forgotten_vote_nobody_gets_it_before_both_have_ended()
+    fn two_possible_grants_keep_the_lock_free_until_both_end()
     {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(2, 6), 70)]])
             .expect("kept free");
@@ -184,7 +184,7 @@ mod tests {
     /// Its T is the largest of the grants that it stands for, and may be newer than another
     /// master's loss.
     #[test]
-    fn what_keeps_a_lock_free_counts_for_a_master_that_lost_its_data_before() {
+    fn a_keep_free_record_counts_for_an_earlier_loss() {
         let t = of(1, 1_001).fencing().unwrap();
         let put = back(
             5,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_master_tells_twice_counts_once() {
+    fn a_lock_read_twice_on_one_master_counts_once() {
         let twice = || vec![stored(of(1, 5), 100), stored(of(1, 5), 90)];
         assert!(
             back(3, vec![twice(), vec![]]).is_some_and(|put| put.record.is_nobodys()),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_client_has_set_comes_back_as_it_is() {
+    fn a_key_of_another_client_comes_back_as_it_is() {
         let foreign = Record::foreign(Bytes::from_static(b"0123456789012345678"));
         let put = back(3, vec![vec![stored(foreign.clone(), 100)], vec![]]).expect("it is back");
         assert_eq!((put.record, put.fence), (foreign, None));

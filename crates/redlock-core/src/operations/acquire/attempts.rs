@@ -43,10 +43,10 @@ pub(super) trait RetrySchedule: Send {
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant);
 }
 
-pub(super) async fn until_granted(mut pacing: impl RetrySchedule) -> Result<Lease, LockError> {
+pub(super) async fn until_granted(mut schedule: impl RetrySchedule) -> Result<Lease, LockError> {
     let mut rounds = 0;
     loop {
-        let (attempt, cut_off) = pacing.next().await?;
+        let (attempt, cut_off) = schedule.next().await?;
         let began = Instant::now();
         // Boxed: the future is large, and a waiting request has none.
         let attempt = Box::pin(attempt.run());
@@ -54,19 +54,19 @@ pub(super) async fn until_granted(mut pacing: impl RetrySchedule) -> Result<Leas
             None => attempt.await,
             Some(cut_off) => match timeout_at(cut_off, attempt).await {
                 Ok(result) => result,
-                Err(_) => return Err(pacing.last_error(Instant::now())),
+                Err(_) => return Err(schedule.last_error(Instant::now())),
             },
         };
         let now = Instant::now();
         match result {
             Ok(mut lease) => {
                 lease.rounds += rounds;
-                pacing.granted(&mut lease, now - began, now);
+                schedule.granted(&mut lease, now - began, now);
                 return Ok(lease);
             }
             Err(failed) => {
                 rounds += failed.rounds;
-                pacing.failed(failed, now - began, now)?;
+                schedule.failed(failed, now - began, now)?;
             }
         }
     }

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_expiry_of_a_lock_is_tried_at_once_while_few_are_waited_for() {
+    fn with_few_locks_an_expiry_is_tried_at_once() {
         let (_, most) =
             backoff(&expires_at_once(), Standing { locks: 40, failures: 0, in_vain: 99 });
         assert!(most <= AFTER_EXPIRY.1, "{most:?}");
@@ -135,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn many_locks_whose_holders_extend_them_all_the_time_cost_no_more_than_polls() {
+    fn many_extended_locks_cost_no_more_than_polls() {
         let standing = Standing { locks: 8_000, failures: 0, in_vain: 5 };
         let (least, _) = backoff(&expires_at_once(), standing);
         assert_eq!(least, standing.polls().period().0);
     }
 
     #[test]
-    fn pauses_without_a_quorum_double_up_to_seconds_or_the_time_between_two_polls() {
+    fn pauses_without_a_quorum_double_up_to_the_limit() {
         let backoff = |locks, failures| {
             backoff(&LockError::NoQuorum(Vec::new()), Standing { locks, failures, in_vain: 0 })
         };

@@ -31,9 +31,9 @@ pub(super) struct Queued<'a, F> {
     /// Called when the request begins to wait, which takes a slot.
     pub(super) on_wait: Option<F>,
     /// The request has just arrived, and gets one whole attempt, however short its patience.
-    pub(super) fresh: bool,
+    pub(super) is_new: bool,
     /// The request has made an attempt.
-    pub(super) tried: bool,
+    pub(super) has_tried: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
     pub(super) reason: WakeReason,
@@ -45,9 +45,9 @@ pub(super) enum WakeReason {
     /// The lock was handed over.
     Handed,
     /// The waiter was first.
-    Turn(Cause),
+    First(Cause),
     /// An earlier request of the owner appears to have the lock. The waiter asks beside the queue.
-    IsOwn,
+    OwnGrant,
 }
 
 /// Waits until the waiter is signalled, or until this time.
@@ -68,7 +68,7 @@ impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
         let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
         let Err(full) = self.ticket.take_slot().and_then(|()| on_wait()) else { return Ok(()) };
         match self.last_error(now) {
-            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.tried => Err(error),
+            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.has_tried => Err(error),
             _ => Err(full),
         }
     }
@@ -90,18 +90,18 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         loop {
             let now = Instant::now();
-            let in_time = now < self.deadline || self.fresh;
+            let in_time = now < self.deadline || self.is_new;
             let attempt = match self.ticket.step(now, in_time) {
                 Step::Handed(attempt) => {
                     self.reason = WakeReason::Handed;
                     attempt
                 }
                 Step::AskForOwn => {
-                    self.reason = WakeReason::IsOwn;
+                    self.reason = WakeReason::OwnGrant;
                     Attempt::new(self.shared, self.params.for_attempt())
                 }
                 Step::Attempt(cause) => {
-                    self.reason = WakeReason::Turn(cause);
+                    self.reason = WakeReason::First(cause);
                     let hint = self
                         .shared
                         .fairness
@@ -109,7 +109,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                     Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
                 // Others may try first for a moment, however short the patience.
-                Step::WaitUntil(next) if self.fresh && next == self.first_try => {
+                Step::WaitUntil(next) if self.is_new && next == self.first_try => {
                     signalled(&self.ticket, next).await;
                     continue;
                 }
@@ -129,11 +129,11 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                         self.deadline
                     };
                     signalled(&self.ticket, until).await;
-                    self.fresh = false;
+                    self.is_new = false;
                     continue;
                 }
             };
-            let cut_off = if self.fresh {
+            let cut_off = if self.is_new {
                 now + self.params.ttl.duration()
             } else {
                 self.deadline.max(now) + GRACE
@@ -152,10 +152,10 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
             return Err(error);
         }
         // The waiter was not first, so the queue does not change.
-        if self.reason == WakeReason::IsOwn {
+        if self.reason == WakeReason::OwnGrant {
             return Ok(());
         }
-        (self.fresh, self.tried) = (false, true);
+        (self.is_new, self.has_tried) = (false, true);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
         let standing = self.ticket.standing();
         let round = round.max(SHORTEST_ROUND);
@@ -174,16 +174,16 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
         lease.ticket = self.ticket.number();
         let observer = &self.shared.env.observer;
         match self.reason {
-            WakeReason::Handed | WakeReason::Turn(Cause::Release) => {
+            WakeReason::Handed | WakeReason::First(Cause::Release) => {
                 observer.handed_over(HandoffRoute::Local)
             }
-            WakeReason::Turn(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
-            WakeReason::Turn(Cause::Poll) => {}
+            WakeReason::First(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
+            WakeReason::First(Cause::Poll) => {}
             // Granted beside the queue, which does not change.
-            WakeReason::IsOwn => return,
+            WakeReason::OwnGrant => return,
         }
-        if matches!(self.reason, WakeReason::Turn(Cause::Hint | Cause::Poll)) {
-            self.shared.fairness.turn_begins(&self.params.keys.lock, now);
+        if matches!(self.reason, WakeReason::First(Cause::Hint | Cause::Poll)) {
+            self.shared.fairness.quota_begins(&self.params.keys.lock, now);
         }
         let ends = self.backoff().after_expiry(now + self.params.ttl.duration());
         let shared_owner = self.params.owner_is_shared.then_some(self.params.owner);
