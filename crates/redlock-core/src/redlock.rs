@@ -249,12 +249,8 @@ impl Redlock {
         patience: Duration,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<LockPage, LockError> {
-        let params = ListParams {
-            prefix,
-            limit,
-            cursor,
-            until: Instant::now() + patience.min(MAX_LISTING),
-        };
+        let params =
+            ListParams { prefix, limit, cursor, until: Instant::now() + patience.min(MAX_LISTING) };
         list::list(&self.shared, params, passes).await
     }
 

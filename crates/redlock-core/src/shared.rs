@@ -143,7 +143,14 @@ impl Shared {
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
         // A late release is still worth running.
         let limits = (self.settings.node_timeout, self.settings.max_ttl.duration());
-        Round::prepare_release(self.quorum, op, limits, &self.env.observer, &self.pending, owe_clock)
+        Round::prepare_release(
+            self.quorum,
+            op,
+            limits,
+            &self.env.observer,
+            &self.pending,
+            owe_clock,
+        )
     }
 
     pub(crate) fn lease(

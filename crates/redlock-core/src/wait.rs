@@ -143,20 +143,20 @@ impl<P: Clone, A> WaitRegistry<P, A> {
             Next::Nobody | Next::Yielded | Next::Competing => {}
         }
         let waiting = !matches!(plan.next, Next::Nobody);
-        plan.tell = quota.others_wait().then(|| self.fairness.released(lock, t, waiting));
+        plan.hint = quota.others_wait().then(|| self.fairness.released(lock, t, waiting));
         plan
     }
 }
 
 impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
     fn hear(&self, hint: &Hint) {
-        let Some((word, lock)) = self.fairness.heard(hint) else { return };
+        let Some((kind, lock)) = self.fairness.parse_foreign(hint) else { return };
         let name = lock.strip_prefix(&self.key_prefix[..]).unwrap_or_default();
         if !(1..=LockName::MAX_LEN).contains(&name.len()) {
             return;
         }
         let now = Instant::now();
-        match word {
+        match kind {
             HintKind::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
             // No node grants a T that is further ahead. Such a T would make later, true hints look
             // old.

@@ -136,7 +136,7 @@ mod tests {
         assert!(tokio::time::timeout(WITNESS_PAUSE * 2, &mut word).await.is_err());
         seen[..2].iter().for_each(|node| look(node));
         let early = tokio::time::timeout(WITNESS_PAUSE, &mut word).await;
-        assert!(early.is_err(), "the third has not been looked at again");
+        assert!(early.is_err(), "the third has no new probe");
         seen[2].status.send_modify(|status| status.is_bootstrapping = false);
         assert_eq!(word.await, Bootstrap::Refuted("seen".into()));
         assert!(seen.iter().all(|node| node.confirmed.load(Ordering::Relaxed) == 0));

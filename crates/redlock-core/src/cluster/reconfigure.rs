@@ -122,7 +122,9 @@ pub enum ReconfigureError {
     #[error("the markers are of node set {0}, and the old nodes given are not that set")]
     OtherSet(String),
     /// No marker shows which masters were used before.
-    #[error("not all markers show the old nodes: name the old nodes, or declare that there were none")]
+    #[error(
+        "not all markers show the old nodes: name the old nodes, or declare that there were none"
+    )]
     OldUnknown,
     /// No marker shows how long locks of the old configuration may live.
     #[error("no marker shows how long a lock of the old nodes may live: give their max_ttl")]

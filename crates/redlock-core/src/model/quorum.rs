@@ -24,6 +24,9 @@ impl Quorum {
     pub const MAX_NODES: usize = 32;
 
     /// A cluster of `nodes` nodes.
+    ///
+    /// # Errors
+    /// [`NodeCountError`] outside 1 to [`Quorum::MAX_NODES`].
     pub fn new(nodes: usize) -> Result<Self, NodeCountError> {
         if (1..=Self::MAX_NODES).contains(&nodes) {
             Ok(Self { nodes })

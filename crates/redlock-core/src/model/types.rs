@@ -39,7 +39,7 @@ impl LockName {
     /// cut.
     ///
     /// # Errors
-    /// Why no name contains the text.
+    /// [`NameError`] shows why no name contains the text.
     pub fn check_part(text: &str) -> Result<(), NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
@@ -242,6 +242,9 @@ impl FencingToken {
     pub const MAX: Self = Self((1 << 53) - 1);
 
     /// Takes a value in `MIN..=MAX`.
+    ///
+    /// # Errors
+    /// [`InvalidFencingToken`] for any other value.
     pub fn new(micros: u64) -> Result<Self, InvalidFencingToken> {
         let is_one = (Self::MIN.0..=Self::MAX.0).contains(&micros);
         if is_one { Ok(Self(micros)) } else { Err(InvalidFencingToken { given: micros }) }
@@ -397,11 +400,17 @@ impl Ttl {
     pub const MAX: Self = Self(24 * 60 * 60 * 1000);
 
     /// Takes whole milliseconds in `MIN..=MAX`.
+    ///
+    /// # Errors
+    /// [`InvalidTtl`] for any other number.
     pub fn from_millis(millis: u64) -> Result<Self, InvalidTtl> {
         Self::from_duration(Duration::from_millis(millis))
     }
 
     /// Takes a duration of whole milliseconds in `MIN..=MAX`.
+    ///
+    /// # Errors
+    /// [`InvalidTtl`] for any other duration.
     pub fn from_duration(duration: Duration) -> Result<Self, InvalidTtl> {
         let is_whole = duration.subsec_nanos().is_multiple_of(1_000_000);
         let ttl = u32::try_from(duration.as_millis()).ok().filter(|_| is_whole).map(Self);
@@ -438,6 +447,9 @@ impl Info {
     pub const MAX_LEN: usize = 4 * 1024;
 
     /// Takes a text of at most [`Info::MAX_LEN`] bytes.
+    ///
+    /// # Errors
+    /// [`InfoTooLong`] for a longer text.
     pub fn new(text: impl Into<Bytes>) -> Result<Self, InfoTooLong> {
         let text = text.into();
         if text.len() <= Self::MAX_LEN {

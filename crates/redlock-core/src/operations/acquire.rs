@@ -1,4 +1,4 @@
-//! Acquire: one [attempt](attempt), and more of them as its
+//! Acquire: one [attempt], and more of them as its
 //! [`RetrySchedule`](attempts::RetrySchedule) decides.
 //!
 //! Safe to cancel: if a future is dropped, whatever it may have set is released, on a deadline of

@@ -1,4 +1,4 @@
-//! Extend, and [repair](repair): after a majority has extended a lock, it is set again on nodes
+//! Extend, and [repair]: after a majority has extended a lock, it is set again on nodes
 //! that lost it.
 
 mod repair;

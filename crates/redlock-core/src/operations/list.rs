@@ -184,8 +184,7 @@ pub(crate) async fn list(
         // As many keys as should yield the missing locks, at the rate of the last scan.
         let missing =
             limit.saturating_sub(listing.locks.len() + names.len()).clamp(MIN_COUNT, MAX_COUNT);
-        count =
-            ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(MIN_COUNT);
+        count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(MIN_COUNT);
         let before = listing.locks.len();
         if listing.add(names, cursor.walked).await.is_err() {
             break;

@@ -144,11 +144,11 @@ pub(crate) async fn release_owner(
     // A watermark above another holder's T would prevent a repair of that lock on a node that lost
     // it. So a node gets a T above the owner's own grants only if nobody else can hold the lock.
     let others = without(owner, &votes);
-    let fence = minted.filter(|_| !may_be_held(shared.quorum, &others));
-    let token = match (granted, fence) {
+    let newer = minted.filter(|_| !may_be_held(shared.quorum, &others));
+    let token = match (granted, newer) {
         (Some(granted), None) => granted,
-        (Some(granted), Some(fence)) if granted.fencing() >= fence => granted,
-        (_, Some(fence)) => LockToken::new(*owner, shared.env.entropy.nonce(), fence),
+        (Some(granted), Some(newer)) if granted.fencing() >= newer => granted,
+        (_, Some(newer)) => LockToken::new(*owner, shared.env.entropy.nonce(), newer),
         (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() => {
             return Err(LockError::Unknown(
                 shared.reports(&RoundOutcome { decision: Decision::Neither, votes }),
@@ -170,9 +170,9 @@ pub(crate) fn release_and_hand_off(
 ) -> Arc<Round> {
     let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
     let plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
-    plan.carry_out(|first, tell| {
+    plan.carry_out(|first, hint| {
         let record = Record::new(token, &Info::default());
-        let op = Arc::new(Op::Release { keys, record, scope, tell });
+        let op = Arc::new(Op::Release { keys, record, scope, tell: hint });
         if let Some(params) = first {
             let mut attempt = Attempt::new(shared, params.clone());
             // On an error the waiter tries by itself, and can report the error.

@@ -128,9 +128,9 @@ async fn retry(
         let _ = tokio::time::timeout_at(last, admitted).await.map(|seen| seen.map(drop));
 
         let now = Instant::now();
-        let turn = open.len().min(MAX_IN_FLIGHT);
-        let mut answers = Vec::with_capacity(turn);
-        for release in open.drain(..turn) {
+        let batch = open.len().min(MAX_IN_FLIGHT);
+        let mut answers = Vec::with_capacity(batch);
+        for release in open.drain(..batch) {
             if release.until <= now {
                 // Nothing needs to be undone on a node in quarantine, because it lost its locks.
                 if status.borrow().state != NodeState::Quarantined {

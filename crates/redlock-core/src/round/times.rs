@@ -109,7 +109,7 @@ mod tests {
         assert!(least(&times, MS, now).is_some());
         assert_eq!(least(&times, MS, now + LIFE + MS), None);
         times.granted(30 * MS, now + LIFE + 2 * MS);
-        assert_eq!(least(&times, MS, now + LIFE + 2 * MS), None, "it begins anew");
+        assert_eq!(least(&times, MS, now + LIFE + 2 * MS), None, "the estimate begins anew");
     }
 
     #[test]

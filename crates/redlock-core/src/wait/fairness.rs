@@ -120,9 +120,9 @@ impl Fairness {
 
     /// The kind and the lock of a hint from another process. `None` for a hint of our own, and for
     /// an invalid one.
-    pub(crate) fn heard(&self, hint: &Hint) -> Option<(HintKind, Bytes)> {
-        let (origin, word, lock) = hint.parse()?;
-        (origin != self.origin).then_some((word, lock))
+    pub(crate) fn parse_foreign(&self, hint: &Hint) -> Option<(HintKind, Bytes)> {
+        let (origin, kind, lock) = hint.parse()?;
+        (origin != self.origin).then_some((kind, lock))
     }
 
     /// The hint that a refusal makes the nodes publish.
@@ -183,8 +183,11 @@ impl Fairness {
             None if !hints => return HandoffQuota::Yield { untaken: 0 },
             None => return HandoffQuota::Take { others_wait: false },
         };
-        let (longest_time, longest_run) =
-            if hints { (MAX_QUOTA_TIME, MAX_QUOTA_HANDOFFS) } else { (MAX_QUOTA_TIME_WITHOUT_HINTS, u32::MAX) };
+        let (longest_time, longest_run) = if hints {
+            (MAX_QUOTA_TIME, MAX_QUOTA_HANDOFFS)
+        } else {
+            (MAX_QUOTA_TIME_WITHOUT_HINTS, u32::MAX)
+        };
         let over =
             note.since.is_some_and(|since| now.saturating_duration_since(since) >= longest_time);
         if over || note.run >= longest_run {
@@ -357,7 +360,7 @@ mod tests {
         assert_eq!(
             fairness.quota(&lock(), now + MAX_QUOTA_TIME, true),
             yields(1),
-            "a word of waiting changes nothing"
+            "a *waiting* hint changes nothing"
         );
     }
 
@@ -383,7 +386,10 @@ mod tests {
         assert_eq!(fairness.quota(&lock(), now, false), yields(0));
         fairness.quota_begins(&lock(), now);
         for step in 0..4 {
-            assert_eq!(fairness.quota(&lock(), now + MAX_QUOTA_TIME_WITHOUT_HINTS / 4 * step, false), TAKE);
+            assert_eq!(
+                fairness.quota(&lock(), now + MAX_QUOTA_TIME_WITHOUT_HINTS / 4 * step, false),
+                TAKE
+            );
         }
         assert_eq!(fairness.quota(&lock(), now + MAX_QUOTA_TIME_WITHOUT_HINTS, false), yields(0));
         assert_eq!(

@@ -1,5 +1,7 @@
 //! The plan of a release: which waiter here gets the lock, and which hint the nodes publish.
 
+use std::task::Waker;
+
 use bytes::Bytes;
 use tokio::time::Instant;
 
@@ -32,7 +34,7 @@ pub(crate) struct Handoff<P, A> {
     since: Instant,
     pub(super) next: Next<P>,
     /// The hint that the nodes publish with the release.
-    pub(super) tell: Option<Hint>,
+    pub(super) hint: Option<Hint>,
     is_handed_over: bool,
 }
 
@@ -79,7 +81,7 @@ impl<P, A> Handoff<P, A> {
             lock: lock.clone(),
             since,
             next,
-            tell: None,
+            hint: None,
             is_handed_over: false,
         }
     }
@@ -91,12 +93,12 @@ impl<P, A> Handoff<P, A> {
         mut self,
         send: impl FnOnce(Option<&P>, Option<Hint>) -> (R, Option<A>),
     ) -> R {
-        let tell = self.tell.take();
+        let hint = self.hint.take();
         let first = match &self.next {
             Next::First { params, .. } => Some(params),
             Next::Nobody | Next::Competing | Next::Yielded => None,
         };
-        let (sent, prepared) = send(first, tell);
+        let (sent, prepared) = send(first, hint);
         if let Some(prepared) = prepared {
             self.hand(prepared);
         }

@@ -235,7 +235,7 @@ impl World {
             Next::First { .. } if thread_rng().gen_range(0..10) < self.unused => self.free(number),
             Next::First { params, .. } => {
                 let asked = self.ask(params, Some(number));
-                assert!(asked.granted, "what is released and asked for in one call is granted");
+                assert!(asked.granted, "a lock released and asked for in one call is granted");
                 self.prepared.fetch_add(1, Ordering::Relaxed);
                 plan.hand(asked);
             }
@@ -380,7 +380,7 @@ impl World {
         assert_eq!(
             count(&self.prepared),
             ended,
-            "what was prepared was neither taken nor given back"
+            "a prepared attempt was neither taken nor given back"
         );
         assert_eq!(self.nodes().holder, None, "somebody still has the lock");
     }
@@ -443,7 +443,7 @@ fn staying_waiters_are_served_and_no_prepared_attempt_is_lost() {
         let waiters: Vec<_> = waiters.collect();
         world.release(HOLDER);
         for (served, fate) in finish(waiters).into_iter().zip(fates) {
-            assert!(served || fate != Fate::Stays, "one that stays is not served");
+            assert!(served || fate != Fate::Stays, "a waiter that stays is not served");
         }
         world.is_as_before();
     });
@@ -561,9 +561,9 @@ fn waiters_stay_within_the_bounds_and_slots_are_returned() {
         let tickets: Vec<_> = (0..3)
             .map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now + NEVER)))
             .collect();
-        let places: Vec<_> = tickets.iter().map(Ticket::take_slot).collect();
-        assert!(places[0].is_ok() && places[1].is_ok());
-        assert_eq!(places[2], Err(LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }));
+        let slots: Vec<_> = tickets.iter().map(Ticket::take_slot).collect();
+        assert!(slots[0].is_ok() && slots[1].is_ok());
+        assert_eq!(slots[2], Err(LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }));
         assert_eq!(world.queues.count(), (2, 1));
     });
 }

@@ -189,7 +189,11 @@ impl<P, A> WaitQueues<P, A> {
 
     /// Changes the queue of a lock, if there is one. The returned waker is called after the shard
     /// is unlocked.
-    pub(super) fn update(&self, lock: &Bytes, change: impl FnOnce(&mut WaitQueue<P, A>) -> Option<Waker>) {
+    pub(super) fn update(
+        &self,
+        lock: &Bytes,
+        change: impl FnOnce(&mut WaitQueue<P, A>) -> Option<Waker>,
+    ) {
         if self.entered.load(Ordering::Acquire) == 0 {
             return;
         }

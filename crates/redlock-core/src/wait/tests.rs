@@ -226,9 +226,9 @@ fn a_used_up_quota_pauses_the_queue_and_then_renews() {
     let first = refused_one(&queue, now);
     let later = now + MS;
     assert_eq!(release(&queue, later, OVER), "yielded");
-    assert!(is_signalled(&first), "when it tries has changed");
+    assert!(is_signalled(&first), "the time of its try has changed");
     assert_eq!(step(&first, later), ("until", Some(3 * MS)), "three rounds for the others");
-    assert_eq!(release(&queue, later, None), "first", "the next turn");
+    assert_eq!(release(&queue, later, None), "first", "the quota is renewed");
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn after_a_waiter_left_nothing_is_handed_over_and_the_next_tries() {
     assert!(is_signalled(&second));
     assert_eq!(step(&second, Instant::now()), ("poll", None));
     assert!(!plan.hand("a"));
-    assert_eq!(step(&second, Instant::now()), ("wait", None), "the attempt under way is its own");
+    assert_eq!(step(&second, Instant::now()), ("wait", None), "its own attempt is in flight");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_waiter_that_leaves_the_middle_wakes_nobody() {
     assert!(!is_signalled(&third));
     drop(first);
     assert!(is_signalled(&third));
-    assert_eq!(step(&third, now), ("until", Some(POLL)), "as the first was told");
+    assert_eq!(step(&third, now), ("until", Some(POLL)), "the time set by the first waiter");
     drop(third);
     assert_eq!(queue.count(), (0, 0));
 }
@@ -387,8 +387,12 @@ fn a_first_waiter_with_short_rounds_lets_others_pass_at_once() {
     assert_eq!(step(&hasty[0], now), ("poll", None));
     failed(&hasty[0], now, 100 * MS);
     assert!(is_signalled(&other));
-    assert_eq!(step(&other, now), ("poll", None), "those who would fare no better went with it");
-    assert_eq!(other.standing().failures, 0, "it was nobody else's");
+    assert_eq!(
+        step(&other, now),
+        ("poll", None),
+        "waiters that would fare no better went to the end, too"
+    );
+    assert_eq!(other.standing().failures, 0, "only the passed waiters failed");
     other.granted(now, success(now));
     assert_eq!(release(&queue, now, None), "first");
     assert_eq!(step(&last, now), ("d", None));
@@ -409,7 +413,7 @@ fn few_attempts_pass_however_many_round_limits() {
         failed(first, now, 100 * MS);
         tries += 1;
     }
-    assert!((6..=8).contains(&tries), "{tries} tries before the line backs off");
+    assert!((6..=8).contains(&tries), "{tries} attempts before the queue backs off");
 }
 
 #[test]
@@ -417,9 +421,9 @@ fn an_unawaited_lock_is_tried_when_all_slots_are_taken() {
     let queue = WaitQueues::new(Bounds { total: 1, per_lock: 1 });
     let now = Instant::now();
     let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now));
-    waits.take_slot().expect("there is one");
+    waits.take_slot().expect("a slot is free");
     let first = enter(&queue, "b", now);
-    assert_eq!(queue.count(), (1, 1), "it does not wait yet");
+    assert_eq!(queue.count(), (1, 1), "the second waiter has no slot yet");
     assert_eq!(step(&first, now), ("poll", None));
     refused(&first, now);
     let full = LockError::TooManyWaiters { max: 1, limit: WaitLimit::All };
@@ -450,7 +454,7 @@ fn a_waiter_refused_between_plan_and_release_tries_again() {
     assert_eq!(step(&first, Instant::now()), ("again", None));
     drop(other);
     refused(&first, now + 3 * MS);
-    assert_eq!(step(&first, now + 3 * MS), ("again", None), "the attempt was under way");
+    assert_eq!(step(&first, now + 3 * MS), ("again", None), "the attempt was in flight");
 }
 
 #[test]
@@ -474,7 +478,7 @@ fn a_repeated_hint_counts_after_a_refusal() {
         refused(&first, now);
         now += 2 * MS;
     }
-    assert!(matches!(first.step(now, true), Step::WaitUntil(_)), "it has given up");
+    assert!(matches!(first.step(now, true), Step::WaitUntil(_)), "the quick attempts are used up");
     queue.wake(&lock(), 7, now);
     assert_eq!(step(&first, now), ("hint", None));
 }

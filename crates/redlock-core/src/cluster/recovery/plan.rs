@@ -92,8 +92,8 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
         return Some(Put { record, expires_in: longest, fence: None });
     };
     let record = candidates.swap_remove(0).record;
-    let mark = if record.is_extended() { "+" } else { "" };
-    Some(Put { record, expires_in: longest, fence: Some(Bytes::from(format!("{t}{mark}"))) })
+    let flag = if record.is_extended() { "+" } else { "" };
+    Some(Put { record, expires_in: longest, fence: Some(Bytes::from(format!("{t}{flag}"))) })
 }
 
 #[cfg(test)]
@@ -122,8 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_comes_back_with_its_longest_life_and_extension_flag()
-     {
+    fn a_grant_comes_back_with_its_longest_life_and_extension_flag() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5).extended(), 70)]])
             .expect("it is back");
         assert_eq!((put.record, put.expires_in), (of(1, 5).extended(), Duration::from_millis(100)));
@@ -170,8 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn two_possible_grants_keep_the_lock_free_until_both_end()
-    {
+    fn two_possible_grants_keep_the_lock_free_until_both_end() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(2, 6), 70)]])
             .expect("kept free");
         assert!(put.record.is_nobodys());

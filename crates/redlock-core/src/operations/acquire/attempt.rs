@@ -54,14 +54,15 @@ impl AcquireParams {
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     params: AcquireParams,
-    tell: Option<Hint>,
+    /// The hint that nodes publish when they refuse.
+    hint: Option<Hint>,
     started: Duration,
     /// The last proposal, until the attempt no longer depends on it. Earlier proposals are already
     /// undone.
     current: Option<Proposal>,
     proposals: u32,
     /// The attempt has an outcome, so it was not cancelled.
-    ended: bool,
+    has_ended: bool,
 }
 
 struct Proposal {
@@ -88,17 +89,17 @@ impl Attempt {
         Self {
             shared: shared.clone(),
             params,
-            tell: None,
+            hint: None,
             started,
             current: None,
             proposals: 0,
-            ended: false,
+            has_ended: false,
         }
     }
 
     /// Sets a hint that nodes publish when they refuse.
-    pub(crate) fn announcing(mut self, tell: Hint) -> Self {
-        self.tell = Some(tell);
+    pub(crate) fn announcing(mut self, hint: Hint) -> Self {
+        self.hint = Some(hint);
         self
     }
 
@@ -123,7 +124,7 @@ impl Attempt {
             keys: keys.clone(),
             record: record.clone(),
             ttl: *ttl,
-            tell: self.tell.clone(),
+            tell: self.hint.clone(),
         };
         let limit = shared.round_limit(*ttl);
         let prepared = Round::prepare(shared.quorum, op, limit, &shared.env.observer, None);
@@ -207,7 +208,7 @@ impl Attempt {
     /// Extends the grant of an earlier request of the same owner. Success proves that the grant
     /// stands. After any other outcome the grant may still have been promised to somebody.
     async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
-        self.ended = true;
+        self.has_ended = true;
         self.undo();
         let shared = self.shared.clone();
         let AcquireParams { keys, ttl, max_hold, .. } = self.params.clone();
@@ -231,7 +232,7 @@ impl Attempt {
     }
 
     fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
-        self.ended = true;
+        self.has_ended = true;
         AttemptError { error, split, rounds: self.proposals }
     }
 
@@ -255,12 +256,12 @@ impl Attempt {
         Ok(())
     }
 
-    fn undo_of(&self, record: Record, tell: Option<Hint>) -> Arc<Op> {
+    fn undo_of(&self, record: Record, hint: Option<Hint>) -> Arc<Op> {
         Arc::new(Op::Release {
             keys: self.params.keys.clone(),
             record,
             scope: ReleaseScope::Proposal,
-            tell,
+            tell: hint,
         })
     }
 
@@ -268,12 +269,12 @@ impl Attempt {
         let Some(Proposal { record, token, round }) = self.current.take() else { return };
         // A cancelled attempt may have been granted the lock while others wait elsewhere.
         let fairness = &self.shared.fairness;
-        let tell = if self.ended {
+        let hint = if self.has_ended {
             None
         } else {
             fairness.given_up(&self.params.keys.lock, token.fencing())
         };
-        let undo = self.undo_of(record, tell);
+        let undo = self.undo_of(record, hint);
         let due = round.abandon(undo.clone(), self.shared.pending.clone());
         if due != 0 {
             self.shared.release_on(undo, due);
@@ -289,7 +290,7 @@ impl Drop for Attempt {
 
 fn stale_watermarks(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
     votes.iter().flatten().filter_map(|vote| match vote {
-        Vote::Stale { fence } => Some(*fence),
+        Vote::Stale { fence: watermark } => Some(*watermark),
         _ => None,
     })
 }

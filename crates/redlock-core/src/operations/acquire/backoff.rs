@@ -100,7 +100,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The shortest and the longest of many backoff.
+    /// The shortest and the longest of 2,000 pauses.
     fn backoff(error: &LockError, standing: Standing) -> (Duration, Duration) {
         let now = Instant::now();
         let all = (0..2_000).map(|_| {

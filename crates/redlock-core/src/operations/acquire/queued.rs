@@ -68,7 +68,9 @@ impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
         let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
         let Err(full) = self.ticket.take_slot().and_then(|()| on_wait()) else { return Ok(()) };
         match self.last_error(now) {
-            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.has_tried => Err(error),
+            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.has_tried => {
+                Err(error)
+            }
             _ => Err(full),
         }
     }
