@@ -36,7 +36,10 @@ pub enum LockError {
         max: Duration,
     },
     /// The TTL is longer than this cluster allows.
-    #[error("a ttl of {} ms is longer than the {} ms this cluster allows", .asked.millis(), .max.millis())]
+    #[error(
+        "a ttl of {} ms is longer than the {} ms this cluster allows",
+        .asked.millis(), .max.millis()
+    )]
     TtlTooLong {
         /// The TTL that was asked for.
         asked: Ttl,
@@ -45,7 +48,8 @@ pub enum LockError {
     },
     /// A tenth of this TTL, which bounds a round, is less than nearly all rounds take now.
     #[error(
-        "a ttl of {} ms is too short: a tenth of it must cover a round, rounds take {round:?} now, and {} ms would do",
+        "a ttl of {} ms is too short: a tenth of it must cover a round, rounds take {round:?} \
+         now, and {} ms would do",
         .asked.millis(), .least.millis()
     )]
     TtlTooShort {

@@ -120,7 +120,8 @@ pub enum SettingsError {
     },
     /// The node would vote again before the longest locks have ended.
     #[error(
-        "node {node} was made for a max_ttl of {of_node:?}, but locks may live for {of_locks:?}; both must agree"
+        "node {node} was made for a max_ttl of {of_node:?}, but locks may live for \
+         {of_locks:?}; both must agree"
     )]
     MaxTtl {
         /// The node.
@@ -138,7 +139,8 @@ pub enum SettingsError {
     NodeTimeout(Duration),
     /// A `node_timeout` above the longest round that counts.
     #[error(
-        "a node time-out of {given:?} is above {longest:?}: 3 times the clock skew, and at least 5 s"
+        "a node time-out of {given:?} is above {longest:?}: 3 times the clock skew, and at \
+         least 5 s"
     )]
     LongNodeTimeout {
         /// The given `node_timeout`.

@@ -109,13 +109,14 @@ pub enum ReconfigureError {
     SameProcess(String, String),
     /// The markers are of several old node sets: that of this master, and that of another.
     #[error(
-        "{0}: its marker is of node set {1}, another node's of {2}; only one old set can be replaced"
+        "{0}: its marker is of node set {1}, another node's of {2}; only one old \
+         set can be replaced"
     )]
     SeveralSets(String, String, String),
     /// A change to another configuration was begun.
     #[error(
-        "{0}: a change to another configuration is under way ({1}); first complete it, by running it \
-         again with that configuration"
+        "{0}: a change to another configuration is under way ({1}); first complete it, by \
+         running it again with that configuration"
     )]
     OtherChange(String, String),
     /// The given old nodes are not the node set of the markers, which is this.
@@ -147,7 +148,8 @@ pub enum ReconfigureError {
     /// The marker is no longer the one that was seen or written: another operator, a gateway or a
     /// loss of data has changed it. Some new markers may be written.
     #[error(
-        "{0}: its marker was changed meanwhile, by another run, a gateway or a loss of data; run it again"
+        "{0}: its marker was changed meanwhile, by another run, a gateway or a loss of data; run \
+         it again"
     )]
     Overtaken(String),
     /// A marker may not have been written. Some are.

@@ -386,7 +386,8 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         all.extend(page.stored);
         if bytes > MAX_READ {
             return Err(LinkError::broken(format!(
-                "it stores more than {} MiB of locks, the limit of a reading; the full quarantine stands",
+                "it stores more than {} MiB of locks, the limit of a reading; the full quarantine \
+                 stands",
                 MAX_READ >> 20
             )));
         }

@@ -56,12 +56,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pauses_stay_within_delay_jitter_count_and_deadline(count in 0u32..20, tries in 1u32..30, spent in 0u64..5_000, unit in 0.0..1.0) {
+        fn pauses_stay_within_delay_jitter_count_and_deadline(
+            count in 0u32..20,
+            tries in 1u32..30,
+            spent in 0u64..5_000,
+            unit in 0.0..1.0,
+        ) {
             let policy = RetryPolicy { count, ..RetryPolicy::default() };
             let spent = Duration::from_millis(spent);
             match policy.pause(tries, spent, unit) {
-                Some(pause) => prop_assert!(tries <= count && pause >= policy.delay && pause <= policy.delay + policy.jitter && spent + pause <= policy.deadline),
-                None => prop_assert!(tries > count || spent + policy.delay + policy.jitter.mul_f64(unit) > policy.deadline),
+                Some(pause) => {
+                    prop_assert!(tries <= count);
+                    prop_assert!(pause >= policy.delay && pause <= policy.delay + policy.jitter);
+                    prop_assert!(spent + pause <= policy.deadline);
+                }
+                None => {
+                    let pause = policy.delay + policy.jitter.mul_f64(unit);
+                    prop_assert!(tries > count || spent + pause > policy.deadline);
+                }
             }
         }
     }

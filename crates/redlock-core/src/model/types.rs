@@ -118,7 +118,8 @@ pub enum NameError {
     },
     /// The text has a segment that clients and proxies normalise away.
     #[error(
-        "the name has the segment {found:?} between slashes; allowed are segments that are not empty, \".\" or \"..\""
+        "the name has the segment {found:?} between slashes; allowed are segments that are not \
+         empty, \".\" or \"..\""
     )]
     BadSegment {
         /// The segment.
@@ -431,7 +432,11 @@ impl Ttl {
 
 /// A duration that is no [`Ttl`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{given:?} is no TTL; allowed are whole milliseconds from {} to {}", Ttl::MIN.millis(), Ttl::MAX.millis())]
+#[error(
+    "{given:?} is no TTL; allowed are whole milliseconds from {} to {}",
+    Ttl::MIN.millis(),
+    Ttl::MAX.millis()
+)]
 pub struct InvalidTtl {
     /// The duration.
     pub given: Duration,
@@ -484,8 +489,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_token_survives_its_own_text(raw: [u8; Owner::LEN], nonce: [u8; Nonce::LEN], t in FencingToken::MIN.0..=FencingToken::MAX.0) {
-            let token = LockToken::new(Owner::from_bytes(raw), Nonce::from_bytes(nonce), FencingToken(t));
+        fn every_token_survives_its_own_text(
+            raw: [u8; Owner::LEN],
+            nonce: [u8; Nonce::LEN],
+            t in FencingToken::MIN.0..=FencingToken::MAX.0,
+        ) {
+            let owner = Owner::from_bytes(raw);
+            let token = LockToken::new(owner, Nonce::from_bytes(nonce), FencingToken(t));
             prop_assert_eq!(token.expose().parse(), Ok(token));
         }
 
@@ -504,18 +514,26 @@ mod tests {
 
         #[test]
         fn a_parsed_name_obeys_the_rules(
-            text in prop_oneof![4 => r"[A-Za-z0-9._:@/+~-]{0,260}", 4 => "[a./]{1,6}", 4 => r"[ -~\n\x00éa-z]{0,20}", 1 => any::<String>()],
+            text in prop_oneof![
+                4 => r"[A-Za-z0-9._:@/+~-]{0,260}",
+                4 => "[a./]{1,6}",
+                4 => r"[ -~\n\x00éa-z]{0,20}",
+                1 => any::<String>(),
+            ],
         ) {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
             let is_part = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
             let is_kept = text.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
             let pattern = regex::Regex::new(LockName::PATTERN).unwrap();
-            prop_assert_eq!(pattern.is_match(&text) && text.len() <= LockName::MAX_LEN, is_part && is_kept);
+            let is_matched = pattern.is_match(&text) && text.len() <= LockName::MAX_LEN;
+            prop_assert_eq!(is_matched, is_part && is_kept);
             prop_assert_eq!(LockName::stored(&text).is_some(), is_part);
             match text.parse::<LockName>() {
                 Ok(name) => prop_assert!(is_part && is_kept && name.as_str() == text),
                 Err(NameError::BadSegment { .. }) => prop_assert!(is_part && !is_kept),
-                Err(error) => prop_assert!(!is_part && error.to_string().contains("1 to 255 bytes")),
+                Err(error) => {
+                    prop_assert!(!is_part && error.to_string().contains("1 to 255 bytes"))
+                }
             }
         }
     }

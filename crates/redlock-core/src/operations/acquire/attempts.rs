@@ -98,7 +98,8 @@ impl<'a> Retries<'a> {
         let error = &failed.error;
         match self.policy {
             None if failed.split && tries <= MAX_SPLIT_TRIES => {
-                tracing::debug!(lock = %self.params.keys.lock.escape_ascii(), tries, %error, "the votes were split");
+                let lock = self.params.keys.lock.escape_ascii();
+                tracing::debug!(%lock, tries, %error, "the votes were split");
                 Some(backoff.after_split(round.max(SHORTEST_ROUND), tries))
             }
             Some(policy)
