@@ -1,7 +1,9 @@
-//! What a request costs in the core apart from its nodes: words parsed, tokens minted, records written, votes counted,
-//! batches encoded. Times follow the machine and the hour; allocations do not.
+//! The cost of a request in the core, without its nodes: parsing, minting tokens, writing records,
+//! counting votes, encoding batches. Times depend on the machine and the moment; allocations do
+//! not.
 //!
-//! `cargo bench -p redlock-core`, or `cargo bench -p redlock-core -- record` for some of them.
+//! `cargo bench -p redlock-core` runs all, `cargo bench -p redlock-core -- record` those that
+//! match.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,7 +133,7 @@ mod decisions {
         validity(ttl, black_box(Duration::from_millis(1)), drift(ttl, black_box(0.01)))
     }
 
-    /// As after the deciding vote: the rest is still out.
+    /// As at the deciding vote: the other votes are outstanding.
     #[divan::bench]
     fn votes_for(bencher: Bencher) {
         let quorum = Quorum::new(5).expect("five nodes");
@@ -149,7 +151,7 @@ mod decisions {
     }
 }
 
-/// Half of the operations acquire, half release; every fourth acquire is refused. Per operation of the batch.
+/// Half of the operations acquire and half release; every fourth acquire is refused. Per operation.
 mod batch {
     use super::*;
 

@@ -1,4 +1,5 @@
-//! Locks within one process, on masters that live in it: to try the library out, and in tests of what uses it.
+//! Locks within one process, on masters inside it: to try the library, or to test code that uses
+//! it.
 //!
 //!     cargo run -p redlock-core --example embedded
 
@@ -16,25 +17,27 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut report = lock(&locks, &name, ttl, Duration::ZERO).await?;
     println!("acquired with fencing token {}", report.fencing_token());
 
-    // Nobody else gets it, however often they ask.
+    // Nobody else gets the lock, however often they ask.
     match lock(&locks, &name, ttl, Duration::ZERO).await {
         Err(LockError::Held(by)) => println!("held: free in {:?} at the earliest", by.expires_in),
         Err(other) => return Err(other.into()),
         Ok(_) => return Err("two holders at once".into()),
     }
 
-    // A third of the TTL is a good time for this.
+    // A third of the TTL is a good interval.
     report.extend(ttl).await?;
     println!("extended: may be trusted for {:?}", report.validity());
 
-    // A waiter gets the lock when its holder is done. A guard that is dropped releases, too, in the background.
+    // A waiter gets the lock as soon as it is released. Dropping a guard releases too, in the
+    // background.
     let waiter = lock(&locks, &name, ttl, Duration::from_secs(5));
     let (next, released) = tokio::join!(waiter, report.release());
     released?;
     let mut next = next?;
     println!("handed over with fencing token {}", next.fencing_token());
 
-    // An operator takes it away: its holder learns of it here, and the resource by the next holder's larger token.
+    // An operator releases the lock by force. The holder finds out here, and the resource by the
+    // next holder's larger token.
     locks.force_release(&name, |_| ()).await?;
     match next.extend(ttl).await {
         Err(LockError::Lost | LockError::NotHolder(_)) => println!("lost: stop work"),

@@ -2,8 +2,8 @@
 //!
 //!     cargo run -p redlock-core --example redis -- redis://10.0.0.1 redis://10.0.0.2 redis://10.0.0.3
 //!
-//! The first time with --bootstrap, or brand-new masters wait for five minutes before they vote: they look like masters that
-//! have lost everything.
+//! Pass --bootstrap the first time. Without it, new masters wait for 5 minutes before they vote,
+//! because they look like masters that lost everything.
 
 use std::error::Error;
 use std::time::Duration;
@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let (flags, urls): (Vec<_>, Vec<_>) =
         std::env::args().skip(1).partition(|arg| arg == "--bootstrap");
     let is_new = !flags.is_empty();
-    // A password in an address is in no error.
+    // Errors never show the password in an address.
     let locks = Redlock::builder().redis(urls).expecting_bootstrap(is_new).connect()?;
     if is_new && let Bootstrap::Refuted(node) = locks.bootstrap().await {
         println!("{node} is not new");
@@ -40,17 +40,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
             println!("held by {:?}: it does the work", String::from_utf8_lossy(&by.info));
             return Ok(());
         }
-        // Nothing is held, and nothing stays behind: it is safe to try again later.
+        // Nothing is held and nothing is left behind, so a retry is safe.
         Err(error) => return Err(error.into()),
     };
     println!("acquired with fencing token {}", guard.fencing_token());
 
     for page in 1..=3 {
-        // The resource refuses a smaller token than it has seen: that stops a holder which slept through its deadline.
+        // The resource refuses smaller tokens than it has seen. That stops a holder that slept
+        // through its deadline.
         write(page, guard.fencing_token());
         match guard.extend(ttl).await {
             Ok(()) => println!("extended"),
-            // Too few masters answered to tell. What was promised before still counts.
+            // Too few masters answered to tell. The earlier promise still counts.
             Err(LockError::Unknown(_)) if guard.validity() > Some(Duration::from_secs(10)) => {
                 println!("unknown: go on")
             }
@@ -61,7 +62,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     match guard.release().await {
         Ok(()) => println!("released"),
-        // The work was done before: a lock that had expired by now does no harm.
+        // The work is done, so a lock that has expired by now does no harm.
         Err(error) => println!("not released: {error}"),
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Locks from addresses. What nodes and locks must agree on is said once, and looked at before anything is started.
+//! Builds a [`Redlock`] from addresses. All settings are checked before anything is started.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,41 +50,43 @@ impl Redlock {
 }
 
 impl RedlockBuilder {
-    /// Redis masters by their addresses, `redis://[[user]:password@]host[:port][/database]` or `rediss://…` for TLS: 3 or 5
-    /// that share no machine. All processes must name the same masters in the same words.
+    /// Redis masters by their addresses: `redis://[[user]:password@]host[:port][/database]`, or
+    /// `rediss://…` for TLS. Use 3 or 5 masters that share no machine. All processes must spell the
+    /// addresses alike.
     #[cfg(feature = "redis")]
     pub fn redis(self, urls: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { nodes: Nodes::Redis(urls.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// So many masters in this process: its locks are known to nobody else, and end with it.
+    /// The given number of masters inside this process. Their locks are visible to no other process
+    /// and end with this one.
     pub fn embedded(self, count: usize) -> Self {
         Self { nodes: Nodes::Embedded(count), ..self }
     }
 
-    /// Bytes that the keys of each embedded master may take; no bound by default.
+    /// The limit, in bytes, of the keys of each embedded master. There is no limit by default.
     pub fn embedded_memory(self, bytes: u64) -> Self {
         Self { embedded_memory: Some(bytes), ..self }
     }
 
-    /// Nodes that were made elsewhere, of the same settings.
+    /// Nodes that were made elsewhere, with the same settings.
     pub fn nodes(self, nodes: Vec<Arc<dyn Node>>) -> Self {
         Self { nodes: Nodes::Given(nodes), ..self }
     }
 
-    /// All settings at once.
+    /// Replaces all settings.
     pub fn settings(self, settings: Settings) -> Self {
         Self { settings, ..self }
     }
 
-    /// The longest TTL anybody may ask for, 5 minutes by default. A master that has lost its data gives no votes for this
-    /// long, D and a moment more.
+    /// The longest TTL anybody may ask for, 5 minutes by default. A master that lost its data does
+    /// not vote for this long plus `max_clock_skew` and 3 s, unless its locks are recovered.
     pub fn max_ttl(mut self, max_ttl: Ttl) -> Self {
         self.settings.max_ttl = max_ttl;
         self
     }
 
-    /// Put before every lock name to make its key, `lock:` by default.
+    /// Stands before every lock name in its key, `lock:` by default.
     pub fn key_prefix(mut self, key_prefix: impl Into<String>) -> Self {
         self.settings.key_prefix = key_prefix.into();
         self
@@ -96,28 +98,30 @@ impl RedlockBuilder {
         self
     }
 
-    /// Other clocks, another generator, an observer.
+    /// Replaces the clocks, the random generator and the observer.
     pub fn env(self, env: Env) -> Self {
         Self { env, ..self }
     }
 
-    /// Says that the masters have never been used, so that [`Redlock::bootstrap`] can end their quarantine. For the very
-    /// first start only.
+    /// Declares that the masters have never been used, so that [`Redlock::bootstrap`] can end their
+    /// quarantine. For the very first start only.
     #[cfg(feature = "redis")]
     pub fn expecting_bootstrap(self, bootstrap: bool) -> Self {
         Self { bootstrap, ..self }
     }
 
-    /// Certificates for `rediss://`; without them the authorities of the system count.
+    /// Certificates for `rediss://`. By default the system's certificate authorities are used.
     #[cfg(feature = "tls")]
     pub fn tls(self, tls: TlsSettings) -> Self {
         Self { tls, ..self }
     }
 
-    /// Starts the nodes and returns at once, see [`Redlock::ready`]. Must be called on a tokio runtime.
+    /// Starts the nodes and returns at once, see [`Redlock::ready`]. Must be called on a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// The setting or address, its value (never a password) and what is allowed. Nothing was started then.
+    /// [`SettingsError`] names the setting or address, its value (never a password) and the allowed
+    /// values. Nothing was started then.
     pub fn connect(self) -> Result<Redlock, SettingsError> {
         let Self { settings, env, .. } = self;
         let nodes = match self.nodes {
@@ -164,7 +168,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_cannot_be_connected_is_named_with_what_is_allowed_and_without_its_password() {
+    async fn errors_name_the_bad_value_and_the_allowed_ones() {
         let said = |builder: RedlockBuilder| builder.connect().err().expect("refused").to_string();
         assert_eq!(said(Redlock::builder()), "0 nodes given; allowed are 1 to 32");
         assert_eq!(said(Redlock::builder().embedded(33)), "33 nodes given; allowed are 1 to 32");
@@ -176,7 +180,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn an_address_that_is_none_is_named_by_its_number_and_keeps_its_password() {
+    async fn a_bad_address_is_named_by_its_number_without_password() {
         let said = |urls: &[&str]| {
             Redlock::builder().redis(urls.iter().copied()).connect().err().expect("refused")
         };

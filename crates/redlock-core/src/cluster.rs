@@ -3,7 +3,7 @@
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | `bootstrap` | the first start of a cluster | locks |
-//! | `recovery` | gives a master that lost its locks those that count, by the masters that have them | rounds |
+//! | `recovery` | gives a master that lost its locks those that count, from the masters that store them | rounds |
 //! | `catch_up` | gives a master that votes again the locks that were granted without it | rounds, quarantines |
 //! | [`reconfigure`] | the operator's way from one configuration to another | locks |
 

@@ -1,5 +1,5 @@
-//! What can go wrong, in words that say whether something happened. A refusal, a missing majority and an unknown outcome
-//! are three different things to a caller, so none of them is folded into another.
+//! Errors that say whether something happened. A refusal, a missing majority and an unknown outcome
+//! differ for a caller, so each has its own variant.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,73 +10,78 @@ use crate::node::{Effect, Failure, Holding};
 /// The outcome of an operation that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else holds the lock. Whatever this try set elsewhere is being released.
+    /// Somebody else holds the lock. Nodes that this attempt set are being released.
     #[error("the lock is held by somebody else")]
     Held(HeldBy),
-    /// Extend or release: there is no such lock (any more).
+    /// Extend or release: the lock does not exist (any more).
     #[error("the lock is free or expired")]
     Lost,
     /// Extend or release: somebody else holds the lock.
     #[error("the lock is held by somebody else now")]
     NotHolder(HeldBy),
-    /// Too few nodes gave a usable answer. Nothing is held: whatever was set is being released.
+    /// Too few nodes gave a usable answer. Nothing is held, and nodes that were set are being
+    /// released.
     #[error("no majority of nodes could be reached: {}", Reports(.0))]
     NoQuorum(Vec<NodeReport>),
-    /// Too few nodes answered to tell: whether a lock was extended or released, or whether an earlier request of the same
-    /// owner holds what was asked for. The old deadline stands; trying again is safe.
+    /// Too few nodes answered to tell whether the lock was extended or released, or whether an
+    /// earlier request of the same owner holds it. The old deadline stands. Retrying is safe.
     #[error("the outcome is unknown: {}", Reports(.0))]
     Unknown(Vec<NodeReport>),
-    /// An earlier request of the same owner holds the lock, and has done so for longer than is allowed.
+    /// An earlier request of the same owner has held the lock for longer than is allowed.
     #[error("held for {held:?} by an earlier request, and {max:?} is the limit")]
     HeldTooLong {
-        /// Since it was acquired.
+        /// Time since the lock was acquired.
         held: Duration,
-        /// What the asking request allows.
+        /// The limit of the asking request.
         max: Duration,
     },
     /// The TTL is longer than this cluster allows.
-    #[error("a ttl of {} ms is longer than the {} ms this cluster allows", .asked.millis(), .max.millis())]
+    #[error(
+        "a ttl of {} ms is longer than the {} ms this cluster allows",
+        .asked.millis(), .max.millis()
+    )]
     TtlTooLong {
         /// The TTL that was asked for.
         asked: Ttl,
         /// The longest TTL of this cluster.
         max: Ttl,
     },
-    /// Rounds take so long here now that one of this TTL, which is given a tenth of it, has next to no chance.
+    /// A tenth of this TTL, which bounds a round, is less than nearly all rounds take now.
     #[error(
-        "a ttl of {} ms is too short where rounds take {round:?}, as a tenth of it must cover one: {} ms would do",
+        "a ttl of {} ms is too short: a tenth of it must cover a round, rounds take {round:?} \
+         now, and {} ms would do",
         .asked.millis(), .least.millis()
     )]
     TtlTooShort {
         /// The TTL that was asked for.
         asked: Ttl,
-        /// What nine of ten rounds exceed.
+        /// The time that nine of ten rounds exceed.
         round: Duration,
         /// A TTL that would do.
         least: Ttl,
     },
-    /// As many wait as are allowed to. The lock is held, or somebody waits for it already: one that nobody waits for here was
-    /// tried.
+    /// The limit of waiters is reached. The lock is held, or others wait for it already: a lock
+    /// that nobody waits for here was tried first.
     #[error("there are {max} {limit}, as many as are allowed")]
     TooManyWaiters {
-        /// How many are allowed.
+        /// The limit.
         max: usize,
-        /// What is counted.
+        /// What the limit counts.
         limit: WaitLimit,
     },
 }
 
-/// What is counted of those who wait.
+/// What a limit of waiters counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitLimit {
-    /// All of them in this process.
+    /// All requests that wait in this process.
     All,
-    /// Those who wait for this lock.
+    /// The requests that wait for this lock.
     OfLock,
-    /// Those of one caller. The core knows no callers: the `on_wait` of
-    /// [`acquire_within`](crate::Redlock::acquire_within) says so.
+    /// The waiting requests of one caller. The core knows no callers: the `on_wait` of
+    /// [`acquire_within`](crate::Redlock::acquire_within) returns this limit.
     OfCaller,
-    /// The locks that those of one caller wait for, in the same way.
+    /// The locks that the requests of one caller wait for. `on_wait` returns this limit too.
     LocksOfCaller,
 }
 
@@ -103,22 +108,25 @@ impl LockError {
     }
 }
 
-/// What is known of whoever holds a lock that was asked for.
+/// The known facts about the holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct HeldBy {
-    /// The text stored for people; empty when there is none or another Redlock client holds the lock.
+    /// The text stored for people; empty if there is none, or if another Redlock client holds the
+    /// lock.
     pub info: Vec<u8>,
-    /// When the lock was acquired, as its fencing token says; `None` when another client holds it.
+    /// The holder's fencing token, which shows when the lock was acquired; `None` when another
+    /// client holds the lock.
     pub fencing: Option<FencingToken>,
-    /// The earliest time at which a majority can be free without a release; `None` when it never expires.
+    /// The earliest time at which a majority can be free without a release; `None` when the lock
+    /// never expires.
     pub expires_in: Option<Duration>,
-    /// Half of the holder's token: a secret.
+    /// A secret: half of the holder's token.
     pub(crate) owner: Option<Owner>,
 }
 
 impl HeldBy {
-    /// Whether it is an owner's, by whichever of its grants.
+    /// Whether the owner of this token holds the lock, by any of its grants.
     pub fn is_of(&self, token: &LockToken) -> bool {
         self.owner.as_ref() == Some(token.owner())
     }
@@ -136,26 +144,26 @@ impl HeldBy {
     }
 }
 
-/// What one node said in a round that failed.
+/// One node's answer in a round that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeReport {
     /// The node's name.
     pub node: String,
-    /// What it answered, if anything.
+    /// The node's answer, if any.
     pub answer: NodeAnswer,
 }
 
-/// The kinds of answers, for people.
+/// The kinds of answers, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeAnswer {
-    /// It did what was asked.
+    /// The node did what was asked.
     Agreed,
-    /// It refused: somebody else's lock, or none, or a newer fencing token stood there.
+    /// The node refused: it stores somebody else's lock, or none, or a newer fencing token.
     Refused(&'static str),
-    /// It did not answer, or with an error.
+    /// The node did not answer, or answered with an error.
     Failed(Failure),
-    /// The round was decided before it answered.
+    /// The round was decided before the node answered.
     Pending,
 }
 

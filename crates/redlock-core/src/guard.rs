@@ -1,4 +1,4 @@
-//! A lock that is given back when it is no longer wanted, for programs that hold what they acquire.
+//! A lock that is released on drop, for programs that use the locks they acquire.
 
 use std::time::Duration;
 
@@ -8,11 +8,13 @@ use crate::model::validity::Lease;
 use crate::operations::acquire::AcquireOptions;
 use crate::redlock::Redlock;
 
-/// A lock that was acquired, from [`Redlock::lock`]. It is not extended by itself, and nothing stops its holder at its
-/// deadline: look at [`LockGuard::validity`], and give [`LockGuard::fencing_token`] to the resource.
+/// An acquired lock, from [`Redlock::lock`]. The guard does not extend the lock, and nothing stops
+/// the holder at its deadline. Check [`LockGuard::validity`], and give [`LockGuard::fencing_token`]
+/// to the resource.
 ///
-/// Dropping it releases the lock in the background; a process that is about to end awaits [`LockGuard::release`], or
-/// [`Redlock::drained`] after the drop, or the lock stays until its TTL has run out.
+/// Dropping the guard releases the lock in the background. A process about to end must await
+/// [`LockGuard::release`], or [`Redlock::drained`] after the drop; otherwise the lock stays until
+/// its TTL ends.
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct LockGuard {
     locks: Redlock,
@@ -22,11 +24,11 @@ pub struct LockGuard {
 }
 
 impl Redlock {
-    /// Gets the lock as a guard, waiting for as long as `patience` as [`Redlock::acquire_within`] does; without any it is
-    /// tried once.
+    /// Gets the lock as a guard, and waits up to `patience` as [`Redlock::acquire_within`] does. A
+    /// `patience` of zero makes one attempt.
     ///
     /// # Errors
-    /// As [`Redlock::acquire_within`].
+    /// As for [`Redlock::acquire_within`].
     pub async fn lock(
         &self,
         name: &LockName,
@@ -40,37 +42,40 @@ impl Redlock {
 }
 
 impl LockGuard {
-    /// What is locked.
+    /// The name of the lock.
     pub fn name(&self) -> &LockName {
         &self.name
     }
 
-    /// Larger than that of every earlier grant of this lock, and the same after an extension. Not a secret.
+    /// The fencing token: larger than that of every earlier grant of this lock, and unchanged by an
+    /// extension. The fencing token is not a secret.
     pub fn fencing_token(&self) -> FencingToken {
         self.lease.token.fencing()
     }
 
-    /// For how long the lock may still be trusted; `None`: stop work.
+    /// How long the lock may still be trusted. `None`: stop work.
     pub fn validity(&self) -> Option<Duration> {
         self.locks.validity(&self.lease)
     }
 
-    /// See [`Redlock::extend`]. Best at a third of the TTL.
+    /// Extends the lock, see [`Redlock::extend`]. A third of the TTL is a good interval.
     ///
     /// # Errors
-    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. After any other the old deadline stands.
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. After any other error the old
+    /// deadline stands.
     pub async fn extend(&mut self, ttl: Ttl) -> Result<(), LockError> {
         self.lease = self.locks.extend(&self.name, &self.lease.token, ttl).await?;
         Ok(())
     }
 
-    /// See [`Redlock::release`]. A future that is dropped half-way has released the lock in the background.
+    /// Releases the lock, see [`Redlock::release`]. If the future is dropped, the release continues
+    /// in the background.
     ///
     /// # Errors
-    /// [`LockError::Lost`] and [`LockError::NotHolder`]: it was gone before. [`LockError::Unknown`]: nodes that did not
-    /// answer are asked again in the background.
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: the lock was gone before.
+    /// [`LockError::Unknown`]: nodes that did not answer are asked again in the background.
     pub async fn release(mut self) -> Result<(), LockError> {
-        // The release is sent before anything is awaited.
+        // The release is sent before the first await.
         self.is_released = true;
         self.locks.release(&self.name, &self.lease.token).await
     }
@@ -107,7 +112,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guard_holds_its_lock_until_it_is_dropped_and_the_next_waiter_gets_it_then() {
+    async fn a_dropped_guard_hands_its_lock_to_the_next_waiter() {
         let (locks, name, ttl) = locks();
         let first = lock(&locks, &name, ttl, AT_ONCE).await.expect("free");
         assert!(matches!(lock(&locks, &name, ttl, AT_ONCE).await, Err(Held(_))));
@@ -120,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_guard_extends_and_releases_and_knows_when_its_lock_is_gone() {
+    async fn a_guard_extends_releases_and_notices_a_lost_lock() {
         let (locks, name, ttl) = locks();
         let short = Ttl::from_millis(1_000).expect("a TTL");
         let mut guard = lock(&locks, &name, short, AT_ONCE).await.expect("free");

@@ -1,25 +1,31 @@
-//! Redlock over N independent masters, made safe where the canonical text leaves it to operators.
+//! Redlock over N independent masters, made safe where the canonical text leaves safety to
+//! operators.
 //!
 //! # The algorithm on one page
 //!
-//! A lock is one key on each of N independent Redis masters, set only if it is free, with a TTL, under a value that
-//! nobody else can guess. It is *granted* when at least ⌊N/2⌋+1 of all configured nodes set it and some of the TTL is
-//! left: `validity = ttl − elapsed − drift`. Any two majorities share a node, so there is one holder at a time for as
-//! long as holders stop at their deadline and nodes keep what they were told. This is the canonical text
-//! (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). On top of it:
+//! A lock is one key on each of N independent Redis masters. A node sets the key only if it is
+//! free, with a TTL, and with a value that nobody else can guess. The lock is *granted* when at
+//! least ⌊N/2⌋+1 of all configured nodes set the key and some of the TTL is left:
+//! `validity = ttl − elapsed − drift`. Any two majorities share a node. So there is one holder at a
+//! time, as long as holders stop at their deadline and nodes keep what they stored. This is the
+//! canonical text (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). This
+//! crate adds:
 //!
-//! - every grant carries a *fencing token* T, larger than that of every earlier grant of the same lock. A resource that
-//!   refuses smaller tokens is safe even from a holder that slept through its deadline (Kleppmann, "How to do
-//!   distributed locking"). It costs no extra round trip: nodes keep the last T beside the lock and refuse smaller ones;
-//! - a failed, cancelled or timed-out attempt is released on every node it may have reached, on a deadline of its own,
-//!   and the release is a tombstone against commands that are still in flight;
-//! - a master that may have lost locks gives no votes until all of them have ended ([`node::eligibility`]);
-//! - an extension sets the lock again on masters that lost it;
-//! - waiters stand in a queue, and a release hands the lock to the next one in the same round trip;
-//! - outcomes are honest: refused, impossible and unknown are different answers ([`LockError`]).
+//! - Every grant carries a *fencing token* T, larger than that of every earlier grant of the same
+//!   lock. A resource that refuses smaller tokens is safe even from a holder that slept through its
+//!   deadline (Kleppmann, "How to do distributed locking"). The token costs no extra round trip:
+//!   nodes keep the last T beside the lock and refuse smaller ones.
+//! - A failed, cancelled or timed-out attempt is released on every node that it may have reached.
+//!   The release has a deadline of its own, and leaves a tombstone against commands still in
+//!   flight.
+//! - A master that may have lost locks does not vote until those locks have ended or were recovered
+//!   from the other masters ([`node::eligibility`]).
+//! - An extension sets the lock again on masters that lost it.
+//! - Waiters stand in a queue. A release hands the lock to the next waiter in the same round trip.
+//! - Refused, impossible and unknown are different outcomes ([`LockError`]).
 //!
-//! What exactly is promised, on what assumptions, and how it is shown: [`safety`]. How a request goes through all the
-//! modules, what states a node has, and a glossary: [`architecture`].
+//! [`safety`] states the promises, their assumptions and the evidence. [`architecture`] shows how a
+//! request passes through the modules, the states of a node, and a glossary.
 //!
 //! ```
 //! use std::time::Duration;
@@ -27,7 +33,7 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Five masters in this process. On real ones: .redis(["redis://10.0.0.1", "redis://10.0.0.2", "redis://10.0.0.3"])
+//! // Five masters in this process. For real masters: .redis(["redis://10.0.0.1", …])
 //! let locks = Redlock::builder().embedded(5).max_ttl(Ttl::from_millis(60_000)?).connect()?;
 //!
 //! let name = "reports/nightly".parse::<LockName>()?;
@@ -40,16 +46,17 @@
 //! assert!(matches!(other, Err(LockError::Held(_))));
 //!
 //! guard.extend(ttl).await?;
-//! guard.release().await?; // as dropping it would, in the background
+//! guard.release().await?; // dropping the guard releases in the background
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! On real masters nothing else changes, except that new ones wait before they vote, see [`Redlock::bootstrap`] and
-//! [`Redlock::ready`]. The examples `embedded` and `redis` of this crate show what errors mean.
+//! On real masters nothing else changes, except that new masters wait before they vote: see
+//! [`Redlock::bootstrap`] and [`Redlock::ready`]. The examples `embedded` and `redis` of this crate
+//! show what errors mean.
 //!
-//! A host that serves locks to others keeps no guards: what its clients hold is a [`Lease`], whose token travels with them.
-//! To keep trying for a while:
+//! A host that serves locks to others keeps no guards. Its clients hold a [`Lease`], whose token
+//! travels with them. To retry for a while:
 //!
 //! ```
 //! # use redlock_core::*;
@@ -60,12 +67,13 @@
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
 //! let policy = RetryPolicy { count: 20, ..RetryPolicy::default() };
 //! let next = locks.acquire_with_retry(&name, ttl, AcquireOptions::default(), &policy).await?;
-//! assert!(next.token.fencing() > held.token.fencing(), "granted after the first expired, with a larger token");
+//! // Granted after the first lease expired, with a larger token.
+//! assert!(next.token.fencing() > held.token.fencing());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! To wait for it, in the order of arrival, see [`Redlock::acquire_within`]:
+//! To wait for a lock in the order of arrival, see [`Redlock::acquire_within`]:
 //!
 //! ```
 //! # use std::time::Duration;
@@ -75,7 +83,8 @@
 //! # let locks = Redlock::builder().embedded(1).connect()?;
 //! # let (name, ttl) = ("a".parse::<LockName>()?, Ttl::from_millis(10_000)?);
 //! let held = locks.acquire(&name, ttl, AcquireOptions::default()).await?;
-//! let waits = locks.acquire_within(&name, ttl, AcquireOptions::default(), Duration::from_secs(5), || Ok(()));
+//! let options = AcquireOptions::default();
+//! let waits = locks.acquire_within(&name, ttl, options, Duration::from_secs(5), || Ok(()));
 //! let (next, _) = tokio::join!(waits, locks.release(&name, &held.token));
 //! assert!(next?.token.fencing() > held.token.fencing());
 //! # Ok(())
@@ -98,10 +107,10 @@
 //! | [`node`] | one master, in memory and on Redis | other nodes, quorum, retries |
 //! | [`error`] | outcomes | status codes |
 //!
-//! Each imports only what stands below it: no two modules import each other.
+//! Each module imports only modules below it. No two modules import each other.
 //!
-//! Nothing here knows HTTP, serde or environment variables. No table of held locks is kept: the token travels with the
-//! client, so any process over the same nodes can extend or release.
+//! Nothing here knows HTTP, serde or environment variables. No table of held locks is kept: the
+//! token travels with the client, so any process over the same nodes can extend or release.
 
 #![warn(missing_docs)]
 

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`types`] | names, owners, tokens and TTLs: parsed once, with their limits |
 //! | [`clock`] | time and randomness as traits, and the clock that mints fencing tokens |
-//! | [`quorum`] | whether enough votes have come, and whether they still can |
+//! | [`quorum`] | whether enough votes have arrived, and whether they still can |
 //! | [`validity`] | how long a grant is valid |
 //! | [`retry`] | when a refused acquire tries again |
 

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | `acquire` | one attempt, and the loop around attempts: split votes, retries, waiting | Redis, HTTP |
 //! | `extend` | extends a lock, and repairs it on nodes that lost it | who asked |
-//! | `release` | releases a lock, or hands it to the next waiter | whose turn it is |
+//! | `release` | releases a lock, or hands it to the next waiter | who may have the lock next |
 //! | `inspect`, `list` | show locks to people | how locks are acquired |
 
 pub(crate) mod acquire;

@@ -1,6 +1,6 @@
-//! The facade: what a user of the library can do, over the modules that do it.
+//! The facade: everything that a user of the library can do.
 //!
-//! Everything here is safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is
+//! Every call is safe to cancel. If a future is dropped, whatever its operation may have set is
 //! released, on a deadline of its own.
 
 use std::sync::Arc;
@@ -25,10 +25,11 @@ use crate::settings::{Env, Settings, SettingsError};
 use crate::shared::Shared;
 use crate::wait::{WaitRegistry, Waiting};
 
-/// A page that takes longer is of no use to anybody.
-const LONGEST_LISTING: Duration = Duration::from_secs(3600);
+/// The longest patience of a listing.
+const MAX_LISTING: Duration = Duration::from_secs(3600);
 
-/// Distributed locks over a fixed set of independent masters. Cheap to clone; all clones are one.
+/// Distributed locks over a fixed set of independent masters. Clones are cheap and share
+/// everything.
 #[derive(Clone)]
 pub struct Redlock {
     shared: Arc<Shared>,
@@ -36,10 +37,10 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// Puts nodes together, which must have been made of the same settings. Must be called on a tokio runtime.
+    /// Combines nodes that were made with the same settings. Must be called on a tokio runtime.
     ///
     /// # Errors
-    /// The setting, its value and what is allowed.
+    /// [`SettingsError`] names the setting, its value and the allowed values.
     pub fn new(
         nodes: Vec<Arc<dyn Node>>,
         settings: Settings,
@@ -53,12 +54,13 @@ impl Redlock {
         Ok(Self { shared, waiters })
     }
 
-    /// Tries to get the lock, without waiting for a holder. Only when contenders have split the votes so that nobody can
-    /// have a majority, it tries again, after a random pause longer than a round.
+    /// Tries to get the lock, without waiting for a holder. If contenders split the votes so that
+    /// nobody can have a majority, it tries again after a random pause longer than a round.
     ///
     /// # Errors
-    /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then), [`LockError::TtlTooLong`],
-    /// [`LockError::TtlTooShort`]; for a shared owner also [`LockError::Unknown`] and [`LockError::HeldTooLong`].
+    /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then),
+    /// [`LockError::TtlTooLong`], [`LockError::TtlTooShort`]. A shared owner may also get
+    /// [`LockError::Unknown`] and [`LockError::HeldTooLong`].
     pub async fn acquire(
         &self,
         name: &LockName,
@@ -69,10 +71,10 @@ impl Redlock {
             .await
     }
 
-    /// Tries until the lock is granted or the policy is exhausted; the last error is returned.
+    /// Tries until the lock is granted or the policy is exhausted, and then returns the last error.
     ///
     /// # Errors
-    /// As [`Redlock::acquire`].
+    /// As for [`Redlock::acquire`].
     pub async fn acquire_with_retry(
         &self,
         name: &LockName,
@@ -88,15 +90,17 @@ impl Redlock {
         .await
     }
 
-    /// Gets the lock, waiting for as long as `patience` for its holder and for those who have waited longer in this
-    /// process. Calls `on_wait` when it begins to wait, if it does, and gives up with its error. Safe to cancel: a future that
-    /// is dropped leaves the queue, and what it may have been granted is released.
+    /// Gets the lock, and waits up to `patience` for its holder and for earlier waiters in this
+    /// process. Calls `on_wait` when the request begins to wait, and returns the error of `on_wait`
+    /// if there is one. A future that is dropped leaves the queue and releases whatever it may have
+    /// been granted.
     ///
-    /// An owner that already has the lock is told of its grant without waiting.
+    /// An owner that already has the lock gets its existing grant without waiting.
     ///
     /// # Errors
-    /// At the end of its patience the last one of [`Redlock::acquire`]. [`LockError::TooManyWaiters`] at once where somebody
-    /// waits for the lock here already, and when the lock was tried where nobody does.
+    /// At the end of `patience` the last error of [`Redlock::acquire`].
+    /// [`LockError::TooManyWaiters`] immediately if others already wait for the lock here, and
+    /// otherwise after one attempt.
     pub async fn acquire_within(
         &self,
         name: &LockName,
@@ -109,13 +113,13 @@ impl Redlock {
         acquire::acquire_within(&self.shared, &self.waiters, params, patience, on_wait).await
     }
 
-    /// How many wait now.
+    /// The number of waiters, and of the locks they wait for, now.
     pub fn waiting(&self) -> Waiting {
         self.waiters.count()
     }
 
-    /// How far the fencing tokens that are minted now lie ahead of this machine's clock: what was learned from gateways whose
-    /// clocks are ahead of it.
+    /// How far newly minted fencing tokens lie ahead of this machine's clock. The lead is learned
+    /// from tokens of gateways whose clocks are ahead.
     pub fn clock_lead(&self) -> Duration {
         self.shared.tokens.lead()
     }
@@ -125,12 +129,14 @@ impl Redlock {
         self.shared.env.entropy.owner()
     }
 
-    /// Prolongs a lock: from now on it lives at least `ttl`; it is never shortened. Success proves that the owner has
-    /// held it without a gap: a lock that the same owner lost and got again has a newer token. Nodes that have lost the
-    /// lock get it again, in the background.
+    /// Extends a lock, so that it lives at least `ttl` from now on. An extension never shortens a
+    /// lock. Success proves that the owner held the lock without a gap: a lock that the same owner
+    /// lost and got again has a newer token. Nodes that lost the lock get it again in the
+    /// background.
     ///
     /// # Errors
-    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old deadline stands.
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old
+    /// deadline stands.
     pub async fn extend(
         &self,
         name: &LockName,
@@ -143,26 +149,29 @@ impl Redlock {
         extend::extend(&self.shared, self.shared.keys(name), token, ttl).await
     }
 
-    /// Gives a lock back. Returns when a majority has let go; nodes that did not answer are asked again in the
-    /// background.
+    /// Releases a lock. Returns when a majority has released it; nodes that did not answer are
+    /// asked again in the background.
     ///
     /// # Errors
-    /// [`LockError::Lost`]: it had been released or had expired. [`LockError::NotHolder`]. [`LockError::Unknown`].
+    /// [`LockError::Lost`]: the lock had been released or had expired. [`LockError::NotHolder`].
+    /// [`LockError::Unknown`].
     pub async fn release(&self, name: &LockName, token: &LockToken) -> Result<(), LockError> {
-        // What keeps a lock free after a loss of data is in nobody's name, and anybody can write that down.
+        // Records that keep a lock free after a loss of data have this owner, and anybody can forge
+        // it.
         if *token.owner() == Owner::NOBODY {
             return Err(LockError::Lost);
         }
         release::release(&self.shared, &self.waiters, name, token).await
     }
 
-    /// Releases what an owner was granted, by whichever of its requests, for a client that never got the token. Gives the fencing
-    /// token up to which that was done. A request of this owner that has begun by then, anywhere, cannot set the lock any more
-    /// with a token up to that one; one that goes on and asks again with a larger token is a new request.
+    /// Releases every grant of an owner, for a client that never received the token. Returns the
+    /// fencing token up to which grants were released. A request of this owner that began before
+    /// then, anywhere, can no longer set the lock with a token up to that one. A request that
+    /// retries with a larger token is a new request.
     ///
     /// # Errors
-    /// [`LockError::Lost`]: nothing of this owner held the lock. [`LockError::NotHolder`]: somebody else holds it.
-    /// [`LockError::Unknown`].
+    /// [`LockError::Lost`]: this owner did not hold the lock. [`LockError::NotHolder`]: somebody
+    /// else holds the lock. [`LockError::Unknown`].
     pub async fn release_owner(
         &self,
         name: &LockName,
@@ -174,13 +183,14 @@ impl Redlock {
         release::release_owner(&self.shared, &self.waiters, name, owner).await
     }
 
-    /// Releases a lock whoever holds it: the holder learns of it when it extends or releases, and its fencing token is all
-    /// that keeps its writes out from now on. A holder that comes in between keeps the lock. `on_found` hears who holds it
-    /// before the nodes are told anything.
+    /// Releases a lock whoever holds it. The holder finds out when it extends or releases; until
+    /// then only its fencing token keeps its writes out. A holder that gets the lock meanwhile
+    /// keeps it. `on_found` is called with the holder before anything is sent to the nodes.
     ///
     /// # Errors
-    /// [`LockError::Lost`]: nobody holds it. [`LockError::NotHolder`]: it went to somebody else in the meantime, or another
-    /// Redlock client has it, whose locks are not ours to judge. [`LockError::Unknown`].
+    /// [`LockError::Lost`]: nobody holds the lock. [`LockError::NotHolder`]: the lock went to
+    /// somebody else meanwhile, or belongs to another Redlock client, whose locks are not released
+    /// here. [`LockError::Unknown`].
     pub async fn force_release(
         &self,
         name: &LockName,
@@ -189,9 +199,10 @@ impl Redlock {
         release::force_release(&self.shared, &self.waiters, name, on_found).await
     }
 
-    /// Undoes a grant that nobody will use, without waiting: the answer could not be delivered. Does nothing for one that an
-    /// earlier request was granted, whose answer may have been delivered, and spares what another request has confirmed by
-    /// extending it: so only for a lease that its own user has never extended.
+    /// Undoes, without waiting, a grant that nobody will use because the answer could not be
+    /// delivered. Use this only for a lease that its own user has never extended. A replayed lease
+    /// is left alone, since its first answer may have been delivered. So is a grant that another
+    /// request has confirmed by extending it.
     pub fn abandon(&self, name: &LockName, lease: &Lease) {
         if !lease.replayed {
             release::release_and_hand_off(
@@ -219,16 +230,17 @@ impl Redlock {
         inspect::inspect(&self.shared, name).await
     }
 
-    /// A page of held locks whose names begin with `prefix` and pass. Reads one node after the other until so many were
-    /// read that no majority can be missed, and asks all nodes about every lock it meets. Locks that come or go during a
-    /// listing may be missed or shown twice, and those of a node that stops answering during it shown twice. Names that do
-    /// not pass are neither looked at nor counted, so that nothing in the page tells of them.
+    /// A page of held locks whose names begin with `prefix` and satisfy `passes`. Reads nodes one
+    /// after the other until no majority can have been missed, and asks all nodes about every lock
+    /// it finds. Locks that come or go during a listing may be missed or shown twice. Locks of a
+    /// node that stops answering may be shown twice. Names that do not satisfy `passes` are neither
+    /// asked about nor counted, so the page reveals nothing about them.
     ///
-    /// All of it goes on connections of its own, with backoff, so that no vote waits for it. The page ends after `patience`
-    /// with what it has.
+    /// Listings use connections of their own, with backoff, so no vote waits for them. After
+    /// `patience` the page ends with what it has.
     ///
     /// # Errors
-    /// [`LockError::NoQuorum`] when too few nodes can be read, or nothing could be within that time.
+    /// [`LockError::NoQuorum`] if too few nodes could be read, or none within `patience`.
     pub async fn list(
         &self,
         prefix: &str,
@@ -237,28 +249,25 @@ impl Redlock {
         patience: Duration,
         passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<LockPage, LockError> {
-        let params = ListParams {
-            prefix,
-            limit,
-            cursor,
-            until: Instant::now() + patience.min(LONGEST_LISTING),
-        };
+        let params =
+            ListParams { prefix, limit, cursor, until: Instant::now() + patience.min(MAX_LISTING) };
         list::list(&self.shared, params, passes).await
     }
 
-    /// Takes an operator's word that this cluster has never been used, and ends the quarantine of its nodes. The word is
-    /// believed only when all N nodes answer, none of them had a marker, and no gateway without that word was the first to
-    /// see one of them so (`bootstrap` in the settings of the nodes): waits until every node is known to be new, or one is
-    /// known not to be. It counts once.
+    /// Ends the quarantine of all nodes on an operator's declaration that this cluster has never
+    /// been used (`bootstrap` in the settings of the nodes). The declaration counts once. It is
+    /// accepted only if all N nodes answer, none of them had a marker, and no gateway without the
+    /// declaration saw such a node first. Waits until every node is known to be new, or one is
+    /// known not to be.
     ///
-    /// So it is not believed, although it may still stand in some configuration, when a cluster has lost *all* its data
-    /// under the eyes of a gateway, which is given a moment to say so. Without such a witness a total loss looks like a new
-    /// cluster: before this is said of a cluster that was in use, the longest TTL has to pass.
+    /// So a declaration that was left in some configuration is refused after a loss of *all* data,
+    /// if a gateway without it was running and reacts in time. Without such a witness, a total loss
+    /// looks like a new cluster. Before declaring a used cluster new, wait for the longest TTL.
     pub async fn bootstrap(&self) -> Bootstrap {
         bootstrap::bootstrap(&self.shared.nodes).await
     }
 
-    /// What is left of a lease now: `None` when it must no longer be trusted.
+    /// The validity left of a lease now; `None` when the lease must no longer be trusted.
     pub fn validity(&self, lease: &Lease) -> Option<Duration> {
         lease.validity(self.shared.env.clock.monotonic())
     }
@@ -268,28 +277,30 @@ impl Redlock {
         lease.elapsed(self.shared.env.clock.monotonic())
     }
 
-    /// Time since the lock was acquired, as its fencing token says.
+    /// Time since the lock was acquired, by its fencing token.
     pub fn held_for(&self, token: &LockToken) -> Duration {
         self.shared.tokens.age(token.fencing())
     }
 
-    /// Microseconds since 1970 by this machine's wall clock, for people.
+    /// Microseconds since 1970 by this machine's wall clock, for display.
     pub fn wall_micros(&self) -> u64 {
         self.shared.env.clock.wall_micros()
     }
 
-    /// The monotonic clock of this process, which [`NodeMemory`](crate::node::NodeMemory) refers to.
+    /// The monotonic clock of this process, which [`NodeMemory`](crate::node::NodeMemory) refers
+    /// to.
     pub fn monotonic(&self) -> Duration {
         self.shared.env.clock.monotonic()
     }
 
-    /// A status feed for every node, by name.
+    /// The name and the status feed of every node.
     pub fn nodes(&self) -> Vec<(String, watch::Receiver<NodeStatus>)> {
         self.shared.nodes.iter().map(|node| (node.name().to_owned(), node.status())).collect()
     }
 
-    /// Waits until a majority may vote: for as long as masters cannot be reached, are refused, or are in quarantine
-    /// because they are new or have lost data ([`Redlock::nodes`] says which and why).
+    /// Waits until a majority may vote. Masters do not vote while they cannot be reached, are
+    /// refused, or are in quarantine because they are new or lost data. [`Redlock::nodes`] shows
+    /// which, and why.
     pub async fn ready(&self) {
         let mut statuses: Vec<_> = self.shared.nodes.iter().map(|node| node.status()).collect();
         let votes = |status: &mut watch::Receiver<NodeStatus>| status.borrow_and_update().votes();
@@ -306,12 +317,13 @@ impl Redlock {
         self.shared.nodes.iter().filter(admitted).count() >= self.shared.quorum.size()
     }
 
-    /// Size of the cluster and its majority.
+    /// The number of nodes and the size of a majority.
     pub fn quorum(&self) -> Quorum {
         self.shared.quorum
     }
 
-    /// Waits until no release is under way any more; for shutting down. Does not wait for nodes that are down.
+    /// Waits until no release is in flight, for shutting down. Does not wait for nodes that are
+    /// down.
     pub async fn drained(&self) {
         self.shared.pending.drained().await;
     }
@@ -328,7 +340,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[tokio::test]
-    async fn nodes_that_were_made_for_another_max_ttl_are_refused_with_both() {
+    async fn nodes_with_another_max_ttl_are_refused_naming_both() {
         use crate::node::redis::{RedisNode, RedisUrl};
 
         let of_nodes =
@@ -344,7 +356,7 @@ mod tests {
         assert!(said.contains("10s") && said.contains("300s"), "{said}");
     }
 
-    // What went wrong once.
+    // Regression tests.
 
     #[tokio::test]
     async fn nobodys_token_extends_and_releases_nothing() {
@@ -356,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_waiter_of_little_patience_in_the_turn_of_others_still_asks_once() {
+    async fn an_impatient_waiter_asks_once_despite_a_yield() {
         let (locks, name, ttl) = one_node();
         let fairness = &locks.shared.fairness;
         let lock = locks.shared.keys(&name).lock;
@@ -370,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_patience_without_end_is_no_panic() {
+    async fn an_endless_patience_does_not_panic() {
         let (locks, name, ttl) = one_node();
         let lease = locks
             .acquire_within(&name, ttl, AcquireOptions::default(), Duration::MAX, || Ok(()))

@@ -1,7 +1,8 @@
-//! One question to all nodes: submitted to every node before anything can return, answered at the deciding vote or at
-//! the time limit. The round outlives whoever asked: late votes still arrive here.
+//! One question to all nodes. A round submits it to every node before anything can return. The
+//! outcome is known at the deciding vote or at the time limit.
 //!
-//! One object serves all nodes of a round, with one wake-up at the deciding vote.
+//! One object serves all nodes of a round, with one wake-up at the deciding vote. A round outlives
+//! its asker: late votes still arrive here.
 
 pub(crate) mod pending_releases;
 pub(crate) mod times;
@@ -24,16 +25,16 @@ use crate::node::{
 pub(crate) struct Round {
     quorum: Quorum,
     op: Arc<Op>,
-    /// How long the answer is waited for, and until when that is.
+    /// How long the asker waits for the outcome; `deadline` is the end of that time.
     limit: Duration,
     deadline: Instant,
-    /// When a node need not begin any more.
+    /// A node must not begin the operation after this time.
     not_after: Instant,
     observer: Arc<dyn Observer>,
     trace: Option<Box<dyn RoundTrace>>,
-    /// Where a release that a node failed to answer is kept for another try.
+    /// Keeps a release that a node failed to answer, to retry it.
     pending: Option<Arc<PendingReleases>>,
-    /// Whether a release is also owed where its T is too far ahead for now.
+    /// Whether a release is also owed to a node that refuses its T as too far ahead.
     owe_clock: bool,
     when_missing: Option<Arc<dyn WhenMissing>>,
     ballot: Mutex<Ballot>,
@@ -43,7 +44,7 @@ pub(crate) struct Round {
 struct Ballot {
     votes: Vec<Option<Vote>>,
     decision: Decision,
-    /// What undoes what still comes in, once nobody wants it.
+    /// Undoes grants that arrive after the attempt was abandoned.
     undo: Option<Abandoned>,
 }
 
@@ -52,13 +53,13 @@ struct Abandoned {
     pending: Arc<PendingReleases>,
 }
 
-/// What is done for nodes that have no such lock, once a majority has said yes.
+/// Repairs nodes that lost the lock, once a majority has said yes.
 pub(crate) trait WhenMissing: Send + Sync {
-    /// `nodes` have nothing, `witness` is part of the majority. May be called again for votes that come later.
+    /// `nodes` store no such lock, `witness` is part of the majority. Called again for later votes.
     fn missing(self: Arc<Self>, nodes: Vec<usize>, witness: usize);
 }
 
-/// Whether a vote says that an acquire may have set something.
+/// Whether an acquire with this vote may have set the lock.
 fn may_have_granted(vote: &Vote) -> bool {
     match vote {
         Vote::Granted => true,
@@ -68,7 +69,45 @@ fn may_have_granted(vote: &Vote) -> bool {
     }
 }
 
-/// How a round ended.
+/// A round whose nodes have not been asked yet. Asking consumes it, so no round is asked twice. A
+/// round that is never asked has no votes, and pending undos would wait for them for ever.
+#[must_use = "a round that is not asked gets no votes"]
+pub(crate) struct PreparedRound(Arc<Round>);
+
+impl PreparedRound {
+    /// The round as it will be asked, for an attempt that has to undo its grants.
+    pub(crate) fn round(&self) -> &Arc<Round> {
+        &self.0
+    }
+
+    /// Asks the nodes whose bit is set. The others count as open for ever.
+    pub(crate) fn ask(self, nodes: &[Arc<dyn Node>], mask: u32) -> Arc<Round> {
+        self.0.submit(nodes, mask);
+        self.0
+    }
+
+    /// Asks all nodes `then`. Nodes whose bit is set are asked this question immediately before, in
+    /// the same call. Returns this round.
+    pub(crate) fn ask_before(
+        self,
+        nodes: &[Arc<dyn Node>],
+        mask: u32,
+        then: PreparedRound,
+    ) -> Arc<Round> {
+        for (index, node) in masked(nodes, mask) {
+            node.submit_both(self.0.task(index), then.0.task(index));
+        }
+        then.0.submit(nodes, !mask);
+        self.0
+    }
+}
+
+/// The nodes whose bit is set, by index.
+fn masked(nodes: &[Arc<dyn Node>], mask: u32) -> impl Iterator<Item = (usize, &Arc<dyn Node>)> {
+    nodes.iter().enumerate().filter(move |(index, _)| mask & (1 << index) != 0)
+}
+
+/// The end of a round.
 pub(crate) struct RoundOutcome {
     pub(crate) decision: Decision,
     /// By node; `None` where the answer was not needed any more.
@@ -76,35 +115,36 @@ pub(crate) struct RoundOutcome {
 }
 
 impl Round {
-    /// A question that is not asked yet, to be answered within `limit` from now. Everything that is made here has to be asked.
-    pub(crate) fn new(
+    /// An operation that needs an outcome within `limit` from now.
+    pub(crate) fn prepare(
         quorum: Quorum,
         op: Op,
         limit: Duration,
         observer: &Arc<dyn Observer>,
         when_missing: Option<Arc<dyn WhenMissing>>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    ) -> PreparedRound {
+        PreparedRound(Arc::new(Self {
             when_missing,
             ..Self::open(quorum, Arc::new(op), (limit, limit), observer)
-        })
+        }))
     }
 
-    /// A release, to be answered within the first of two times and worth running within the second. What a node fails to
-    /// answer is owed; with `owe_clock` also what it refuses for its T.
-    pub(crate) fn release(
+    /// A release that needs an outcome within `limits.0`, and is worth running within `limits.1`. A
+    /// node that fails to answer is still owed the release. With `owe_clock` so is a node that
+    /// refuses its T.
+    pub(crate) fn prepare_release(
         quorum: Quorum,
         op: Arc<Op>,
         limits: (Duration, Duration),
         observer: &Arc<dyn Observer>,
         pending: &Arc<PendingReleases>,
         owe_clock: bool,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    ) -> PreparedRound {
+        PreparedRound(Arc::new(Self {
             pending: Some(pending.clone()),
             owe_clock,
             ..Self::open(quorum, op, limits, observer)
-        })
+        }))
     }
 
     fn open(
@@ -132,27 +172,11 @@ impl Round {
         }
     }
 
-    /// Asks the nodes whose bit is set; the others count as open for ever.
-    pub(crate) fn ask(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32) {
-        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0)
-        {
+    fn submit(self: &Arc<Self>, nodes: &[Arc<dyn Node>], mask: u32) {
+        for (index, node) in masked(nodes, mask) {
             let Task { op, not_after, reply } = self.task(index);
             node.submit(op, not_after, reply);
         }
-    }
-
-    /// Asks all nodes another question; those whose bit is set are asked this right before.
-    pub(crate) fn ask_before(
-        self: &Arc<Self>,
-        nodes: &[Arc<dyn Node>],
-        mask: u32,
-        then: &Arc<Self>,
-    ) {
-        for (index, node) in nodes.iter().enumerate().filter(|(index, _)| mask & (1 << index) != 0)
-        {
-            node.submit_both(self.task(index), then.task(index));
-        }
-        then.ask(nodes, !mask);
     }
 
     fn task(self: &Arc<Self>, node: usize) -> Task {
@@ -169,11 +193,11 @@ impl Round {
         }
     }
 
-    /// Waits for the deciding vote, at most until the deadline. Nodes that have not answered by then are counted as timed
-    /// out, which is "unknown" and not a refusal.
+    /// Waits for the deciding vote, until the deadline at most. A node without an answer by then
+    /// counts as timed out, which is "unknown" and not a refusal.
     pub(crate) async fn outcome(&self) -> RoundOutcome {
         let decision = std::future::poll_fn(|cx| {
-            // Registered before looking, or a vote between the two would wake nobody.
+            // Registered before the check: a vote in between would otherwise wake nobody.
             self.decided.register(cx.waker());
             match self.lock().decision {
                 Decision::Open => Poll::Pending,
@@ -203,7 +227,8 @@ impl Round {
         RoundOutcome { decision, votes }
     }
 
-    /// The votes when they are as wanted, or all in, or at the deadline; also those after the deciding one.
+    /// The votes as soon as they are `wanted`, or complete, or at the deadline. Votes after the
+    /// deciding one are included.
     pub(crate) async fn votes_until(
         &self,
         wanted: impl Fn(&[Option<Vote>]) -> bool,
@@ -218,7 +243,7 @@ impl Round {
         self.lock().votes.clone()
     }
 
-    /// The nodes where an acquire was granted, or may have been, or may still be.
+    /// The nodes where an acquire was granted, may have been, or may still be.
     pub(crate) fn touched(&self) -> u32 {
         let touched = |vote: &Option<Vote>| vote.as_ref().is_none_or(may_have_granted);
         self.lock()
@@ -228,15 +253,15 @@ impl Round {
             .fold(0, |mask, (index, vote)| mask | u32::from(touched(vote)) << index)
     }
 
-    /// From now on, undoes an acquire where it turns out to have been granted. Gives the nodes where it has already, or may
-    /// have. A node that has not voted is waited for: a release that is sent ahead would leave its tombstone where nothing was
-    /// set.
+    /// From now on, undoes the acquire on every node that grants it. Returns the nodes that have
+    /// granted it already, or may have. The undo for a node without a vote is sent when the vote
+    /// arrives: a release sent ahead would leave its tombstone where nothing was set.
     pub(crate) fn abandon(&self, undo: Arc<Op>, pending: Arc<PendingReleases>) -> u32 {
         let mut ballot = self.lock();
         let mut due = 0;
         for (index, vote) in ballot.votes.iter().enumerate() {
             match vote {
-                // Counted as under way until it has voted.
+                // In flight until the node has voted.
                 None => pending.began(),
                 Some(vote) => due |= u32::from(may_have_granted(vote)) << index,
             }
@@ -276,7 +301,8 @@ impl Voter for Round {
         let lost = match &self.when_missing {
             Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let all = 0..ballot.votes.len();
-                // At the decision for all that have no such lock; after it for each that comes in.
+                // At the decision: every node without the lock. After it: each such node as its
+                // vote arrives.
                 let is_lost = |at: &usize| ballot.votes[*at].as_ref().is_some_and(is_repairable);
                 let lost: Vec<usize> =
                     all.clone().filter(|at| is_lost(at) && (was_open || *at == node)).collect();
@@ -300,7 +326,7 @@ impl Voter for Round {
             trace.decided(word);
         }
         if decided {
-            // Also after the decision: somebody may still want to hear this node, see `votes_until`.
+            // Also after the decision: a waiter in `votes_until` may need this vote.
             self.decided.wake();
         }
         if let Some((when_missing, lost, witness)) = lost {
@@ -309,7 +335,8 @@ impl Voter for Round {
     }
 }
 
-/// Whether a node that gave this vote on an extension can be given the lock: it stores none, or keeps it free.
+/// Whether a node with this vote on an extension can be repaired: it stores no lock, or a record
+/// that keeps the lock free.
 fn is_repairable(vote: &Vote) -> bool {
     match vote {
         Vote::Missing => true,
@@ -329,11 +356,12 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             (Op::Acquire { .. }, Vote::Held(_))
             | (Op::Extend { .. } | Op::Release { .. }, Vote::Held(_) | Vote::Missing)
             | (Op::Inspect { .. }, Vote::Missing) => tally.no += 1,
-            // The yes of an inspection is agreement among nodes: counted below.
+            // The yes of an inspection is agreement among nodes, counted below.
             (Op::Inspect { .. }, Vote::Found(_)) => {}
-            // Neither a stale T nor a lock of its own refuses an owner for good: see `acquire/attempt.rs`.
+            // Neither a stale T nor a lock of its own refuses an owner for good, see
+            // `acquire/attempt.rs`.
             (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Yours(_)) => tally.failed += 1,
-            // An answer to another question.
+            // Votes that answer another question.
             (_, Vote::Granted | Vote::Held(_) | Vote::Extended { .. }) => tally.failed += 1,
             (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,
         }

@@ -1,4 +1,4 @@
-//! What a [`Redlock`](crate::Redlock) is made of besides its nodes, checked before anything is started.
+//! The settings of a [`Redlock`](crate::Redlock), checked before anything is started.
 
 use std::time::Duration;
 
@@ -12,27 +12,31 @@ use crate::node::eligibility::ClusterConfig;
 #[cfg(feature = "redis")]
 use crate::node::redis::{RedisSettings, RedisUrlError};
 
-/// What all processes of a cluster must agree on (the first three), and how patient this one is.
+/// All processes of a cluster must agree on `key_prefix`, `max_ttl` and `node.max_clock_skew`. The
+/// other settings are local.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Put before every lock name to make its key. Must not contain braces.
+    /// Stands before every lock name in its key. Must not contain braces.
     pub key_prefix: String,
-    /// The longest TTL anybody may ask for. With D it sets the quarantine of a node that may have lost locks.
+    /// The longest TTL anybody may ask for. With `max_clock_skew` it sets the quarantine of a node
+    /// that may have lost locks.
     pub max_ttl: Ttl,
-    /// What each node is told; in it D, how far a fencing token may be from a node's own time.
+    /// Settings for each node, including `max_clock_skew`: how far a fencing token may be from the
+    /// node's own time.
     pub node: NodeSettings,
     /// How long a round waits for a node; a tenth of the TTL if that is less.
     pub node_timeout: Duration,
-    /// Part of a TTL that clocks running at different rates may eat.
+    /// The part of a TTL, 0.0 to 0.5, that is reserved for clocks that run at different rates.
     pub drift_factor: f64,
-    /// How many may wait for locks, see [`Redlock::acquire_within`](crate::Redlock::acquire_within).
+    /// How many requests may wait for locks, see
+    /// [`Redlock::acquire_within`](crate::Redlock::acquire_within).
     pub max_waiters: usize,
-    /// How many of them may wait for the same one.
+    /// How many requests may wait for the same lock.
     pub max_waiters_per_lock: usize,
 }
 
 impl Settings {
-    /// What the masters of this node set are to know: the same as the locks on them.
+    /// Settings for the Redis nodes of this cluster, equal to those of the locks on them.
     #[cfg(feature = "redis")]
     pub fn of_masters(&self, cluster: &str) -> RedisSettings {
         let Self { key_prefix, max_ttl, node_timeout, drift_factor, node, .. } = self.clone();
@@ -51,7 +55,7 @@ impl Settings {
         }
     }
 
-    /// The quorum of nodes with these names, if nodes and settings are fit to hold locks.
+    /// Checks the settings and the node names, and returns the quorum.
     pub(crate) fn check<'a>(
         &self,
         nodes: impl IntoIterator<Item = &'a str>,
@@ -81,7 +85,7 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// `lock:`, 5 minutes, D = 2 s, 50 ms, 1 %, 10,000 waiters, 1,024 for one lock.
+    /// `lock:`, 5 minutes, max_clock_skew of 2 s, 50 ms, 1 %, 10,000 waiters, 1,024 for one lock.
     fn default() -> Self {
         Self {
             key_prefix: "lock:".into(),
@@ -99,50 +103,52 @@ impl Default for Settings {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// No node, or too many.
+    /// No node, or more than [`Quorum::MAX_NODES`].
     #[error(transparent)]
     Nodes(#[from] NodeCountError),
     /// Two nodes with one name are not independent.
     #[error("node {0} is given twice; a quorum needs independent nodes")]
     DuplicateNode(String),
-    /// No address of a master.
+    /// A text that is no address of a master.
     #[cfg(feature = "redis")]
     #[error("node number {number}: {error}")]
     NodeUrl {
-        /// Its place among the addresses, from 1.
+        /// The position of the text among the addresses, from 1.
         number: usize,
-        /// What is wrong with it.
+        /// Why the text is no address.
         error: RedisUrlError,
     },
-    /// A node would be let in again before the longest locks of the others have ended.
+    /// The node would vote again before the longest locks have ended.
     #[error(
-        "node {node} was made for a max_ttl of {of_node:?}, and locks may live for {of_locks:?}; both must be the same"
+        "node {node} was made for a max_ttl of {of_node:?}, but locks may live for \
+         {of_locks:?}; both must agree"
     )]
     MaxTtl {
         /// The node.
         node: String,
-        /// What its quarantine covers.
+        /// The longest TTL that the node's quarantine covers.
         of_node: Duration,
-        /// What is asked for.
+        /// The `max_ttl` of the settings.
         of_locks: Duration,
     },
-    /// Outside `0.0..=0.5`.
+    /// A drift factor outside `0.0..=0.5`.
     #[error("a drift factor of {0} is outside 0.0 to 0.5")]
     DriftFactor(f64),
-    /// Nothing could ever answer in time.
+    /// A `node_timeout` within which no node could answer.
     #[error("a node time-out of {0:?} is below 1 ms")]
     NodeTimeout(Duration),
-    /// Rounds that take longer are not believed.
+    /// A `node_timeout` above the longest round that counts.
     #[error(
-        "a node time-out of {given:?} is longer than a round may take: {longest:?}, 3 times what clocks may differ by and at least 5 s"
+        "a node time-out of {given:?} is above {longest:?}: 3 times the clock skew, and at \
+         least 5 s"
     )]
     LongNodeTimeout {
-        /// What was asked for.
+        /// The given `node_timeout`.
         given: Duration,
-        /// The most.
+        /// The longest allowed.
         longest: Duration,
     },
-    /// Braces would mix up lock keys with the keys kept beside them.
+    /// A prefix with braces would mix lock keys with the keys kept beside them.
     #[error(
         "the key prefix {0:?} contains a brace or a control character, or is longer than 255 bytes"
     )]

@@ -1,5 +1,6 @@
-//! What all operations of one process share: the nodes and their quorum, the settings, the clock that mints tokens, the
-//! releases that are pending. And what all of them do with it: ask every node, send a release, report what nodes said.
+//! The state that all operations of one process share: nodes, quorum, settings, token clock,
+//! pending releases. Beside it stand the steps that several operations use: ask every node, send a
+//! release, report the nodes' answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::round::pending_releases::PendingReleases;
 use crate::round::times::RoundTimes;
 use crate::round::votes::{self, can_hold, holds};
-use crate::round::{Round, RoundOutcome};
+use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::settings::{Env, Settings, SettingsError};
 use crate::wait::fairness::Fairness;
 
@@ -31,8 +32,8 @@ pub(crate) struct Shared {
     pub(crate) pending: Arc<PendingReleases>,
     pub(crate) fairness: Arc<Fairness>,
     pub(crate) round_times: RoundTimes,
-    /// Ends with this.
-    _adoptions: Recoveries,
+    /// Stops when dropped, as do the catch-ups.
+    _recoveries: Recoveries,
     _catch_ups: CatchUps,
 }
 
@@ -58,7 +59,7 @@ impl Shared {
         let pending = PendingReleases::start(&nodes, env.observer.clone(), life);
         let tokens = HybridClock::new(env.clock.clone(), settings.node.max_clock_skew);
         let fairness = Arc::new(Fairness::new(env.entropy.as_ref()));
-        let _adoptions = recovery::start(&nodes, quorum, &settings, &env);
+        let _recoveries = recovery::start(&nodes, quorum, &settings, &env);
         let _catch_ups = catch_up::start(&nodes, quorum, &settings, &env);
         Ok(Arc::new(Self {
             nodes: nodes.into(),
@@ -69,7 +70,7 @@ impl Shared {
             pending,
             fairness,
             round_times: RoundTimes::default(),
-            _adoptions,
+            _recoveries,
             _catch_ups,
         }))
     }
@@ -83,10 +84,10 @@ impl Shared {
         if asked > max { Err(LockError::TtlTooLong { asked, max }) } else { Ok(()) }
     }
 
-    /// Whether the TTL of an acquire covers a round as they are now.
+    /// Whether a tenth of the TTL covers a round at the present speed of rounds.
     pub(crate) fn check_rounds(&self, asked: Ttl) -> Result<(), LockError> {
         let limit = asked.duration() / 10;
-        // A longer TTL would be given no more.
+        // The limit of a round is already `node_timeout`: a longer TTL would not raise it.
         if limit >= self.settings.node_timeout {
             return Ok(());
         }
@@ -98,52 +99,58 @@ impl Shared {
         }
     }
 
-    /// Never above a tenth of the TTL, so that a round with hung nodes leaves most of the lease.
+    /// The time limit of a round: at most a tenth of the TTL, so that a round with hung nodes
+    /// leaves most of the lease.
     pub(crate) fn round_limit(&self, ttl: Ttl) -> Duration {
         self.settings.node_timeout.min(ttl.duration() / 10)
     }
 
-    /// Whether the answers to what was begun then count now. Later, a master that has lost its vote may have been given back
-    /// what others had told before theirs.
+    /// Whether answers to a request that began at `started` still count at `now`. Recovery makes
+    /// later answers unsafe, see [`validity::longest_round`].
     pub(crate) fn counts(&self, started: Duration, now: Duration) -> bool {
         let longest = validity::longest_round(self.settings.node.max_clock_skew);
         now.saturating_sub(started) <= longest
     }
 
-    /// Asks all nodes what they have of a lock.
+    /// Asks all nodes what they store for a lock.
     pub(crate) fn inspect(&self, keys: Keys, limit: Duration) -> Arc<Round> {
-        let round = Round::new(self.quorum, Op::Inspect { keys }, limit, &self.env.observer, None);
-        round.ask(&self.nodes, ALL_NODES);
-        round
+        Round::prepare(self.quorum, Op::Inspect { keys }, limit, &self.env.observer, None)
+            .ask(&self.nodes, ALL_NODES)
     }
 
-    /// The votes of a round that was refused, once they tell whether one holder has a majority. Refusals for different
-    /// contenders say little: the votes that are still out decide.
+    /// The votes of a refused round, once they show whether one holder has a majority. If the
+    /// refusals name different holders, outstanding votes decide: this waits for them.
     pub(crate) async fn clear_votes(&self, round: &Round) -> Vec<Option<Vote>> {
         let clear =
             |votes: &[Option<Vote>]| holds(self.quorum, votes) || !can_hold(self.quorum, votes);
         round.votes_until(clear).await
     }
 
-    /// Releases on the nodes whose bit is set.
+    /// Sends a release to the nodes whose bit is set.
     pub(crate) fn release_on(&self, op: Arc<Op>, mask: u32) -> Arc<Round> {
-        let round = self.release_round(op);
-        round.ask(&self.nodes, mask);
-        round
+        self.release_round(op).ask(&self.nodes, mask)
     }
 
     /// A release that is not sent yet.
-    pub(crate) fn release_round(&self, op: Arc<Op>) -> Arc<Round> {
-        // A node sets no tombstone for a T more than half of D ahead of it, but it may have granted one up to D ahead. What is
-        // further ahead was invented, and nothing is owed for it.
+    pub(crate) fn release_round(&self, op: Arc<Op>) -> PreparedRound {
+        // A node sets no tombstone for a T more than max_clock_skew / 2 ahead of its clock, but may
+        // have granted a T up to max_clock_skew ahead. No node has granted a T further ahead, so
+        // nothing is owed for it.
         let t = match op.as_ref() {
             Op::Release { record, .. } => record.fencing(),
             _ => None,
         };
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
-        // A release is worth running however late it is.
+        // A late release is still worth running.
         let limits = (self.settings.node_timeout, self.settings.max_ttl.duration());
-        Round::release(self.quorum, op, limits, &self.env.observer, &self.pending, owe_clock)
+        Round::prepare_release(
+            self.quorum,
+            op,
+            limits,
+            &self.env.observer,
+            &self.pending,
+            owe_clock,
+        )
     }
 
     pub(crate) fn lease(
@@ -154,8 +161,8 @@ impl Shared {
         outcome: &RoundOutcome,
     ) -> Lease {
         let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended { .. });
-        // Beyond the longest TTL nothing is promised, whatever somebody has made of the keys: masters that forget are trusted
-        // again after it.
+        // Nothing is promised beyond `max_ttl`, even if a key was given a longer life: a master
+        // that lost its data votes again after that time.
         let life =
             votes::life(self.quorum, ttl, &outcome.votes).min(self.settings.max_ttl.duration());
         Lease {
@@ -181,7 +188,7 @@ impl Shared {
         self.names().zip(answers).map(|(node, answer)| NodeReport { node, answer }).collect()
     }
 
-    /// The report of a round that was not even begun.
+    /// The reports of a round that was not begun.
     pub(crate) fn reports_of(&self, reason: Reason, detail: &str) -> Vec<NodeReport> {
         let failure = || NodeAnswer::Failed(Failure::new(reason, Effect::None, detail));
         self.names().map(|node| NodeReport { node, answer: failure() }).collect()

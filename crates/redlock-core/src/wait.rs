@@ -1,33 +1,47 @@
-//! Waiting for a lock: a queue per lock name, in the order of arrival, of which only the first waiter competes.
+//! Waiting for a lock: one queue per lock name, in the order of arrival. Only the first waiter
+//! competes.
 //!
-//! Polling libraries spend their time asleep, or splitting the votes among contenders. Here W waiters of one process cost
-//! one competitor, and that one is told when to try:
+//! Clients that poll spend their time asleep, or split the votes among them. Here the W waiters of
+//! one process are one competitor, which learns when to try from three sources:
 //!
-//! - *Local handoff.* A release that comes through this process asks for the lock again on behalf of the first waiter, in
-//!   the same call to every node: one round trip from holder to holder.
-//! - *Hints.* A waiter that is refused has the nodes tell the other processes that somebody waits here. A process that
-//!   knows of waiters elsewhere has its releases tell them. Nobody is told anything while nobody waits, and the scripts
-//!   of an uncontended lock are what they would be without all this. See [`fairness`].
-//! - *Polls.* Hints may be lost, and a lock that expires sends none. So the first waiter asks anyway: when the lock may
-//!   expire at the earliest, and about twice in a second; less often while very many locks are waited for, see [`polls`].
+//! - *Local handoff.* A release through this process asks for the lock again on behalf of the first
+//!   waiter, in the same call to every node. The lock moves from holder to holder in one round
+//!   trip.
+//! - *Hints.* A refused waiter has the nodes publish that somebody waits here. A process that knows
+//!   of waiters elsewhere has the nodes publish its releases. While nobody waits, nothing is
+//!   published, and the scripts of an uncontended lock are no different. See [`fairness`].
+//! - *Polls.* A hint may be lost, and a lock that expires sends none. So the first waiter also asks
+//!   when the lock may expire, and about twice per second, or less often while very many locks are
+//!   waited for. See [`polls`].
 //!
-//! A turn of local handoffs ends when others wait and it has lasted 32 handoffs or 10 ms: then the release is for the
-//! others, and the queue here competes again after a pause. Where no node passes any hints on, a turn ends all the same,
-//! after seconds, and for as long as the others may take to poll.
+//! Local handoffs have a quota while others wait: 32 handoffs or 10 ms. Then the release is for the
+//! others, and the queue here competes again after a pause. If no node passes on hints, the quota
+//! is 4 s, and the pause is as long as the others may take to poll.
 //!
-//! A waiter whose attempt finds no quorum gives up its turn where others give their rounds more time: a TTL that is too short
-//! for the way to the nodes keeps the lock from nobody else. Where they would fare no better the line keeps its order, and
-//! backs off as a whole.
+//! A waiter whose attempt finds no quorum lets waiters pass whose rounds have more time. So a TTL
+//! that is too short for the distance to the nodes blocks nobody else. If nobody's rounds have more
+//! time, the queue keeps its order and backs off as a whole.
 //!
-//! Promised is the order within one process, for those who wait. An [`acquire`](crate::Redlock::acquire) does not wait, so it
-//! is in nobody's queue, and may find the lock free between two of them. Nothing here has a part in safety: a waiter gets
-//! the lock by the votes of a majority, and a fencing token. What asks for votes, and with what (`A`), is not known here: a
-//! handoff is a plan, which [`release`](crate::operations::release) carries out.
+//! The order is promised within one process, among waiters. An [`acquire`](crate::Redlock::acquire)
+//! does not wait: it is in no queue, and may find the lock free between two waiters. Nothing here
+//! has a part in safety: a waiter gets the lock by the votes of a majority, with a fencing token.
+//! This module does not know what is asked of the nodes (`A`).
+//! [`release`](crate::operations::release) carries out a handoff.
+//!
+//! | module | what it is for | what it does not know |
+//! | --- | --- | --- |
+//! | `queue` | the waiters of each lock, and when the first of them tries | who waits, and how |
+//! | `ticket` | a waiter's place in a queue: enter, step, report, leave | other gateways |
+//! | `handoff` | the plan of a release: which waiter gets the lock | when a plan is made |
+//! | [`fairness`] | which locks are waited for elsewhere, and whose they are next | queues |
+//! | [`polls`] | how often waiters poll | queues |
 
 pub(crate) mod fairness;
+mod handoff;
 pub(crate) mod polls;
 pub(crate) mod queue;
 mod sync;
+pub(crate) mod ticket;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,17 +50,20 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use self::fairness::Fairness;
-use self::queue::{Bounds, Handoff, Next, WaitQueues, WaitTicket};
+use self::handoff::{Handoff, Next};
+use self::queue::{Bounds, WaitQueues};
+use self::ticket::WaitTicket;
 use crate::model::clock::{Clock, Entropy};
 use crate::model::types::{FencingToken, LockName, Owner};
 use crate::node::hint::HintKind;
 use crate::node::{Hint, Listener};
 use crate::settings::{Env, Settings};
 
-/// The first poll of a queue whose first waiter got the lock at once: those behind it have not been announced yet.
+/// The first poll of a queue whose first waiter got the lock immediately: the waiters behind it
+/// have not been announced to other gateways yet.
 const FIRST_POLL: Duration = Duration::from_millis(25);
 
-/// How many wait in this process.
+/// The number of waiters in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Waiting {
     /// Requests that wait.
@@ -55,11 +72,11 @@ pub struct Waiting {
     pub locks: usize,
 }
 
-/// The waiters of one process, and what is known of those elsewhere.
+/// The waiters of this process, and the known waiters elsewhere.
 pub(crate) struct WaitRegistry<P, A> {
     queues: Arc<WaitQueues<P, A>>,
     fairness: Arc<Fairness>,
-    /// What a hint may name: everybody who may write to the nodes can publish.
+    /// Hints for other names are ignored, because everybody who may write to the nodes can publish.
     key_prefix: Bytes,
     max_clock_skew: Duration,
     clock: Arc<dyn Clock>,
@@ -69,7 +86,7 @@ pub(crate) struct WaitRegistry<P, A> {
 impl<P: Clone, A> WaitRegistry<P, A> {
     pub(crate) fn new(settings: &Settings, env: &Env, fairness: Arc<Fairness>) -> Self {
         let bounds =
-            Bounds { total: settings.max_waiters, of_one_lock: settings.max_waiters_per_lock };
+            Bounds { total: settings.max_waiters, per_lock: settings.max_waiters_per_lock };
         Self {
             queues: WaitQueues::new(bounds),
             fairness,
@@ -80,8 +97,9 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         }
     }
 
-    /// To the end of the queue of a lock; with its owner, where other requests may ask for the same, and how long its rounds
-    /// may take. Also says when its first attempt may be made at the earliest.
+    /// Enters the queue of a lock. `shared_owner` is set if other requests may ask for the same
+    /// owner; `round_limit` is how long the waiter's rounds may take. Also returns the earliest
+    /// time of the first attempt.
     pub(crate) fn enter(
         &self,
         lock: &Bytes,
@@ -104,7 +122,7 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         Waiting { waiters, locks }
     }
 
-    /// Plans the release of the grant `t`. `hints_arrive` says whether any node passes on what others say.
+    /// Plans the release of the grant `t`. `hints_arrive` returns whether any node passes on hints.
     pub(crate) fn plan_handoff(
         &self,
         lock: &Bytes,
@@ -112,35 +130,36 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         hints_arrive: impl FnOnce() -> bool,
     ) -> Handoff<P, A> {
         let now = Instant::now();
-        // A lock that nobody waits for here is kept from nobody.
+        // Nobody waits here, so this release keeps the lock from nobody elsewhere.
         let hints = !self.is_waited_for(lock) || hints_arrive();
-        let turn = self.fairness.turn(lock, now, hints);
-        let mut plan = self.queues.release(lock, now, turn.pause(hints, self.entropy.as_ref()));
+        let quota = self.fairness.quota(lock, now, hints);
+        let mut plan = self.queues.release(lock, now, quota.pause(hints, self.entropy.as_ref()));
         match plan.next {
             Next::First { .. } => {
                 self.fairness.handed_over(lock, now);
                 return plan;
             }
-            Next::Nobody | Next::Yielded if turn.others_wait() => self.fairness.yielded(lock, now),
+            Next::Nobody | Next::Yielded if quota.others_wait() => self.fairness.yielded(lock, now),
             Next::Nobody | Next::Yielded | Next::Competing => {}
         }
         let waiting = !matches!(plan.next, Next::Nobody);
-        plan.tell = turn.others_wait().then(|| self.fairness.released(lock, t, waiting));
+        plan.hint = quota.others_wait().then(|| self.fairness.released(lock, t, waiting));
         plan
     }
 }
 
 impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
     fn on_hint(&self, hint: &Hint) {
-        let Some((word, lock)) = self.fairness.heard(hint) else { return };
+        let Some((kind, lock)) = self.fairness.parse_foreign(hint) else { return };
         let name = lock.strip_prefix(&self.key_prefix[..]).unwrap_or_default();
         if !(1..=LockName::MAX_LEN).contains(&name.len()) {
             return;
         }
         let now = Instant::now();
-        match word {
+        match kind {
             HintKind::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
-            // No node grants a T that is further ahead; believed, it would make true hints look old.
+            // No node grants a T that is further ahead. Such a T would make later, true hints look
+            // old.
             HintKind::Released { t, .. }
                 if t.get().saturating_sub(self.clock.wall_micros())
                     > 2 * self.max_clock_skew.as_micros() as u64 => {}

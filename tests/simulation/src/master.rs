@@ -324,7 +324,7 @@ impl Master {
     fn serve(&self, arrival: Arrival, run: u64, memory: &MemoryNode) {
         let reply = match &arrival.question {
             Question::Probe => Reply::Seen(self.facts(run), memory.marker(), memory.is_caught_up()),
-            Question::Swap(MarkerSwap { run_id, from, to, looked_micros }) => {
+            Question::Swap(MarkerSwap { run_id, from, to, probed_micros }) => {
                 let late =
                     *probed_micros != 0 && self.clock.wall_micros() > probed_micros + 10_000_000;
                 Reply::Swapped(if *run_id != run_id_of(self.index, run) {

@@ -1,5 +1,5 @@
-//! The first start of a cluster. Nodes that have never been used look like nodes that have lost everything, so they are
-//! quarantined; an operator may say that they are new.
+//! The first start of a cluster. Nodes that were never used look like nodes that lost everything,
+//! so they are quarantined. An operator may declare them new.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,29 +9,30 @@ use tokio::sync::watch;
 
 use crate::node::{Node, NodeState, NodeStatus};
 
-/// Longer than a gateway that is running takes to notice that a node has lost its data.
-const WITNESSES: Duration = Duration::from_secs(2);
+/// Longer than a running gateway takes to notice that a node has lost its data.
+const WITNESS_PAUSE: Duration = Duration::from_secs(2);
 
-/// What became of the word that a cluster is brand-new.
+/// The result of a declaration that a cluster is new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bootstrap {
     /// Every node was reachable and new: all are being admitted.
     Confirmed,
-    /// This node was not new: it has voted, or a gateway has already begun to wait for it. Nothing was changed.
+    /// This node was not new: it has voted, or a gateway already counts its quarantine. Nothing was
+    /// changed.
     Refuted(String),
 }
 
 pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
     let mut statuses: Vec<_> = nodes.iter().map(|node| node.status()).collect();
-    // How many times each node had been looked at when the pause was over. What was seen before it may be what a witness has
-    // put right in it.
+    // The number of probes of each node at the end of the pause. A running gateway that witnessed a
+    // loss may correct the state of a node during the pause, so older probes do not count.
     let mut before: Option<Vec<u64>> = None;
     loop {
         let mut all_new = true;
-        let mut looks = Vec::with_capacity(nodes.len());
+        let mut probes = Vec::with_capacity(nodes.len());
         for (node, status) in nodes.iter().zip(&mut statuses) {
             let status = status.borrow_and_update();
-            looks.push(status.probes);
+            probes.push(status.probes);
             match status.state {
                 NodeState::Quarantined if status.is_bootstrapping => {}
                 NodeState::Quarantined | NodeState::Admitted | NodeState::CatchingUp => {
@@ -43,12 +44,13 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
         match &before {
             _ if !all_new => before = None,
             None => {
-                tokio::time::sleep(WITNESSES).await;
+                tokio::time::sleep(WITNESS_PAUSE).await;
                 before = Some(statuses.iter().map(|status| status.borrow().probes).collect());
                 continue;
             }
-            // Two: the first may have been asked before, and answered late.
-            Some(before) if looks.iter().zip(before).all(|(now, before)| *now >= before + 2) => {
+            // Two more probes: the first may have been sent before the end of the pause, and
+            // answered late.
+            Some(before) if probes.iter().zip(before).all(|(now, before)| *now >= before + 2) => {
                 nodes.iter().for_each(|node| node.confirm_bootstrap());
                 return Bootstrap::Confirmed;
             }
@@ -58,9 +60,9 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
     }
 }
 
-/// Waits until one of them is not what was seen of it last.
+/// Waits until one of the statuses changes.
 pub(crate) async fn any_changed(statuses: &mut [watch::Receiver<NodeStatus>]) {
-    // A feed whose node is gone never changes again: no node, no answer.
+    // The feed of a node that is gone never changes again.
     let changes = statuses.iter_mut().map(|status| {
         Box::pin(async {
             if status.changed().await.is_err() {
@@ -81,7 +83,7 @@ mod tests {
     use super::*;
     use crate::node::{Listener, LockReader, Op, Reply, Task};
 
-    /// A node of which only the status is known.
+    /// A node that has a status and nothing else.
     struct Seen {
         status: watch::Sender<NodeStatus>,
         confirmed: AtomicU32,
@@ -115,9 +117,10 @@ mod tests {
         }
     }
 
-    /// One node hangs, so that it still looks new when the pause is over, although a witness has put that right.
+    /// One node hangs. It still looks new after the pause, although a witness has corrected its
+    /// state.
     #[tokio::test(start_paused = true)]
-    async fn what_was_seen_before_the_pause_for_witnesses_is_not_believed_after_it() {
+    async fn probes_from_before_the_witness_pause_do_not_count() {
         let new = NodeStatus {
             is_bootstrapping: true,
             probes: 1,
@@ -130,10 +133,10 @@ mod tests {
         let nodes: Vec<_> = seen.iter().map(|node| node.clone() as Arc<dyn Node>).collect();
         let look = |node: &Seen| node.status.send_modify(|status| status.probes += 2);
         let mut word = std::pin::pin!(bootstrap(&nodes));
-        assert!(tokio::time::timeout(WITNESSES * 2, &mut word).await.is_err());
+        assert!(tokio::time::timeout(WITNESS_PAUSE * 2, &mut word).await.is_err());
         seen[..2].iter().for_each(|node| look(node));
-        let early = tokio::time::timeout(WITNESSES, &mut word).await;
-        assert!(early.is_err(), "the third has not been looked at again");
+        let early = tokio::time::timeout(WITNESS_PAUSE, &mut word).await;
+        assert!(early.is_err(), "the third has no new probe");
         seen[2].status.send_modify(|status| status.is_bootstrapping = false);
         assert_eq!(word.await, Bootstrap::Refuted("seen".into()));
         assert!(seen.iter().all(|node| node.confirmed.load(Ordering::Relaxed) == 0));

@@ -1,16 +1,19 @@
-//! The second reading: a master that votes again is given the locks that were granted while it was away.
+//! Catching up: a master that votes again gets the locks that were granted while it was away.
 //!
-//! A lock that was granted without this master stands on a majority of the others. Restart one of those next, and the lock
-//! has no majority any more, so its holder loses it. Therefore, after every eligibility, the other masters are read, and each
-//! lock that a majority of them stores is set here by the rule of repair ([`Op::Repair`]): only above the watermark of this
-//! master, and only while the reading is young. Passes follow each other until one sets nothing. Then the master is noted
-//! as caught up, and the next one may be restarted.
+//! Such a lock is stored on a majority of the other masters. If one of those is restarted next, the
+//! lock loses its majority, and its holder loses the lock. So after every admission a gateway reads
+//! the other masters. It sets each lock that a majority of them stores here, too, by the rule of
+//! repair ([`Op::Repair`]): only above this master's watermark, and only while the reading is
+//! recent. Passes repeat until one sets nothing. Then the master is noted as caught up, and the
+//! next one may be restarted.
 //!
-//! [Recovery](crate::cluster::recovery) comes before it and is another reading: it keeps a master that lost its data from granting
-//! what it granted before. Catching up is not needed for exclusion. Any gateway may do it, several at once.
+//! [Recovery](crate::cluster::recovery) comes earlier and has another purpose: it keeps a master
+//! that lost its data from granting a lock again. Exclusion does not need catching up. Any gateway
+//! may do it, even several at once.
 //!
-//! Not covered: a lock that a gateway grants without this master after the last pass, because that gateway alone cannot
-//! reach it; and a lock that a slow master missed without being restarted, which its next extension repairs.
+//! Two cases are not covered. A gateway that alone cannot reach this master may grant a lock
+//! without it after the last pass. And a slow master that was not restarted may miss a lock, which
+//! the next extension repairs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,21 +32,21 @@ use crate::node::link::{LinkError, Scan, Scanned};
 use crate::node::{Env, Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Vote, Voter};
 use crate::settings::Settings;
 
-/// Locks that are compared in one step.
+/// Locks compared in one step.
 const CHUNK: usize = 128;
-/// How long the master may take to set those of one step.
+/// How long the master may take to set the locks of one step.
 const STEP: Duration = Duration::from_secs(2);
-/// The last pass begins no sooner after the eligibility. By then every gateway that reaches the master lets it vote, so
-/// grants reach it too.
-const SEEN_BY_ALL: Duration = NAME_MOVES_WITHIN;
-/// Between two passes, doubled from the first to the last.
+/// The last pass begins no sooner than this after the admission. By then every gateway that reaches
+/// the master lets it vote, so new grants reach it too.
+const ADMITTED_EVERYWHERE_AFTER: Duration = NAME_MOVES_WITHIN;
+/// The pause between two passes: it doubles from the first value to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Copies of one lock are read within this of each other, mostly.
+/// Copies of one lock are mostly read within this of each other.
 const READ_APART: Duration = Duration::from_secs(1);
-/// Gateways begin within this of each other.
+/// Gateways begin at random within this time.
 const SPREAD: Duration = Duration::from_millis(500);
 
-/// Ends when dropped.
+/// Stops when dropped.
 pub(crate) struct CatchUps(Option<AbortHandle>);
 
 impl Drop for CatchUps {
@@ -54,14 +57,14 @@ impl Drop for CatchUps {
     }
 }
 
-/// Lets every master catch up that votes again. Must be called on a tokio runtime.
+/// Starts to catch up every master that votes again. Must be called on a tokio runtime.
 pub(crate) fn start(
     nodes: &[Arc<dyn Node>],
     quorum: Quorum,
     settings: &Settings,
     env: &Env,
 ) -> CatchUps {
-    // A master in this process has lost its locks together with all others, or none.
+    // Masters inside this process lose their locks together with all others, or not at all.
     let is_linked = nodes.iter().all(|node| node.link().is_some());
     let task = is_linked.then(|| {
         let pending = nodes.iter().map(|_| None).collect();
@@ -81,10 +84,10 @@ struct Worker {
     quorum: Quorum,
     key_prefix: String,
     longest_life: Duration,
-    /// The rule, see `SafetyRules::admitted_is_caught_up`.
+    /// Off only in tests, see `SafetyRules::admitted_is_caught_up`.
     is_on: bool,
     env: Env,
-    /// The eligibility in which each node was last seen.
+    /// By node: the admission that was seen last.
     pending: Vec<Option<PendingCatchUp>>,
 }
 
@@ -93,16 +96,16 @@ struct PendingCatchUp {
     seen: Instant,
     due: Instant,
     pause: Duration,
-    /// Of the last pass that failed.
+    /// The error of the last failed pass.
     why: String,
 }
 
-/// What came of one pass.
+/// The result of one pass.
 #[derive(Default)]
 struct Pass {
-    /// Locks that the master did not have and has now.
+    /// Locks that the master lacked and has now.
     given: usize,
-    /// Locks that it could not be given yet.
+    /// Locks that could not be set yet.
     unsettled: usize,
     /// The key of one of these.
     example: Option<Bytes>,
@@ -112,7 +115,7 @@ struct Pass {
 #[derive(Default)]
 struct Missing {
     repairs: Vec<Op>,
-    /// The key of a lock that has a majority of the others only with a copy on a master that cannot be read.
+    /// The key of a lock whose majority of the others needs a copy on a master that cannot be read.
     uncertain: Option<Bytes>,
 }
 
@@ -163,7 +166,7 @@ impl Worker {
         let Some(PendingCatchUp { marker, .. }) = &self.pending[at] else { return };
         let passed = if self.is_on { self.pass(at, marker).await } else { Ok(Pass::default()) };
         let Some(pending) = &mut self.pending[at] else { return };
-        let last_begins = pending.seen + SEEN_BY_ALL;
+        let last_begins = pending.seen + ADMITTED_EVERYWHERE_AFTER;
         let node = self.nodes[at].name();
         let result = match passed {
             Ok(Pass { given: 0, unsettled: 0, .. }) if began >= last_begins => {
@@ -176,7 +179,7 @@ impl Worker {
                         node,
                         given,
                         unsettled,
-                        "locks that were granted while the node was away are set on it"
+                        "the node got locks that were granted while it was away"
                     );
                     pending.pause = PAUSE.0;
                 }
@@ -202,10 +205,11 @@ impl Worker {
         pending.pause = (pending.pause * 2).min(PAUSE.1);
     }
 
-    /// Gives a master what a majority of the others stores.
+    /// Gives a master the locks that a majority of the others stores.
     ///
-    /// A majority without this master has a member among any `nodes - quorum` of the others. The keys of only so many are
-    /// read. They suffice also where a master that cannot be read completes the majority.
+    /// A majority without this master has a member among any `nodes - quorum` of the others, so only
+    /// the keys of that many masters are read. They suffice also where a master that cannot be read
+    /// completes the majority.
     async fn pass(&self, at: usize, marker: &str) -> Result<Pass, String> {
         let mut pass = Pass::default();
         let enough = self.quorum.size();
@@ -228,7 +232,7 @@ impl Worker {
         Ok(pass)
     }
 
-    /// Walks over the locks of one master.
+    /// Compares all locks of one master with those stored here.
     async fn compare(
         &self,
         at: usize,
@@ -242,7 +246,7 @@ impl Worker {
             let scan =
                 Scan { key_prefix: self.key_prefix.clone().into(), cursor, count: CHUNK as u32 };
             let Scanned { keys, next, .. } =
-                self.told(scanned, self.nodes[scanned].reader().scan(scan).await)?;
+                self.readable(scanned, self.nodes[scanned].reader().scan(scan).await)?;
             let locks: Vec<_> = keys.iter().map(|key| Keys::of_lock_key(key)).collect();
             for locks in locks.chunks(CHUNK) {
                 let Missing { repairs, uncertain } =
@@ -251,7 +255,7 @@ impl Worker {
                     pass.unsettled += 1;
                     pass.example = Some(name);
                 }
-                // What was read before an eligibility must not be set after it.
+                // A reading from before a new admission must not be set after it.
                 if self.nodes[at].status().borrow().marker != marker {
                     return Err("it must be admitted again".to_owned());
                 }
@@ -264,8 +268,8 @@ impl Worker {
         }
     }
 
-    /// Compares some locks of one master with what is stored here. Answers what a majority of the others stores and this one
-    /// does not.
+    /// Compares some locks of one master with those stored here. Returns repairs for the locks that
+    /// a majority of the others stores and this master does not.
     async fn missing(
         &self,
         at: usize,
@@ -275,7 +279,7 @@ impl Worker {
     ) -> Result<Missing, String> {
         let read = |node: usize, locks: Vec<Keys>| async move {
             let votes = self.nodes[node].reader().read(locks).await;
-            self.told(node, votes)
+            self.readable(node, votes)
         };
         let (here, there) = join(read(at, locks.to_vec()), read(scanned, locks.to_vec())).await;
         let differs = |(keys, (here, there)): (&Keys, (Vote, Vote))| {
@@ -306,7 +310,7 @@ impl Worker {
                 return None;
             };
             let life = life.unwrap_or(self.longest_life).min(self.longest_life);
-            // Time has passed since it was read. A lock that ends within milliseconds is left out.
+            // Time has passed since the reading. A lock that ends within milliseconds is left out.
             let millis = life.saturating_sub(began.elapsed()).as_millis();
             let ttl = Ttl::from_millis(u64::try_from(millis).ok()?).ok()?;
             Some(Op::Repair { keys, record, ttl, began_micros })
@@ -322,23 +326,23 @@ impl Worker {
                     self.env.observer.repaired(at);
                     pass.given += 1;
                 }
-                // It came here meanwhile, or was released.
+                // The lock arrived here meanwhile, or was released.
                 Vote::Extended { .. } | Vote::Stale { .. } => {}
-                // Another client knows of no majority of ours.
+                // A lock of another client is not ours to replace.
                 Vote::Held(holding) if holding.record.parse().is_none() => {}
                 _ => pass.unsettled += 1,
             }
         }
     }
 
-    fn told<T>(&self, node: usize, told: Result<T, Failure>) -> Result<T, String> {
-        told.map_err(|failure| {
+    fn readable<T>(&self, node: usize, answer: Result<T, Failure>) -> Result<T, String> {
+        answer.map_err(|failure| {
             format!("{} cannot be read: {}", self.nodes[node].name(), failure.detail)
         })
     }
 }
 
-/// A grant of ours that a vote shows.
+/// A grant of ours, if the vote shows one.
 fn grant(vote: &Vote) -> Option<&Holding> {
     match vote {
         Vote::Found(holding) => Some(holding)
@@ -347,8 +351,8 @@ fn grant(vote: &Vote) -> Option<&Holding> {
     }
 }
 
-/// The grant that so many have, as extended as anywhere, with its longest life. It has none where somebody took the expiry
-/// away.
+/// The grant that `enough` nodes store, with the extension flag if any copy has it, and with its
+/// longest life. The life is `None` if somebody removed the expiry.
 fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duration>)> {
     let stands = found.iter().find(|holding| copies(holding, found) >= enough)?;
     let copies = || found.iter().filter(|other| other.record.is_grant_of(&stands.record));
@@ -370,13 +374,13 @@ fn copies(of: &Holding, found: &[&Holding]) -> usize {
     found.iter().filter(|other| other.record.is_grant_of(&of.record)).count()
 }
 
-/// Whether a copy ends well before another one. The two were read within about a second of each other.
+/// Whether a copy ends well before another one. Both were read within about [`READ_APART`].
 fn is_much_shorter(here: &Holding, there: &Holding) -> bool {
     let there_lives = there.expires_in.unwrap_or(Duration::MAX);
     here.expires_in.is_some_and(|left| left.saturating_add(READ_APART) < there_lives)
 }
 
-/// Submits all, and answers the votes of those that came in time.
+/// Submits all operations, and returns the votes that arrive in time.
 async fn ask_all(node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
     let until = Instant::now() + STEP;
     let (votes, mut answers) = mpsc::channel(ops.len().max(1));
@@ -386,24 +390,24 @@ async fn ask_all(node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
         node.submit(Arc::new(op), until, Reply::new(voter.clone(), 0));
     }
     drop(voter);
-    let mut heard = Vec::with_capacity(asked);
+    let mut received = Vec::with_capacity(asked);
     while let Some(vote) = answers.recv().await {
-        heard.push(vote);
+        received.push(vote);
     }
-    heard
+    received
 }
 
 struct Collect(mpsc::Sender<Vote>);
 
 impl Voter for Collect {
     fn vote(&self, _: usize, vote: Vote) {
-        // There is room for all, unless nobody listens any more.
+        // The channel has room for all votes, unless the receiver is gone.
         drop(self.0.try_send(vote));
     }
 }
 
 async fn note(node: &dyn Node, marker: &str) -> Result<(), LinkError> {
-    let link = node.link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
+    let link = node.link().ok_or_else(|| LinkError::broken("the node has no link"))?;
     let noted = async { link.connect().await?.mark_caught_up(marker).await };
     timeout(STEP, noted).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))
 }

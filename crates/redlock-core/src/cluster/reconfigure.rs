@@ -1,22 +1,29 @@
-//! The operator's protocol that moves masters from one configuration to another, so that no lock is granted twice between
-//! the two:
+//! The operator's protocol that moves masters from one configuration to another, without granting a
+//! lock twice between the two:
 //!
-//! 1. all masters of the new configuration answer, and those of the old one that leave, unless they are lost; nothing is
-//!    changed yet ([`survey`]);
-//! 2. a marker that no gateway accepts stops the votes of all of them, so that no majority of the old node set is left;
-//! 3. the quarantine passes of the longer `max_ttl` and the longer clock skew: every lock of the old one has ended;
-//! 4. each new master gets the marker that admits it ([`Change::carry_out`]).
+//! 1. All masters of the new configuration answer, and those of the old one that leave, unless they
+//!    are lost. Nothing is changed yet ([`survey`]).
+//! 2. A marker that no gateway accepts stops the votes of all of them, so that no majority of the
+//!    old node set is left.
+//! 3. The quarantine of the longer `max_ttl` and the longer clock skew passes: every lock of the
+//!    old configuration has ended.
+//! 4. Each new master gets the marker that admits it ([`Change::carry_out`]).
 //!
-//! Every marker is put in the place of the very one that was seen before, and those of step 2 carry a nonce and the target.
-//! So of two operators at once one is told no, and one that was overtaken while it waited ends nothing that the other has
-//! begun. Interrupted anywhere it is run again from the beginning: the markers of step 2 keep the node set that is being left,
-//! the longest TTL of its locks and the longest clock skew.
+//! Every marker replaces exactly the marker that was seen before, and those of step 2 carry a nonce
+//! and the target. So of two operators at once one is refused, and one that was overtaken while it
+//! waited ends nothing that the other has begun. An interrupted change is run again from the
+//! beginning: the markers of step 2 keep the node set that is left, the longest TTL of its locks
+//! and the longest clock skew.
 //!
-//! Markers know only the hash of a node set, so the old masters must be named: gateways that still run on them would go on
-//! granting on those that leave. Where nothing on the new masters tells of the old ones, they must be named all the same,
-//! or it must be said that there were none. Not seen here: a gateway of the old configuration that runs on takes a leaving
-//! master up again when that loses its data; one of the new configuration that starts too early may take up a master that
-//! lost its data in step 3. Operators stop the old gateways first and start the new ones last.
+//! Markers contain only the hash of a node set, so the operator must name the old masters.
+//! Otherwise gateways that still run on them would go on granting on those that leave. If no marker
+//! on the new masters shows the old ones, the operator must still name them, or declare that there
+//! were none.
+//!
+//! Two hazards are not detected here. A gateway of the old configuration that runs on takes up a
+//! leaving master again when that master loses its data. A gateway of the new configuration that
+//! starts too early may take up a master that lost its data in step 3. Operators stop the old
+//! gateways first and start the new ones last.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,123 +35,129 @@ use crate::node::eligibility::{ClusterConfig, nonce};
 use crate::node::link::{LinkError, MarkerSwap, ProbeReply, Swapped};
 use crate::node::probe::Master;
 
-/// The node set that is being left, as far as an operator tells of it.
+/// The old node set, as far as the operator named it.
 pub enum Old {
-    /// Nothing was said: the markers have to tell that it is the same.
+    /// Nothing was given: the markers must show that the node set stays.
     Unsaid,
     /// There was none: the new masters are the first.
     Nobody,
-    /// These.
+    /// The given nodes.
     Nodes(OldNodes),
 }
 
-/// The node set that is being left.
+/// The old node set.
 pub struct OldNodes {
-    /// What [`ClusterConfig::new`] called it.
+    /// The name that was given to [`ClusterConfig::new`].
     pub cluster: String,
-    /// All of its masters; those that stay have the same name as in the new configuration.
+    /// All old masters. Those that stay have the same name as in the new configuration.
     pub masters: Vec<Master>,
-    /// Its longest TTL, for when no marker tells of it any more.
+    /// The old `max_ttl`, for when no marker shows it any more.
     pub max_ttl: Option<Duration>,
 }
 
-/// What is being left, as far as an operator tells of it.
+/// The old configuration, as far as the operator gave it.
 pub struct Left {
-    /// Its masters.
+    /// The old masters.
     pub nodes: Old,
-    /// How far its clocks might differ. Wanted where no marker tells that: all are lost, or an older version wrote one.
+    /// The old `max_clock_skew`. Needed if no marker shows it: all masters are lost, or an older
+    /// version wrote a marker.
     pub max_clock_skew: Option<Duration>,
 }
 
-/// What is seen and done, as it happens.
+/// The progress of a change, as it happens.
 #[derive(Debug)]
 pub enum Progress<'a> {
     /// A master of the new configuration has answered.
     Stays {
-        /// Which.
+        /// The master's name.
         master: &'a str,
-        /// The marker that stands there.
+        /// The master's present marker.
         marker: Option<&'a str>,
-        /// How the one begins that it will have.
+        /// The beginning of the master's new marker.
         new_prefix: &'a str,
     },
-    /// A master that leaves has answered; its votes will be stopped.
+    /// A master that leaves has answered. Its votes will be stopped.
     Leaves {
-        /// Which.
+        /// The master's name.
         master: &'a str,
-        /// The marker that stands there.
+        /// The master's present marker.
         marker: Option<&'a str>,
     },
     /// A master that leaves has not answered.
     Lost {
-        /// Which.
+        /// The master's name.
         master: &'a str,
-        /// Why.
+        /// Why it did not answer.
         error: &'a LinkError,
     },
-    /// No master votes now; for so long none will.
+    /// From now on no master votes, for this long.
     VotesStopped(Duration),
 }
 
-/// Why masters are not moved, with the name of the master. All but the last two come before anything is changed.
+/// Why masters are not moved, with the name of the master. All but the last two errors come before
+/// anything is changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReconfigureError {
-    /// A master of the new configuration must answer.
+    /// A master of the new configuration did not answer.
     #[error("{0}: {1}; all nodes must answer")]
     Unreachable(String, LinkError),
-    /// A master must not vote whatever its marker says.
+    /// The master must not vote, whatever its marker.
     #[error("{0}: {reason}", reason = .1.reason)]
     Unfit(String, Diagnosis),
     /// Two names lead to one process.
     #[error("{0}: it is the same Redis process as {1}; a quorum needs independent masters")]
     SameProcess(String, String),
-    /// The markers are of more than one old node set: here of one, elsewhere of another.
+    /// The markers are of several old node sets: that of this master, and that of another.
     #[error(
-        "{0}: its marker is of node set {1}, another node's of {2}; a set can be left for one other only"
+        "{0}: its marker is of node set {1}, another node's of {2}; only one old \
+         set can be replaced"
     )]
     SeveralSets(String, String, String),
-    /// A change to another configuration has been begun.
+    /// A change to another configuration was begun.
     #[error(
-        "{0}: a change to another configuration is under way ({1}); end that first, by running it again with that \
-         configuration"
+        "{0}: a change to another configuration is under way ({1}); first complete it, by \
+         running it again with that configuration"
     )]
     OtherChange(String, String),
-    /// The old masters that were named are not the node set of the markers, which is this.
+    /// The given old nodes are not the node set of the markers, which is this.
     #[error("the markers are of node set {0}, and the old nodes given are not that set")]
     OtherSet(String),
-    /// Nothing tells which masters were used before.
-    #[error("not all nodes tell which were used before: name them, or say that there were none")]
+    /// No marker shows which masters were used before.
+    #[error(
+        "not all markers show the old nodes: name the old nodes, or declare that there were none"
+    )]
     OldUnknown,
-    /// Nothing tells how long locks of the old configuration may live.
-    #[error("no marker tells how long a lock of the old nodes may live: say their max_ttl")]
+    /// No marker shows how long locks of the old configuration may live.
+    #[error("no marker shows how long a lock of the old nodes may live: give their max_ttl")]
     MaxTtlUnknown,
-    /// Nothing tells how far clocks might differ until now.
-    #[error("not all markers tell how far clocks might differ until now: say the old clock_skew")]
+    /// No marker shows the clock skew of the old configuration.
+    #[error("not all markers show the old clock skew: give the old clock_skew")]
     ClockSkewUnknown,
     /// A majority of the old masters might go on voting.
     #[error(
-        "{stopped} of {total} old nodes can be stopped, {needed} are needed so that no majority of them goes on voting"
+        "{stopped} of {total} old nodes can be stopped; {needed} are needed to stop every majority"
     )]
     TooFewStopped {
-        /// So many answer.
+        /// The masters that answer.
         stopped: usize,
-        /// All of them.
+        /// All old masters.
         total: usize,
-        /// So many must.
+        /// The masters that must answer.
         needed: usize,
     },
-    /// Its marker is not the one any more that was seen or written: another operator, a gateway or a loss of data has changed
-    /// it. Some markers may be written.
+    /// The marker is no longer the one that was seen or written: another operator, a gateway or a
+    /// loss of data has changed it. Some new markers may be written.
     #[error(
-        "{0}: its marker was changed meanwhile, by another run of this, a gateway or a loss of data; run it again"
+        "{0}: its marker was changed meanwhile, by another run, a gateway or a loss of data; run \
+         it again"
     )]
     Overtaken(String),
-    /// A marker was perhaps not written. Some are.
+    /// A marker may not have been written. Some are.
     #[error("{0}: {1}; run it again")]
     Interrupted(String, LinkError),
 }
 
-/// A master as it was seen.
+/// A master as it was probed.
 struct Seen {
     master: Master,
     run_id: String,
@@ -155,25 +168,25 @@ struct Seen {
 pub struct Change {
     masters: Vec<Seen>,
     leaving: Vec<Seen>,
-    /// Of the locks of either configuration.
+    /// The longer `max_ttl` of the two configurations.
     longest_ttl: Duration,
-    /// Of the clocks of either configuration.
+    /// The longer clock skew of the two configurations.
     longest_skew: Duration,
     /// The hash of the old node set.
     left: String,
 }
 
-/// Looks at all masters and changes nothing. `masters` are all those of the new configuration.
+/// Probes all masters and changes nothing. `masters` are all those of the new configuration.
 ///
 /// # Errors
 /// All but [`ReconfigureError::Interrupted`] and [`ReconfigureError::Overtaken`].
 ///
 /// # Panics
-/// Without masters.
+/// If `masters` is empty.
 pub async fn survey(
     masters: Vec<Master>,
     left: Left,
-    mut told: impl FnMut(Progress<'_>),
+    mut report: impl FnMut(Progress<'_>),
 ) -> Result<Change, ReconfigureError> {
     let config = masters[0].identity.cluster_config().clone();
     let mut survey = Survey {
@@ -181,7 +194,7 @@ pub async fn survey(
         processes: BTreeMap::new(),
         longest_ttl: Duration::ZERO,
         longest_skew: left.max_clock_skew.unwrap_or_default(),
-        skew_is_untold: false,
+        is_skew_unknown: false,
         left: None,
     };
     let mut seen = Vec::new();
@@ -192,10 +205,11 @@ pub async fn survey(
         };
         let master = found.master.name.as_str();
         let marker = found.marker.as_deref();
-        told(Progress::Stays { master, marker, new_prefix: survey.config.marker_prefix() });
+        report(Progress::Stays { master, marker, new_prefix: survey.config.marker_prefix() });
         seen.push(found);
     }
-    // Votes with the same nodes as before, or did until a change was begun that was told of the old ones.
+    // The master votes with the same nodes as before, or did until a change began that was given
+    // the old nodes.
     let goes_on = |seen: &Seen| {
         let config = &survey.config;
         seen.marker.as_deref().is_some_and(|marker| {
@@ -203,17 +217,18 @@ pub async fn survey(
         })
     };
     let leaving = match (left.nodes, &survey.left) {
-        (Old::Nodes(old), _) => survey.leave(old, &seen, told).await?,
+        (Old::Nodes(old), _) => survey.leave(old, &seen, report).await?,
         (Old::Unsaid | Old::Nobody, Some(left)) => {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
-        // All of them: one that was added tells of no other, and a name can stand for more nodes than these.
+        // All of them: the marker of an added node shows no other node, and a name can stand for
+        // more nodes than these.
         (Old::Unsaid, None) if !seen.iter().all(goes_on) => {
             return Err(ReconfigureError::OldUnknown);
         }
         (Old::Unsaid | Old::Nobody, None) => Vec::new(),
     };
-    if survey.skew_is_untold && left.max_clock_skew.is_none() {
+    if survey.is_skew_unknown && left.max_clock_skew.is_none() {
         return Err(ReconfigureError::ClockSkewUnknown);
     }
     let Survey { config, longest_ttl, longest_skew, left, .. } = survey;
@@ -223,22 +238,22 @@ pub async fn survey(
     Ok(Change { masters: seen, leaving, longest_ttl, longest_skew, left })
 }
 
-/// What is known so far.
+/// The facts gathered so far.
 struct Survey {
     config: ClusterConfig,
     /// Names by run_id.
     processes: BTreeMap<String, String>,
-    /// Of all markers.
+    /// The longest of all markers.
     longest_ttl: Duration,
     longest_skew: Duration,
-    /// Some marker, or the lack of all, leaves it open.
-    skew_is_untold: bool,
-    /// The hash of another node set that markers tell of.
+    /// Whether a marker, or the lack of all, leaves the clock skew open.
+    is_skew_unknown: bool,
+    /// The hash of another node set that markers show.
     left: Option<String>,
 }
 
 impl Survey {
-    /// One more master, or why it does not answer.
+    /// Probes one more master. The inner error is why it does not answer.
     async fn look(
         &mut self,
         master: Master,
@@ -262,7 +277,7 @@ impl Survey {
         self.longest_ttl =
             self.longest_ttl.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
         let skew = ClusterConfig::clock_skew_of(stands);
-        self.skew_is_untold |= skew.is_none() && ClusterConfig::node_set_of(stands).is_some();
+        self.is_skew_unknown |= skew.is_none() && ClusterConfig::node_set_of(stands).is_some();
         self.longest_skew = self.longest_skew.max(skew.unwrap_or_default());
         if let Some(set) =
             ClusterConfig::node_set_of(stands).filter(|set| *set != self.config.node_set())
@@ -275,13 +290,13 @@ impl Survey {
         Ok(Ok(Seen { run_id: facts.run_id, marker, master }))
     }
 
-    /// The masters of the old set that are not in the new one and answer. Checked: they are the old set, and with them no
-    /// majority of it goes on voting.
+    /// The masters of the old set that leave and answer. Checks that they are the old set, and that
+    /// no majority of it goes on voting without them.
     async fn leave(
         &mut self,
         old: OldNodes,
         new: &[Seen],
-        mut told: impl FnMut(Progress<'_>),
+        mut report: impl FnMut(Progress<'_>),
     ) -> Result<Vec<Seen>, ReconfigureError> {
         let set =
             ClusterConfig::new(&old.cluster, Duration::ZERO, Duration::ZERO).node_set().to_owned();
@@ -300,27 +315,28 @@ impl Survey {
         for master in leaving {
             match self.look(master, false).await? {
                 Ok(seen) => {
-                    told(Progress::Leaves {
+                    report(Progress::Leaves {
                         master: &seen.master.name,
                         marker: seen.marker.as_deref(),
                     });
                     found.push(seen);
                 }
                 Err((master, error)) => {
-                    told(Progress::Lost { master: &master.name, error: &error })
+                    report(Progress::Lost { master: &master.name, error: &error })
                 }
             }
         }
         if let Some(left) = self.left.as_ref().filter(|left| **left != set) {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
-        // A marker of the old set, or of a change that leaves it, tells of its longest TTL.
-        let told =
+        // A marker of the old set, or of a change that leaves it, shows the longest TTL of that
+        // set.
+        let is_known =
             self.left.is_some() || set == self.config.node_set() && !self.longest_ttl.is_zero();
-        if !told && old.max_ttl.is_none() {
+        if !is_known && old.max_ttl.is_none() {
             return Err(ReconfigureError::MaxTtlUnknown);
         }
-        self.skew_is_untold |= !told;
+        self.is_skew_unknown |= !is_known;
         self.left = Some(set);
         self.longest_ttl = self.longest_ttl.max(old.max_ttl.unwrap_or_default());
         let needed = Quorum::new(total).map_or(0, Quorum::blocking);
@@ -334,13 +350,13 @@ impl Survey {
 }
 
 impl Change {
-    /// For how long no master will vote: as long as a quarantine of the longest TTL and clock skew.
+    /// How long no master will vote: the quarantine of the longest TTL and clock skew.
     pub fn wait(&self) -> Duration {
         let settings = self.masters[0].master.settings.with_max_clock_skew(self.longest_skew);
         settings.quarantine(self.longest_ttl)
     }
 
-    /// Stops the votes, waits, and writes the new markers. May be dropped anywhere, and is then to be run again from
+    /// Stops the votes, waits, and writes the new markers. If this is dropped, begin again with
     /// [`survey`].
     ///
     /// # Errors
@@ -348,7 +364,7 @@ impl Change {
     pub async fn carry_out(
         &self,
         entropy: &dyn Entropy,
-        mut told: impl FnMut(Progress<'_>),
+        mut report: impl FnMut(Progress<'_>),
     ) -> Result<(), ReconfigureError> {
         let config = self.masters[0].master.identity.cluster_config();
         let under_way = config.marker_under_way(
@@ -357,7 +373,8 @@ impl Change {
             self.longest_skew,
             nonce(entropy),
         );
-        // In one order, whatever the lists: the first master that two operators have in common decides between them.
+        // Sorted by name, whatever the lists: the first master that two operators share decides
+        // between them.
         let mut all: Vec<_> = self.masters.iter().chain(&self.leaving).collect();
         all.sort_by(|a, b| a.master.name.cmp(&b.master.name));
         for Seen { master, run_id, marker } in all {
@@ -369,14 +386,15 @@ impl Change {
             };
             put(master, swap).await?;
         }
-        told(Progress::VotesStopped(self.wait()));
+        report(Progress::VotesStopped(self.wait()));
         tokio::time::sleep(self.wait()).await;
         for Seen { master, .. } in &self.masters {
             let looked = master.probe_with_offset(&SystemClock).await;
             let interrupted = |error| ReconfigureError::Interrupted(master.name.clone(), error);
             let (ProbeReply { facts, .. }, _) = looked.map_err(interrupted)?;
             let to = master.identity.admitting(&facts, nonce(entropy));
-            // From nothing else: a loss of data, or an operator who has taken this over, begins a wait of its own.
+            // Replaces only that marker: after a loss of data, or another operator's change, a new
+            // wait has begun.
             put(
                 master,
                 MarkerSwap {

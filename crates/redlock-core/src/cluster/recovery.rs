@@ -1,17 +1,20 @@
-//! Back in seconds: a master that has lost its locks is given back those that count, by the masters that remember
-//! them, instead of waiting until all of them have ended.
+//! Recovery: a master that lost its locks gets back those that count, from the masters that still
+//! store them. It then votes again within seconds instead of waiting until all lost locks have
+//! ended.
 //!
-//! It may be done when so many others are admitted that none of the majorities which counted a lost vote can have
-//! missed them all: `N - quorum + 1`, for such a majority has `quorum - 1` votes on the other `N - 1`. And not before no
-//! such majority can still come about ([`wait`]): then every lock that rests on a lost vote stands on one of them, or has
-//! ended. An extension that comes later moves a majority that does not need the lost vote. Fences are not read: after
-//! that wait the master itself refuses every T that it may have lost as too old.
+//! Recovery needs `N - quorum + 1` other admitted masters. A majority that counted a lost vote has
+//! `quorum - 1` votes on the other `N - 1` masters, so it has at least one member among those read.
+//! Recovery also waits until no such majority can still come about ([`wait`]). By then every lock
+//! that rests on a lost vote is stored on a master that is read, or has ended; a later extension
+//! moves to a majority that does not need the lost vote. Watermarks are not read: after that wait
+//! the master itself refuses every T that it may have lost as too old.
 //!
-//! What is not given back and stands on the master all the same, from an old file, stays: it is on too few to have a majority.
+//! A lock from an old file that is not given back stays on the master: it is on too few masters to
+//! have a majority.
 //!
-//! Any gateway may do it, several at once: each writes only while the quarantine stands that it has seen, and what one reads
-//! contains all that another has to know. Where too few remember, or something changes meanwhile, the full quarantine
-//! stands.
+//! Any gateway may recover a master, even several at once. Each writes only while the quarantine
+//! that it saw stands, and each reading contains everything that another gateway needs. If too few
+//! masters have kept their locks, or something changes meanwhile, the full quarantine stands.
 
 mod plan;
 
@@ -33,33 +36,34 @@ use crate::node::link::{
 use crate::node::{Env, Holding, Keys, Node, NodeSettings, NodeState, Vote};
 use crate::settings::Settings;
 
-/// What is done in one step on a connection takes no longer.
+/// The limit of one step on a connection.
 const STEP: Duration = Duration::from_secs(5);
-/// After a failure, doubled from the first to the last.
+/// The pause after a failure: it doubles from the first value to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
-/// By 5 %, over the whole wait.
+/// Clocks whose rates differ by 5 %, over the whole wait.
 const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
-/// Gateways begin within this of each other.
+/// Gateways begin at random within this time.
 const SPREAD: Duration = Duration::from_secs(2);
-/// Between two pages of a master, whose votes go first.
-const BREATH: Duration = Duration::from_millis(1);
-/// What is read of one master, in bytes of names, records and bookkeeping: about 300,000 locks with names of 30 bytes and
-/// labels of 20. With more, the full quarantine is waited.
+/// The pause between two pages of a master, whose votes come first.
+const PAGE_PAUSE: Duration = Duration::from_millis(1);
+/// The limit of a reading of one master, in bytes of names, records and bookkeeping: about 300,000
+/// locks with names of 30 bytes and labels of 20 bytes. With more, the full quarantine stands.
 const MAX_READ: usize = 64 << 20;
-/// Locks that are given back in one step.
+/// Locks given back in one step.
 const CHUNK: usize = 256;
 
-/// From the first sight of the loss until the others are read. Until then
+/// The time from the first sight of the loss until the others are read. Until then
 ///
-/// - another gateway may still talk to the process that forgot nothing: [`NAME_MOVES_WITHIN`];
-/// - an acquire that counts on a lost vote may land elsewhere. The master gave that for a T at most D ahead of its clock,
-///   and another refuses T when it is D behind its own: `2 × D + S`, where S is D;
-/// - an extension may, in a round that counts no answer after as long ([`longest_round`]).
+/// - another gateway may still talk to the process that lost nothing: [`NAME_MOVES_WITHIN`];
+/// - an acquire that counts a lost vote may arrive elsewhere. The master gave that vote for a T at
+///   most `max_clock_skew` ahead of its clock, another refuses T once it is `max_clock_skew` behind
+///   its own, and the clocks differ by `max_clock_skew`: 3 × `max_clock_skew` in all;
+/// - an extension may arrive, in a round that counts no answer after as long ([`longest_round`]).
 fn wait(max_clock_skew: Duration) -> Duration {
     longest_round(max_clock_skew) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
 }
 
-/// Ends when dropped.
+/// Stops when dropped.
 pub(crate) struct Recoveries(Option<AbortHandle>);
 
 impl Drop for Recoveries {
@@ -70,17 +74,17 @@ impl Drop for Recoveries {
     }
 }
 
-/// Gives every master that has lost its locks back what the others know. Must be called on a tokio runtime.
+/// Starts to recover every master that lost its locks. Must be called on a tokio runtime.
 pub(crate) fn start(
     nodes: &[Arc<dyn Node>],
     quorum: Quorum,
     settings: &Settings,
     env: &Env,
 ) -> Recoveries {
-    // Of masters in this process there is nobody to ask.
+    // Masters inside this process cannot be read by others.
     let linked = nodes.iter().all(|node| node.link().is_some());
     let others = nodes.len() - 1;
-    // A quarantine that is short by itself is simply waited.
+    // A short quarantine needs no recovery.
     let full = settings.node.quarantine(settings.max_ttl.duration());
     let is_worth_it = full >= wait(settings.node.max_clock_skew) * 2;
     let task = (linked && others >= quorum.blocking() && is_worth_it).then(|| {
@@ -89,7 +93,7 @@ pub(crate) fn start(
         let longest_life = settings.max_ttl.duration();
         let nodes = nodes.to_vec();
         let env = env.clone();
-        let adopter = Recoverer {
+        let recoverer = Recoverer {
             nodes,
             quorum,
             settings: settings.node,
@@ -98,7 +102,7 @@ pub(crate) fn start(
             env,
             waits,
         };
-        tokio::spawn(adopter.run()).abort_handle()
+        tokio::spawn(recoverer.run()).abort_handle()
     });
     Recoveries(task)
 }
@@ -110,33 +114,33 @@ struct Recoverer {
     key_prefix: String,
     longest_life: Duration,
     env: Env,
-    /// The quarantine in which each node was last seen.
+    /// By node: the quarantine that was seen last.
     waits: Vec<Option<RunningQuarantine>>,
 }
 
 struct RunningQuarantine {
     marker: String,
-    /// When it was first seen, on the monotonic clock.
+    /// When the quarantine was first seen, on the monotonic clock.
     seen: Duration,
     due: Instant,
-    /// Of the last failure.
+    /// The error of the last attempt.
     why: String,
     pause: Duration,
 }
 
-fn too_few(remember: usize, enough: usize, why: &str) -> LinkError {
+fn too_few(with_locks: usize, enough: usize, why: &str) -> LinkError {
     LinkError::broken(format!(
-        "{remember} other masters remember their locks, and {enough} are needed{why}"
+        "{with_locks} other masters have kept their locks, and {enough} are needed{why}"
     ))
 }
 
-/// What one master has told.
+/// The reading of one master.
 struct MasterLocks {
     node: usize,
-    /// The marker by which it voted all the time.
+    /// The marker under which the master voted all the time.
     marker: String,
     stored: Vec<Stored>,
-    /// What its clock showed when the loss was seen, in microseconds.
+    /// The master's clock when the loss was seen, in microseconds.
     then_micros: u64,
 }
 
@@ -146,7 +150,7 @@ impl Recoverer {
         loop {
             for (at, status) in statuses.iter_mut().enumerate() {
                 let status = status.borrow_and_update();
-                // Also one that is said to be new: where others are admitted, it is not.
+                // A node declared new is included: if other nodes are admitted, it is not new.
                 if status.state == NodeState::Quarantined {
                     self.see(at, &status.marker);
                 }
@@ -168,12 +172,13 @@ impl Recoverer {
         }
     }
 
-    /// Also of a node whose connection broke meanwhile: what counts is the quarantine that stands on it.
+    /// Also called after the connection to the node broke: only the quarantine that stands on it
+    /// counts.
     fn see(&mut self, at: usize, marker: &str) {
         if self.waits[at].as_ref().is_some_and(|wait| wait.marker == marker) {
             return;
         }
-        // Not all gateways at once.
+        // Spread, so that gateways do not begin together.
         let due = Instant::now()
             + wait(self.settings.max_clock_skew)
             + SPREAD.mul_f64(self.env.entropy.unit());
@@ -206,7 +211,7 @@ impl Recoverer {
                 tracing::info!(
                     node,
                     locks,
-                    "the other masters have told the node what it forgot: its quarantine ends"
+                    "the node has recovered its locks from the other masters: its quarantine ends"
                 );
                 self.nodes[at].recovered(&wait.marker);
             }
@@ -219,13 +224,13 @@ impl Recoverer {
             }
         }
         wait.due = Instant::now() + wait.pause;
-        // To see that they are too few costs nothing.
+        // Counting too few masters costs nothing, so the pause stays short.
         if has_enough {
             wait.pause = (wait.pause * 2).min(PAUSE.1);
         }
     }
 
-    /// Tells how many locks were given back; nothing when another marker stands there by now.
+    /// Returns the number of locks given back, or `None` if the node has another marker by now.
     async fn try_recover(
         &self,
         at: usize,
@@ -244,7 +249,8 @@ impl Recoverer {
             ));
         }
         let mut read: Vec<MasterLocks> = read.into_iter().flatten().collect();
-        // It voted only for a T that a majority of the others voted for too, so within D of their clocks.
+        // The master voted only for a T that a majority of the others accepted too, so within
+        // `max_clock_skew` of their clocks.
         let ahead = (self.settings.max_clock_skew * 3).as_micros() as u64;
         let then = read.iter().map(|master| master.then_micros).max().unwrap_or_default();
         let no_time = |_| LinkError::broken("the other masters' clocks show no time");
@@ -257,7 +263,7 @@ impl Recoverer {
         };
         let read_at = self.env.clock.monotonic();
         let mut plan = plan::plan(self.quorum, newest, stored(&mut read));
-        // Names that only a minority has may have been released between two readings.
+        // A name that only a minority stores may have been released between two readings.
         let suspect: Vec<_> = plan
             .iter()
             .filter(|(_, put)| put.record.is_placeholder())
@@ -266,21 +272,21 @@ impl Recoverer {
         for name in &suspect {
             plan.remove(name);
         }
-        let (read, failures) = self.read_all_again(read, &suspect).await;
+        let (mut read, failure) = self.read_all_again(read, &suspect).await;
         if read.len() < enough {
-            let why = failures.map_or_else(String::new, |error| format!(": {error}"));
+            let why = failure.map_or_else(String::new, |error| format!(": {error}"));
             return Err(too_few(read.len(), enough, &why));
         }
-        let mut read = read;
         let read_again_at = self.env.clock.monotonic();
         let again = plan::plan(self.quorum, newest, stored(&mut read));
         let session = self.connect(at).await?;
-        // Each life is aged from the end of its own reading. A life that is too short ends exclusion early.
+        // Each life is aged from the end of its own reading. A life that is too short breaks
+        // exclusion.
         let aged_from = |at: Duration| move |(name, put)| (name, put, at);
         let first = plan.into_iter().map(aged_from(read_at));
         let plan: Vec<_> = first.chain(again.into_iter().map(aged_from(read_again_at))).collect();
         for chunk in plan.chunks(CHUNK) {
-            // A gateway that stood still since the reading must not write lives that are too long.
+            // A gateway that was suspended since the reading must not write lives that are too long.
             let now = self.env.clock.monotonic();
             let aged = |put: &Put, read_at: Duration| put.aged(now.saturating_sub(read_at));
             let puts = chunk
@@ -290,7 +296,7 @@ impl Recoverer {
             let recovery = RecoveryBatch { marker: wait.marker.clone(), puts };
             match in_time(session.recover(recovery)).await? {
                 RecoveryAnswer::Done => {}
-                // Mostly another gateway was quicker.
+                // Usually another gateway was faster.
                 RecoveryAnswer::OtherMarker => return Ok(None),
                 RecoveryAnswer::OtherClient => {
                     return Err(LinkError::broken("another client holds one of the locks there"));
@@ -306,7 +312,7 @@ impl Recoverer {
         status.state.is_admitted().then(|| status.marker.clone())
     }
 
-    /// All locks of a master that has lost nothing from before until after it was read.
+    /// Reads all locks of a master that lost nothing before or during the reading.
     async fn read(&self, at: usize, seen: Duration) -> Result<MasterLocks, LinkError> {
         let name = self.nodes[at].name();
         let before = self
@@ -322,13 +328,14 @@ impl Recoverer {
             return Err(LinkError::broken(format!("{name} has changed while it was read")));
         }
         if facts.time_micros == 0 {
-            return Err(LinkError::broken(format!("{name} does not tell its time")));
+            return Err(LinkError::broken(format!("{name} does not show its time")));
         }
         let then_micros = facts.time_micros.saturating_sub(since.as_micros() as u64);
         Ok(MasterLocks { node: at, marker: before, stored, then_micros })
     }
 
-    /// Reads these names on each master once more. Leaves out a master that cannot be read, and returns one such failure.
+    /// Reads these names on each master once more. Leaves out a master that cannot be read, and
+    /// returns one such failure.
     async fn read_all_again(
         &self,
         read: Vec<MasterLocks>,
@@ -346,7 +353,7 @@ impl Recoverer {
         (read.collect(), failure)
     }
 
-    /// The same for these names alone, of a master that has lost nothing since it was read first.
+    /// Reads these names again, of a master that has lost nothing since its first reading.
     async fn read_again(
         &self,
         master: &MasterLocks,
@@ -373,7 +380,7 @@ impl Recoverer {
         Ok(stored)
     }
 
-    /// As `node/stored.lua` tells it.
+    /// The holding in a vote, by the rules of `node/stored.lua`.
     fn stored(&self, name: &LockName, vote: Vote) -> Option<Stored> {
         let Vote::Found(Holding { record, expires_in }) = vote else { return None };
         let is_ours = record.parse().is_some();
@@ -382,7 +389,7 @@ impl Recoverer {
             Some(life) if is_ours => life.min(longest),
             Some(life) => life,
             None if is_ours => longest,
-            // What another client has set without expiry is no lock.
+            // A key that another client set without an expiry is no lock.
             None => return None,
         };
         Some(Stored { name: name.clone(), record, expires_in })
@@ -390,7 +397,7 @@ impl Recoverer {
 
     async fn connect(&self, at: usize) -> Result<Box<dyn Session>, LinkError> {
         let link =
-            self.nodes[at].link().ok_or_else(|| LinkError::broken("there is no way to it"))?;
+            self.nodes[at].link().ok_or_else(|| LinkError::broken("the node has no link"))?;
         in_time(link.connect()).await
     }
 }
@@ -408,7 +415,8 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         all.extend(page.stored);
         if bytes > MAX_READ {
             return Err(LinkError::broken(format!(
-                "it stores more than the {} MiB of locks that are read of a master; the full quarantine is waited",
+                "it stores more than {} MiB of locks, the limit of a reading; the full quarantine \
+                 stands",
                 MAX_READ >> 20
             )));
         }
@@ -416,7 +424,7 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         if cursor.is_none() {
             return Ok((session, all));
         }
-        tokio::time::sleep(BREATH).await;
+        tokio::time::sleep(PAGE_PAUSE).await;
     }
 }
 

@@ -1,13 +1,15 @@
-//! Time and chance, as env: everything the algorithm reads from outside passes through here, so that a simulation can
-//! replace it.
+//! Time and randomness. Everything the algorithm reads from outside passes through the traits
+//! [`Clock`] and [`Entropy`], so that a simulation can replace it.
 //!
-//! [`HybridClock`] mints the fencing tokens. It promises strictly increasing tokens within one process
-//! (unless the wall clock steps back by more than D, see [`HybridClock::mint`]), and it learns:
-//! a token seen on a node that lies ahead of our own wall clock moves our clock forward, at most by [`MAX_LEAD`], so that
-//! the slower of two gateways does not lose every first try. The lead is lost again, half of it every [`LEAD_HALF_LIFE`]:
-//! one gateway that was ahead for a minute must not move the tokens of all others for ever, from one to the next, until
-//! nodes whose clocks are a little behind refuse them. It does not promise agreement between gateways; the fence
-//! keys on the nodes do that.
+//! [`HybridClock`] mints the fencing tokens. Tokens strictly increase within one process, unless
+//! the wall clock steps back by more than `max_clock_skew` (see [`HybridClock::mint`]). Agreement
+//! between gateways is left to the token watermarks on the nodes.
+//!
+//! The clock also learns. A token seen on a node ahead of our wall clock moves our clock forward,
+//! by at most [`MAX_LEAD`], so that the slower of two gateways does not lose every first attempt.
+//! Half of the lead decays every [`LEAD_HALF_LIFE`]. Otherwise one gateway that was ahead for a
+//! minute would move the tokens of all gateways for ever, until nodes with slower clocks refuse
+//! them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,12 +17,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::model::types::{FencingToken, Nonce, Owner};
 
-/// Where time comes from.
+/// Source of time.
 pub trait Clock: Send + Sync + 'static {
-    /// Time since an arbitrary fixed point: never goes back, and counts the time the machine spends suspended.
+    /// Time since an arbitrary fixed point. Never goes back, and includes the time the machine is
+    /// suspended.
     fn monotonic(&self) -> Duration;
 
-    /// Microseconds since 1970 as the machine believes.
+    /// Microseconds since 1970 by the machine's wall clock.
     fn wall_micros(&self) -> u64;
 }
 
@@ -29,8 +32,8 @@ pub trait Clock: Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    /// CLOCK_BOOTTIME where there is one: `std::time::Instant` stops while a machine is suspended, and a holder that
-    /// wakes up after its lease ran out must not believe that no time has passed.
+    /// CLOCK_BOOTTIME where the system has it. `std::time::Instant` stops while a machine is
+    /// suspended, and a holder that wakes up after the end of its lease must notice.
     fn monotonic(&self) -> Duration {
         #[cfg(target_os = "linux")]
         let id = rustix::time::ClockId::Boottime;
@@ -45,7 +48,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// Where chance comes from: owners and jitter.
+/// Source of randomness for owners, nonces and jitter.
 pub trait Entropy: Send + Sync + 'static {
     /// Fills the buffer with bytes that nobody can guess.
     fn fill(&self, buffer: &mut [u8]);
@@ -57,14 +60,14 @@ pub trait Entropy: Send + Sync + 'static {
         Owner::from_bytes(raw)
     }
 
-    /// What tells one try of an owner from its others.
+    /// A nonce, which tells one proposal of an owner from the others.
     fn nonce(&self) -> Nonce {
         let mut raw = [0; Nonce::LEN];
         self.fill(&mut raw);
         Nonce::from_bytes(raw)
     }
 
-    /// An owner and the nonce of its first try, drawn at once.
+    /// An owner and the nonce of its first proposal, drawn in one call.
     fn owner_and_nonce(&self) -> (Owner, Nonce) {
         let mut raw = [0; Owner::LEN + Nonce::LEN];
         self.fill(&mut raw);
@@ -87,27 +90,28 @@ pub trait Entropy: Send + Sync + 'static {
 pub struct OsEntropy;
 
 impl Entropy for OsEntropy {
-    /// Backoff are no secret: they need no system call.
+    /// Jitter is no secret, so it needs no system call.
     fn unit(&self) -> f64 {
         fastrand::f64()
     }
 
     fn fill(&self, buffer: &mut [u8]) {
-        // Not from a generator of this process, although that would save a system call: in two copies of one machine, both
-        // resumed from the same snapshot, it would give the same owner to two holders.
-        // A lock service without randomness would hand out guessable owners: there is nothing sensible to go on with.
+        // A generator inside this process would save a system call. But two copies of one machine,
+        // resumed from the same snapshot, would then draw the same owner for two holders. Without
+        // randomness the service would hand out guessable owners, so the process must not go on.
         getrandom::fill(buffer).expect("the operating system's random generator failed");
     }
 }
 
-/// The most that tokens seen on nodes may move our own clock ahead.
+/// How far tokens seen on nodes may move our own clock ahead.
 pub const MAX_LEAD: Duration = Duration::from_secs(1);
 
-/// In which half of a lead is lost.
+/// The time in which half of a lead decays.
 pub const LEAD_HALF_LIFE: Duration = Duration::from_secs(60);
 
-/// What is left of a lead after some time. It falls slower than time passes, so that wall clock and lead together never go
-/// back; and steadily, so that gateways which learn it from each other forget it all the same.
+/// The rest of a lead after some time. The lead decays slower than time passes, so wall clock plus
+/// lead never goes back. The lead decays steadily, so gateways that learn it from each other lose
+/// it too.
 pub(crate) fn lead_left(lead_micros: u64, since: Duration) -> u64 {
     if lead_micros == 0 {
         return 0;
@@ -115,8 +119,8 @@ pub(crate) fn lead_left(lead_micros: u64, since: Duration) -> u64 {
     (lead_micros as f64 * (-since.as_secs_f64() / LEAD_HALF_LIFE.as_secs_f64()).exp2()) as u64
 }
 
-/// A lead and when it was learned, in one word: the low bits are its microseconds, at most [`MAX_LEAD`], the others the
-/// milliseconds of the monotonic clock.
+/// A lead and the time it was learned, in one word. The low 20 bits are microseconds, at most
+/// [`MAX_LEAD`]; the others are milliseconds of the monotonic clock.
 #[derive(Default)]
 struct Lead(AtomicU64);
 
@@ -138,7 +142,7 @@ impl Lead {
     fn learn(&self, micros: u64, now: Duration) {
         let word = (now.as_millis() as u64) << Self::BITS | micros.min(MAX_LEAD.as_micros() as u64);
         let larger = |known| (Self::left(known, now) < micros).then_some(word);
-        // Unchanged where what is known is more.
+        // Unchanged if the known lead is larger.
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, larger);
     }
 }
@@ -146,14 +150,14 @@ impl Lead {
 /// Mints fencing tokens: T = max(last T minted or seen + 1, wall clock + learned lead).
 pub struct HybridClock {
     clock: Arc<dyn Clock>,
-    /// D: a node refuses a T further than this from its own time, so we do not believe one either.
+    /// A node refuses a T further than this from its own time, so we do not accept such a T either.
     max_offset_micros: u64,
     last: AtomicU64,
     lead: Lead,
 }
 
 impl HybridClock {
-    /// `max_offset` is D, the distance between a T and a node's own time beyond which the node refuses it.
+    /// `max_offset` is `max_clock_skew`: a node refuses a T further than that from its own time.
     pub fn new(clock: Arc<dyn Clock>, max_offset: Duration) -> Self {
         Self {
             clock,
@@ -163,10 +167,10 @@ impl HybridClock {
         }
     }
 
-    /// A token larger than all that this clock has minted or observed, as long as those are within D of the wall clock:
-    /// after a step of the wall clock back, larger tokens would only be refused by the nodes, and the fences keep the
-    /// order of each lock all the same. `None` when the wall clock is outside the years
-    /// 2001 to 2255.
+    /// A token larger than all that this clock has minted or observed, as long as those are within
+    /// `max_clock_skew` of the wall clock. After a larger step back, nodes would refuse larger
+    /// tokens; the watermarks keep the order of each lock anyway. `None` if the wall clock is
+    /// outside the years 2001 to 2255.
     pub fn mint(&self) -> Option<FencingToken> {
         let now = self.clock.wall_micros() + self.lead.micros(|| self.clock.monotonic());
         let mut last = self.last.load(Ordering::Relaxed);
@@ -180,9 +184,10 @@ impl HybridClock {
         }
     }
 
-    /// Takes note of a token stored on a node, so that the next mint is larger. Answers false, and learns nothing, when
-    /// the token lies more than three quarters of D ahead of our wall clock: one wild fence must not drive the tokens of
-    /// all locks out of the range that nodes accept, and the last quarter is for nodes whose clocks are behind ours.
+    /// Learns a token stored on a node, so that the next minted token is larger. Returns false, and
+    /// learns nothing, if the token lies more than ¾ `max_clock_skew` ahead of our wall clock. One
+    /// wild watermark must not move the tokens of all locks out of the range that nodes accept; the
+    /// last quarter is for nodes whose clocks are behind ours.
     pub fn observe(&self, seen: FencingToken) -> bool {
         let wall = self.clock.wall_micros();
         let ahead = seen.get().saturating_sub(wall);
@@ -196,12 +201,12 @@ impl HybridClock {
         true
     }
 
-    /// How far the tokens that are minted now lie ahead of the wall clock.
+    /// How far newly minted tokens lie ahead of the wall clock.
     pub(crate) fn lead(&self) -> Duration {
         let wall = self.clock.wall_micros();
         let learned = self.lead.micros(|| self.clock.monotonic());
         let minted = self.last.load(Ordering::Relaxed).saturating_sub(wall);
-        // What lies further ahead is not counted on from, see `mint`.
+        // `mint` does not count on from a token further ahead.
         let minted = if minted > self.max_offset_micros { 0 } else { minted };
         Duration::from_micros(learned.max(minted))
     }
@@ -211,12 +216,13 @@ impl HybridClock {
         Duration::from_micros(token.get().saturating_sub(self.clock.wall_micros()))
     }
 
-    /// Whether a token may have been granted by a node whose time is like ours: it is at most D ahead.
+    /// Whether a node with a clock like ours may have granted this token: it is at most
+    /// `max_clock_skew` ahead.
     pub fn is_credible(&self, token: FencingToken) -> bool {
         token.get() <= self.clock.wall_micros() + self.max_offset_micros
     }
 
-    /// How long ago a token was minted, by our wall clock.
+    /// Time since a token was minted, by our wall clock.
     pub fn age(&self, token: FencingToken) -> Duration {
         Duration::from_micros(self.clock.wall_micros().saturating_sub(token.get()))
     }
@@ -245,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_increase_even_when_the_wall_clock_stands_still_or_goes_back() {
+    fn tokens_increase_when_the_wall_clock_stands_or_steps_back() {
         let (wall, clock) = clock();
         let first = clock.mint().unwrap();
         let second = clock.mint().unwrap();
@@ -255,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seen_token_moves_the_clock_past_it_and_the_lead_stays_capped() {
+    fn a_seen_token_moves_the_clock_and_the_lead_is_capped() {
         let (wall, clock) = clock();
         assert!(clock.observe(FencingToken::new(WALL + 500_000).unwrap()));
         assert_eq!(clock.mint().unwrap().get(), WALL + 500_001);
@@ -268,9 +274,10 @@ mod tests {
         assert!((970_000..1_000_000).contains(&lead), "it is capped at 1 s: {lead}");
     }
 
-    /// One gateway is a second ahead for a moment. All learn it from its fences, and then from each other's, across restarts.
+    /// One gateway is 1 s ahead for a moment. All learn the lead from its watermarks, and then from
+    /// each other's, across restarts.
     #[test]
-    fn a_lead_that_gateways_learn_from_each_other_is_forgotten_all_the_same() {
+    fn a_lead_that_gateways_learn_from_each_other_decays() {
         let (wall, one) = clock();
         assert!(one.observe(FencingToken::new(WALL + 1_000_000).unwrap()));
         let mut others = [HybridClock::new(wall.clone(), Duration::from_secs(2)), one];
@@ -292,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wild_fence_does_not_poison_the_tokens_of_all_locks() {
+    fn one_wild_watermark_does_not_move_all_tokens() {
         let (_, clock) = clock();
         assert!(!clock.observe(FencingToken::new(WALL + 1_500_001).unwrap()));
         assert!(!clock.observe(FencingToken::MAX));
@@ -300,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wall_clock_that_was_far_ahead_for_a_while_does_not_stop_all_locks_for_as_long() {
+    fn a_wall_clock_once_far_ahead_does_not_stop_all_locks() {
         let (wall, clock) = clock();
         wall.0.store(WALL + 3_600_000_000, Ordering::Relaxed);
         clock.mint().unwrap();

@@ -1,27 +1,32 @@
-//! Counting votes. Pure.
+//! Counting votes: pure arithmetic.
 //!
-//! Every kind of round asks the same question: do a majority of all *configured* nodes say yes, or do so many say no that
-//! a majority of yes is impossible, or is it neither? Nodes that failed to answer are neither: a time-out is not a refusal.
+//! Every round has the same question. Do a majority of all *configured* nodes say yes, do enough
+//! say no that a majority of yes is impossible, or neither? Nodes that failed to answer count as
+//! neither, because a time-out is not a refusal.
 
-/// Why a set of nodes is refused.
+/// A number of nodes outside 1 to [`Quorum::MAX_NODES`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{given} nodes given; allowed are 1 to {max}", max = Quorum::MAX_NODES)]
 pub struct NodeCountError {
-    /// How many were given.
+    /// The number of nodes given.
     pub given: usize,
 }
 
-/// The size of the cluster and what follows from it.
+/// The number of nodes, and the sizes that follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quorum {
     nodes: usize,
 }
 
 impl Quorum {
-    /// More masters than this buy no safety and cost latency; a round's bookkeeping is sized for it.
+    /// More masters than this buy no safety and cost latency. The bookkeeping of a round is sized
+    /// for it.
     pub const MAX_NODES: usize = 32;
 
     /// A cluster of `nodes` nodes.
+    ///
+    /// # Errors
+    /// [`NodeCountError`] outside 1 to [`Quorum::MAX_NODES`].
     pub fn new(nodes: usize) -> Result<Self, NodeCountError> {
         if (1..=Self::MAX_NODES).contains(&nodes) {
             Ok(Self { nodes })
@@ -40,12 +45,12 @@ impl Quorum {
         self.nodes / 2 + 1
     }
 
-    /// N − quorum + 1: once so many say no, no majority can say yes.
+    /// N − quorum + 1: once this many nodes say no, no majority can say yes.
     pub fn blocking(self) -> usize {
         self.nodes - self.size() + 1
     }
 
-    /// What the votes so far force, if anything.
+    /// The decision that the votes so far force, if any.
     pub fn decide(self, tally: Tally) -> Decision {
         let open = self.nodes - tally.yes - tally.no - tally.failed;
         if tally.yes >= self.size() {
@@ -60,7 +65,7 @@ impl Quorum {
     }
 }
 
-/// Votes counted so far; those still out are the rest.
+/// Votes counted so far. The other votes are outstanding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Nodes that did what was asked, or agree on what they store.
@@ -71,21 +76,21 @@ pub struct Tally {
     pub failed: usize,
 }
 
-/// What a tally says.
+/// The decision of a tally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// A majority says yes.
     Yes,
-    /// A majority of yes is impossible because of refusals alone.
+    /// Refusals alone make a majority of yes impossible.
     No,
-    /// Neither can come true any more.
+    /// Neither yes nor no is possible any more.
     Neither,
-    /// The votes still out can turn it.
+    /// The outstanding votes can still decide.
     Open,
 }
 
 impl Decision {
-    /// As traces call it; `None` while it is open.
+    /// The word for traces; `None` while the decision is open.
     pub(crate) fn word(self) -> Option<&'static str> {
         match self {
             Self::Yes => Some("yes"),
@@ -100,8 +105,8 @@ impl Decision {
 mod tests {
     use super::*;
 
-    /// Every tally of every cluster up to 9 nodes, against the definition written the slow way: a decision is forced
-    /// when all completions of the open votes agree on it.
+    /// Compares every tally of every cluster up to 9 nodes with the definition: a decision is
+    /// forced when all completions of the open votes agree on it.
     #[test]
     fn decisions_are_exactly_the_forced_ones() {
         for nodes in 1..=9usize {

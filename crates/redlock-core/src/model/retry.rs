@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-/// How often and how long a library user wants to try for a lock that is held or lacks a quorum.
+/// How often and how long to try for a lock that is held or lacks a quorum.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
     /// Tries after the first.
     pub count: u32,
-    /// Shortest pause between two tries; should exceed a round trip, so that contenders do not collide again.
+    /// The shortest pause between two tries. It should exceed a round trip, so that contenders do
+    /// not collide again.
     pub delay: Duration,
-    /// Up to this much is added at random, which is what desynchronizes contenders that split the vote.
+    /// The longest random addition to `delay`. It separates contenders that split the vote.
     pub jitter: Duration,
-    /// No try starts later than this after the first one started.
+    /// No try starts later than this after the start of the first.
     pub deadline: Duration,
 }
 
@@ -20,8 +21,8 @@ impl RetryPolicy {
     pub const NONE: Self =
         Self { count: 0, delay: Duration::ZERO, jitter: Duration::ZERO, deadline: Duration::ZERO };
 
-    /// The pause before the next try, or `None` when no try is left. `tries` counts those made, `spent` is the time
-    /// since the first began, `unit` is a random number in `0.0..1.0`.
+    /// The pause before the next try, or `None` when no try is left. `tries` counts the tries made,
+    /// `spent` is the time since the first one began, `unit` is a random number in `0.0..1.0`.
     pub fn pause(&self, tries: u32, spent: Duration, unit: f64) -> Option<Duration> {
         if tries > self.count {
             return None;
@@ -55,12 +56,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pauses_stay_within_delay_jitter_count_and_deadline(count in 0u32..20, tries in 1u32..30, spent in 0u64..5_000, unit in 0.0..1.0) {
+        fn pauses_stay_within_delay_jitter_count_and_deadline(
+            count in 0u32..20,
+            tries in 1u32..30,
+            spent in 0u64..5_000,
+            unit in 0.0..1.0,
+        ) {
             let policy = RetryPolicy { count, ..RetryPolicy::default() };
             let spent = Duration::from_millis(spent);
             match policy.pause(tries, spent, unit) {
-                Some(pause) => prop_assert!(tries <= count && pause >= policy.delay && pause <= policy.delay + policy.jitter && spent + pause <= policy.deadline),
-                None => prop_assert!(tries > count || spent + policy.delay + policy.jitter.mul_f64(unit) > policy.deadline),
+                Some(pause) => {
+                    prop_assert!(tries <= count);
+                    prop_assert!(pause >= policy.delay && pause <= policy.delay + policy.jitter);
+                    prop_assert!(spent + pause <= policy.deadline);
+                }
+                None => {
+                    let pause = policy.delay + policy.jitter.mul_f64(unit);
+                    prop_assert!(tries > count || spent + pause > policy.deadline);
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The words of the domain, parsed once at the edge and trusted from there on, with their limits beside them.
+//! Names, owners, tokens and TTLs, each parsed once at the edge, with its limits beside it.
 //!
-//! Nothing here is serializable and nothing here formats a secret: [`Owner`] and [`LockToken`] have a redacted `Debug`
-//! and no `Display`. The one way to the text of a token is [`LockToken::expose`].
+//! Nothing here is serializable or formats a secret. [`Owner`] and [`LockToken`] have a redacted
+//! `Debug` and no `Display`. Only [`LockToken::expose`] returns the text of a token.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,18 +11,20 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-/// A lock's name: 1 to 255 bytes of `[A-Za-z0-9._:@/+~-]`, of which no segment between slashes is empty, `.` or `..`.
+/// A lock's name: 1 to 255 bytes of `[A-Za-z0-9._:@/+~-]`. No segment between slashes is empty, `.`
+/// or `..`.
 ///
-/// The alphabet excludes everything that has a meaning to Redis patterns, to Lua, to RESP or to a cluster's hash tags,
-/// so a name can never reach another key than its own. Such segments are what clients and proxies normalise away (RFC 3986,
-/// section 5.2.4): two that ask for one name would be asking for two.
+/// The alphabet excludes everything with a meaning in Redis patterns, Lua, RESP or a cluster's hash
+/// tags, so a name can never reach a key other than its own. Clients and proxies normalise the
+/// excluded segments away (RFC 3986, section 5.2.4), so two spellings could reach two locks.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockName(Box<str>);
 
 impl LockName {
     /// Longest name in bytes.
     pub const MAX_LEN: usize = 255;
-    /// The same rule but for the length as a regular expression, in what ECMA-262, RE2 and Python agree on: no look-ahead.
+    /// The rule as a regular expression, except for the length. The syntax is common to ECMA-262,
+    /// RE2 and Python: no look-ahead.
     pub const PATTERN: &str = concat!(
         r"^(\.{0,2}[A-Za-z0-9_:@+~-]|\.{3})[A-Za-z0-9._:@+~-]*",
         r"(/(\.{0,2}[A-Za-z0-9_:@+~-]|\.{3})[A-Za-z0-9._:@+~-]*)*$"
@@ -33,10 +35,11 @@ impl LockName {
         &self.0
     }
 
-    /// Whether names can begin or end with this, or have it in the middle: as for a name, but segments may be cut.
+    /// Checks that a name can contain this text. The rules are those of a name, but segments may be
+    /// cut.
     ///
     /// # Errors
-    /// Why no name has it.
+    /// [`NameError`] shows why no name contains the text.
     pub fn check_part(text: &str) -> Result<(), NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
@@ -44,7 +47,7 @@ impl LockName {
         if text.len() > Self::MAX_LEN {
             return Err(NameError::TooLong { len: text.len() });
         }
-        // Byte by byte: none of them is part of another character.
+        // The search is by byte: no allowed byte is part of a multi-byte character.
         let bad = text.bytes().position(|byte| !is_name_byte(byte));
         match bad.and_then(|at| Some((at, text[at..].chars().next()?))) {
             Some((at, found)) => Err(NameError::BadCharacter { found, at }),
@@ -52,8 +55,8 @@ impl LockName {
         }
     }
 
-    /// As a node stores it. Earlier versions took any segment, and a lock that is left out when a node is filled again could
-    /// be granted twice.
+    /// A name as a node stores it. Earlier versions allowed any segment. Recovery must not leave
+    /// such a lock out, because it could then be granted twice.
     #[cfg(feature = "redis")]
     pub(crate) fn stored(text: &str) -> Option<Self> {
         Self::check_part(text).ok().map(|()| Self(text.into()))
@@ -91,10 +94,10 @@ impl fmt::Debug for LockName {
     }
 }
 
-/// Why a text is no lock name. Nothing happened.
+/// Why a text is no lock name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// No byte at all.
+    /// The text is empty.
     #[error("the name is empty; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]")]
     Empty,
     /// More than [`LockName::MAX_LEN`] bytes.
@@ -103,7 +106,7 @@ pub enum NameError {
         /// Its length in bytes.
         len: usize,
     },
-    /// A character outside the alphabet.
+    /// The text has a character outside the alphabet.
     #[error(
         "the name has {found:?} at byte {at}; allowed are 1 to 255 bytes of [A-Za-z0-9._:@/+~-]"
     )]
@@ -113,9 +116,10 @@ pub enum NameError {
         /// Its position in bytes, from 0.
         at: usize,
     },
-    /// A segment that clients and proxies normalise away.
+    /// The text has a segment that clients and proxies normalise away.
     #[error(
-        "the name has the segment {found:?} between slashes; allowed are segments that are not empty, \".\" or \"..\""
+        "the name has the segment {found:?} between slashes; allowed are segments that are not \
+         empty, \".\" or \"..\""
     )]
     BadSegment {
         /// The segment.
@@ -123,9 +127,11 @@ pub enum NameError {
     },
 }
 
-/// Who asks for a lock: 16 bytes nobody else can guess, drawn per acquisition or derived from an idempotency key.
+/// Who asks for a lock: 16 bytes that nobody else can guess, drawn for an acquire or derived from
+/// an idempotency key.
 ///
-/// Kept as its text, 32 lowercase hexadecimal digits, because that is what every node stores and compares.
+/// Kept as its text, 32 lowercase hexadecimal digits, because every node stores and compares that
+/// text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner([u8; Owner::TEXT_LEN]);
 
@@ -135,7 +141,7 @@ impl Owner {
     /// Characters of the stored text.
     pub const TEXT_LEN: usize = 2 * Self::LEN;
 
-    /// No request's: nobody can extend or release what has it.
+    /// The owner of records that keep a lock free. Nobody can extend or release such a record.
     pub const NOBODY: Self = Self([b'0'; Self::TEXT_LEN]);
 
     /// An owner from raw bytes, which must come from a cryptographic generator.
@@ -145,20 +151,22 @@ impl Owner {
         Self(text)
     }
 
-    /// The owner that belongs to an idempotency key: the same (cluster, principal, lock, key) gives the same owner on
-    /// every gateway, so a repeated request meets its own lock.
+    /// The owner of an idempotency key. The same (cluster, principal, lock, key) gives the same
+    /// owner on every gateway, so a repeated request meets its own lock.
     ///
-    /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 16 bytes. It is as hard to guess
-    /// as the idempotency key is.
+    /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 16 bytes.
+    /// The owner is as hard to guess as the idempotency key.
     pub fn derive(cluster: &str, principal: &str, name: &LockName, idempotency_key: &str) -> Self {
         let parts = ["redlock owner v1", principal, name.as_str(), idempotency_key];
         Self::of_parts(cluster, parts.map(str::as_bytes))
     }
 
-    /// The owner that the nodes are told of, where this one is what the client shows and only this principal may show it.
-    /// From another principal it gives another owner, which holds nothing; nodes never learn what the client shows.
+    /// The owner that nodes store when this owner is what a client shows, and only `principal` may
+    /// show it. Another principal gets another owner, which holds nothing. Nodes never see what the
+    /// client shows.
     ///
-    /// HMAC-SHA-256 as in [`Owner::derive`]. Nothing has to be kept of it: every gateway comes to the same.
+    /// HMAC-SHA-256 as in [`Owner::derive`]. Nothing is stored for it: every gateway computes the
+    /// same.
     pub fn bound_to(&self, principal: &str) -> Self {
         Self::of_parts("redlock bound owner v1", [principal.as_bytes(), self.0.as_slice()])
     }
@@ -185,8 +193,9 @@ impl fmt::Debug for Owner {
     }
 }
 
-/// Tells the tries of one owner apart: 4 random bytes, drawn for each. Two gateways that ask for the same owner may mint the
-/// same T in the same microsecond, and then only this says whose grant a node stores.
+/// Tells the proposals of one owner apart: 4 random bytes, drawn for each. Two gateways that ask
+/// for the same owner may mint the same T in the same microsecond. Then only the nonce shows whose
+/// grant a node stores.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce([u8; Nonce::TEXT_LEN]);
 
@@ -195,7 +204,7 @@ impl Nonce {
     pub const LEN: usize = 4;
     /// Characters of the stored text.
     pub const TEXT_LEN: usize = 2 * Self::LEN;
-    /// Of records that keep a lock free.
+    /// The nonce of records that keep a lock free.
     pub(crate) const ZERO: Self = Self([b'0'; Self::TEXT_LEN]);
 
     /// A nonce from raw bytes.
@@ -219,21 +228,24 @@ fn read_hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     text.iter().all(|c| matches!(c, b'0'..=b'9' | b'a'..=b'f')).then_some(text)
 }
 
-/// A fencing token T: microseconds since 1970 as minted by a gateway's hybrid clock, below 2^53 so that Lua and
-/// JavaScript hold it exactly. A later grant of the same lock carries a larger one; a resource that refuses smaller
-/// tokens than it has seen is safe from holders that come back late.
+/// A fencing token T: microseconds since 1970 by a gateway's hybrid clock, below 2^53 so that Lua
+/// and JavaScript hold it exactly. A later grant of the same lock carries a larger token. A
+/// resource that refuses smaller tokens than it has seen is safe from holders that come back late.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// Decimal digits of the stored text. 16 digits last from 2001 until 2255.
+    /// Decimal digits of the stored text. 16 digits cover the years 2001 to 2255.
     pub const TEXT_LEN: usize = 16;
     /// Smallest value with 16 digits.
     pub const MIN: Self = Self(1_000_000_000_000_000);
-    /// Largest integer that an IEEE double holds exactly together with all smaller ones.
+    /// Largest integer that an IEEE double holds exactly, together with all smaller ones.
     pub const MAX: Self = Self((1 << 53) - 1);
 
     /// Takes a value in `MIN..=MAX`.
+    ///
+    /// # Errors
+    /// [`InvalidFencingToken`] for any other value.
     pub fn new(micros: u64) -> Result<Self, InvalidFencingToken> {
         let is_one = (Self::MIN.0..=Self::MAX.0).contains(&micros);
         if is_one { Ok(Self(micros)) } else { Err(InvalidFencingToken { given: micros }) }
@@ -273,7 +285,7 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// A number that is no [`FencingToken`].
+/// A number outside the range of a [`FencingToken`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{given} is no fencing token; allowed are {} to {}", FencingToken::MIN, FencingToken::MAX)]
 pub struct InvalidFencingToken {
@@ -281,7 +293,8 @@ pub struct InvalidFencingToken {
     pub given: u64,
 }
 
-/// What a holder shows to extend or release: one grant, by its owner, its fencing token and its nonce. A secret.
+/// A secret that a holder shows to extend or release. It names one grant: owner, fencing token and
+/// nonce.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LockToken {
     owner: Owner,
@@ -292,7 +305,7 @@ pub struct LockToken {
 impl LockToken {
     const VERSION: &'static str = "1";
     const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Self::GRANT_LEN;
-    /// Characters of owner and nonce, which stand without anything between them.
+    /// Characters of owner and nonce, which stand side by side without a separator.
     pub const GRANT_LEN: usize = Owner::TEXT_LEN + Nonce::TEXT_LEN;
 
     /// The token of a grant.
@@ -300,12 +313,13 @@ impl LockToken {
         Self { owner, nonce, fencing }
     }
 
-    /// The same grant, as it is shown by an owner whom the nodes know by another name, see [`Owner::bound_to`].
+    /// The same grant with another owner: as a client shows it where nodes store a bound owner, see
+    /// [`Owner::bound_to`].
     pub fn shown_by(&self, owner: Owner) -> Self {
         Self { owner, ..*self }
     }
 
-    /// The token of the same grant as the nodes know it, see [`Owner::bound_to`].
+    /// The token of the same grant as the nodes store it, see [`Owner::bound_to`].
     pub fn bound_to(&self, principal: &str) -> Self {
         Self { owner: self.owner.bound_to(principal), ..*self }
     }
@@ -321,7 +335,7 @@ impl LockToken {
         Self::of_texts(fencing.as_bytes(), grant.as_bytes())
     }
 
-    /// From T, and owner and nonce, as a node stores them.
+    /// Parses T, and owner and nonce, as a node stores them.
     pub(crate) fn of_texts(fencing: &[u8], grant: &[u8]) -> Option<Self> {
         let (owner, nonce) = grant.split_at_checked(Owner::TEXT_LEN)?;
         Some(Self {
@@ -331,7 +345,7 @@ impl LockToken {
         })
     }
 
-    /// The token's text, to hand to its holder and to nobody else.
+    /// The token's text, for its holder and nobody else.
     pub fn expose(&self) -> String {
         let mut text = Vec::with_capacity(Self::TEXT_LEN);
         for part in [Self::VERSION.as_bytes(), b".", &self.fencing.text(), b"."] {
@@ -341,7 +355,7 @@ impl LockToken {
         String::from_utf8(text).expect("digits and dots are ASCII")
     }
 
-    /// The fencing token; not a secret.
+    /// The fencing token, which is not a secret.
     pub fn fencing(&self) -> FencingToken {
         self.fencing
     }
@@ -359,13 +373,13 @@ impl LockToken {
 impl FromStr for LockToken {
     type Err = InvalidToken;
 
-    /// Reads the text that [`LockToken::expose`] gave.
+    /// Parses the text that [`LockToken::expose`] returns.
     fn from_str(text: &str) -> Result<Self, InvalidToken> {
         Self::parse(text).ok_or(InvalidToken)
     }
 }
 
-/// A text that is no [`LockToken`]. Where it is wrong is not said: the rest of it may be a secret.
+/// A text that is no [`LockToken`]. The error shows no part of the text, which may hold a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a lock token")]
 pub struct InvalidToken;
@@ -381,17 +395,23 @@ impl fmt::Debug for LockToken {
 pub struct Ttl(u32);
 
 impl Ttl {
-    /// Below this no validity would be left after drift and one round trip.
+    /// A shorter TTL would leave no validity after drift and one round trip.
     pub const MIN: Self = Self(10);
     /// One day. A gateway or library user sets its own, smaller maximum.
     pub const MAX: Self = Self(24 * 60 * 60 * 1000);
 
     /// Takes whole milliseconds in `MIN..=MAX`.
+    ///
+    /// # Errors
+    /// [`InvalidTtl`] for any other number.
     pub fn from_millis(millis: u64) -> Result<Self, InvalidTtl> {
         Self::from_duration(Duration::from_millis(millis))
     }
 
     /// Takes a duration of whole milliseconds in `MIN..=MAX`.
+    ///
+    /// # Errors
+    /// [`InvalidTtl`] for any other duration.
     pub fn from_duration(duration: Duration) -> Result<Self, InvalidTtl> {
         let is_whole = duration.subsec_nanos().is_multiple_of(1_000_000);
         let ttl = u32::try_from(duration.as_millis()).ok().filter(|_| is_whole).map(Self);
@@ -399,27 +419,31 @@ impl Ttl {
             .ok_or(InvalidTtl { given: duration })
     }
 
-    /// In milliseconds: 10 to 86,400,000.
+    /// Milliseconds: 10 to 86,400,000.
     pub fn millis(self) -> u32 {
         self.0
     }
 
-    /// The same as a duration.
+    /// The TTL as a duration.
     pub fn duration(self) -> Duration {
         Duration::from_millis(u64::from(self.0))
     }
 }
 
-/// A time that is no [`Ttl`].
+/// A duration that is no [`Ttl`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{given:?} is no TTL; allowed are whole milliseconds from {} to {}", Ttl::MIN.millis(), Ttl::MAX.millis())]
+#[error(
+    "{given:?} is no TTL; allowed are whole milliseconds from {} to {}",
+    Ttl::MIN.millis(),
+    Ttl::MAX.millis()
+)]
 pub struct InvalidTtl {
-    /// The time.
+    /// The duration.
     pub given: Duration,
 }
 
-/// Text for people that is stored beside the owner and shown to whoever asks who holds the lock. The algorithm never
-/// looks inside; the gateway puts JSON there.
+/// Text for people, stored beside the owner and shown to whoever asks who holds the lock. The
+/// algorithm never reads it; the gateway stores JSON.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Info(pub(crate) Bytes);
 
@@ -428,6 +452,9 @@ impl Info {
     pub const MAX_LEN: usize = 4 * 1024;
 
     /// Takes a text of at most [`Info::MAX_LEN`] bytes.
+    ///
+    /// # Errors
+    /// [`InfoTooLong`] for a longer text.
     pub fn new(text: impl Into<Bytes>) -> Result<Self, InfoTooLong> {
         let text = text.into();
         if text.len() <= Self::MAX_LEN {
@@ -462,13 +489,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_token_survives_its_own_text(raw: [u8; Owner::LEN], nonce: [u8; Nonce::LEN], t in FencingToken::MIN.0..=FencingToken::MAX.0) {
-            let token = LockToken::new(Owner::from_bytes(raw), Nonce::from_bytes(nonce), FencingToken(t));
+        fn every_token_survives_its_own_text(
+            raw: [u8; Owner::LEN],
+            nonce: [u8; Nonce::LEN],
+            t in FencingToken::MIN.0..=FencingToken::MAX.0,
+        ) {
+            let owner = Owner::from_bytes(raw);
+            let token = LockToken::new(owner, Nonce::from_bytes(nonce), FencingToken(t));
             prop_assert_eq!(token.expose().parse(), Ok(token));
         }
 
         #[test]
-        fn what_is_taken_for_a_token_is_its_very_text(
+        fn a_parsed_token_shows_the_same_text(
             text in prop_oneof![
                 4 => r"1\.[0-9]{16}\.[0-9a-f]{40}",
                 4 => r"[12]?\.?[0-9+-]{15,17}\.[0-9a-fA-F٠é]{38,41}\.?",
@@ -481,19 +513,27 @@ mod tests {
         }
 
         #[test]
-        fn what_is_taken_for_a_name_is_one(
-            text in prop_oneof![4 => r"[A-Za-z0-9._:@/+~-]{0,260}", 4 => "[a./]{1,6}", 4 => r"[ -~\n\x00éa-z]{0,20}", 1 => any::<String>()],
+        fn a_parsed_name_obeys_the_rules(
+            text in prop_oneof![
+                4 => r"[A-Za-z0-9._:@/+~-]{0,260}",
+                4 => "[a./]{1,6}",
+                4 => r"[ -~\n\x00éa-z]{0,20}",
+                1 => any::<String>(),
+            ],
         ) {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
             let is_part = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
             let is_kept = text.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
             let pattern = regex::Regex::new(LockName::PATTERN).unwrap();
-            prop_assert_eq!(pattern.is_match(&text) && text.len() <= LockName::MAX_LEN, is_part && is_kept);
+            let is_matched = pattern.is_match(&text) && text.len() <= LockName::MAX_LEN;
+            prop_assert_eq!(is_matched, is_part && is_kept);
             prop_assert_eq!(LockName::stored(&text).is_some(), is_part);
             match text.parse::<LockName>() {
                 Ok(name) => prop_assert!(is_part && is_kept && name.as_str() == text),
                 Err(NameError::BadSegment { .. }) => prop_assert!(is_part && !is_kept),
-                Err(error) => prop_assert!(!is_part && error.to_string().contains("1 to 255 bytes")),
+                Err(error) => {
+                    prop_assert!(!is_part && error.to_string().contains("1 to 255 bytes"))
+                }
             }
         }
     }
@@ -561,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_owner_is_another_for_every_principal_and_every_owner() {
+    fn bound_owners_differ_by_principal_and_by_owner() {
         let one = Owner::from_bytes([1; 16]);
         let two = Owner::from_bytes([2; 16]);
         assert_eq!(one.bound_to("ci"), one.bound_to("ci"));
@@ -606,7 +646,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fencing_token_or_no_info_is_told_what_would_be() {
+    fn errors_of_tokens_and_infos_name_the_allowed_values() {
         let said = FencingToken::new(7).unwrap_err().to_string();
         assert_eq!(said, "7 is no fencing token; allowed are 1000000000000000 to 9007199254740991");
         assert!(Info::new(vec![b'i'; Info::MAX_LEN]).is_ok());

@@ -1,7 +1,8 @@
-//! Acquiring: one [attempt](attempt), and again as long as its [`RetrySchedule`](attempts::RetrySchedule) says.
+//! Acquire: one [attempt], and more of them as its
+//! [`RetrySchedule`](attempts::RetrySchedule) decides.
 //!
-//! Safe to cancel. A future that is dropped half-way leaves nothing behind: what it may have set is released, on a deadline
-//! of its own.
+//! Safe to cancel: if a future is dropped, whatever it may have set is released, on a deadline of
+//! its own.
 
 mod attempt;
 mod attempts;
@@ -23,24 +24,25 @@ use crate::model::validity::Lease;
 use crate::shared::Shared;
 use crate::wait::WaitRegistry;
 
-/// An `Instant` has an end: a waiter with more patience waits for this long.
+/// The longest wait, because an `Instant` has an end.
 const MAX_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 
-/// The waiters of this process, and the attempts that are handed to them.
+/// The waiters of this process. A handoff gives them attempts.
 pub(crate) type Waiters = WaitRegistry<AcquireParams, Attempt>;
 
-/// What an acquire may say beside name and TTL.
+/// Options of an acquire beside name and TTL.
 #[derive(Debug, Clone, Default)]
 pub struct AcquireOptions {
     /// Text for people, stored beside the lock.
     pub info: Info,
-    /// In whose name it is asked for.
+    /// The owner of the grant.
     pub owner: OwnerChoice,
-    /// For how long an earlier request may have held the lock that this one is told of; without end when `None`.
+    /// How long an earlier request may have held the lock whose grant this request returns; without
+    /// limit if `None`.
     pub max_hold: Option<Duration>,
 }
 
-/// In whose name a lock is asked for.
+/// Who owns a grant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OwnerChoice {
     /// An owner that is drawn for this request.
@@ -48,8 +50,8 @@ pub enum OwnerChoice {
     Fresh,
     /// An owner that the caller has drawn for this request alone.
     Drawn(Owner),
-    /// The owner of all requests with one idempotency key: where an earlier one's grant stands, this one is told of the same
-    /// (see [`Lease::replayed`]), for a full TTL.
+    /// The owner of all requests with one idempotency key. If the grant of an earlier request
+    /// stands, this request extends it to a full TTL and returns it (see [`Lease::replayed`]).
     Shared(Owner),
 }
 
@@ -62,7 +64,7 @@ impl AcquireParams {
     ) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
         let AcquireOptions { info, owner: choice, max_hold } = options;
-        // A repeated request is told of the grant that stands, however slow rounds have become.
+        // A repeated request returns the standing grant, however slow rounds have become.
         if !matches!(choice, OwnerChoice::Shared(_)) {
             shared.check_rounds(ttl)?;
         }
@@ -78,7 +80,7 @@ impl AcquireParams {
     }
 }
 
-/// Without waiting for a holder.
+/// Acquires without waiting for a holder.
 pub(crate) fn acquire<'a>(
     shared: &'a Arc<Shared>,
     params: AcquireParams,
@@ -87,7 +89,7 @@ pub(crate) fn acquire<'a>(
     until_granted(Retries::new(shared, params, policy))
 }
 
-/// In the queue of the lock.
+/// Acquires in the queue of the lock.
 pub(crate) fn acquire_within(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -109,8 +111,8 @@ pub(crate) fn acquire_within(
         first_try,
         deadline,
         on_wait,
-        fresh: true,
-        tried: false,
+        is_new: true,
+        has_tried: false,
         splits: 0,
         reason,
     };

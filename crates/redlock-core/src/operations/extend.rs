@@ -1,4 +1,5 @@
-//! Extending, and [repair](repair): what a majority has just extended is set again where it was lost.
+//! Extend, and [repair]: after a majority has extended a lock, it is set again on nodes
+//! that lost it.
 
 mod repair;
 
@@ -42,14 +43,14 @@ pub(crate) async fn extend(
         }) as Arc<dyn WhenMissing>
     });
     let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
-    let round =
-        Round::new(shared.quorum, op, shared.round_limit(ttl), &shared.env.observer, repair);
-    round.ask(&shared.nodes, ALL_NODES);
+    let limit = shared.round_limit(ttl);
+    let round = Round::prepare(shared.quorum, op, limit, &shared.env.observer, repair)
+        .ask(&shared.nodes, ALL_NODES);
     let outcome = round.outcome().await;
     match outcome.decision {
         Decision::Yes => {
             let lease = shared.lease(*token, ttl, started, &outcome);
-            // The nodes have the lock, but the answer took so long that nothing can be promised of it.
+            // The nodes have the lock, but the answer took too long to promise anything.
             let now = shared.env.clock.monotonic();
             let left = lease.validity(now);
             left.filter(|_| shared.counts(started, now))

@@ -1,4 +1,4 @@
-//! Reading a lock, for people: no part of the algorithm.
+//! Inspect: shows a lock to people. No part of the algorithm.
 
 use crate::model::types::LockName;
 use crate::node::{Effect, Failure, Reason, Vote};
@@ -11,18 +11,18 @@ use crate::shared::Shared;
 pub struct Inspection {
     /// The majority's view.
     pub state: LockState,
-    /// What each node has, by name.
+    /// The view of each node, by name.
     pub nodes: Vec<(String, NodeView)>,
 }
 
 /// One node's view of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeView {
-    /// Somebody's lock is stored.
+    /// The node stores somebody's lock.
     Held,
-    /// It stores no lock of this name.
+    /// The node stores no lock of this name.
     Free,
-    /// It did not answer, or with an error.
+    /// The node did not answer, or answered with an error.
     Failed(Failure),
     /// The answer was not needed.
     Pending,

@@ -1,7 +1,8 @@
-//! Listing: no part of the algorithm, for people who want to see what is held.
+//! List: shows the held locks to people. No part of the algorithm.
 //!
-//! Nodes are read one after the other, and every lock that one of them shows is looked up on all of them. So many nodes
-//! are read that no majority can be missed. All of it goes beside the votes, see [`LockReader`](crate::node::LockReader).
+//! Nodes are read one after the other, and every lock found on one of them is looked up on all of
+//! them. Enough nodes are read that no majority can be missed. Listings do not delay votes, see
+//! [`LockReader`](crate::node::LockReader).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,37 +22,41 @@ use crate::round::tally;
 use crate::round::votes::LockState;
 use crate::shared::Shared;
 
-/// Locks that are looked up in one call.
+/// Locks looked up in one call.
 const LOOKED_UP: usize = 64;
-/// The least that a scan asks for: to read few keys costs as much.
-const LEAST_COUNT: usize = 16;
-/// And the most: what is found by it is looked up before the page is cut off, or the next one fails like this.
+/// The smallest scan: reading fewer keys costs as much.
+const MIN_COUNT: usize = 16;
+/// The largest scan. Its names are looked up before the page is cut off; otherwise the next page
+/// would run out of time in the same way.
 const MAX_COUNT: usize = 2 * LOOKED_UP;
 
 /// A page of held locks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockPage {
-    /// Locks that are held, or may be as far as the nodes that answered tell; in no particular order.
+    /// Locks that are held, or may be held as far as the nodes that answered show, in no particular
+    /// order.
     pub locks: Vec<(LockName, LockState)>,
     /// Where the next page begins; `None` at the end.
     pub next: Option<ListCursor>,
 }
 
-/// Where a listing stands: the node being read, its own cursor, and the nodes read before.
+/// The position of a listing: the node being read, that node's own cursor, and the nodes already
+/// read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ListCursor {
     node: usize,
     walked: u32,
     at: Bytes,
-    /// What was shown of the scan that begins there, where a page was full before its end. A place within it would not do:
-    /// with the keys that go and come meanwhile, another scan from there has others.
+    /// The names shown of the scan that begins at the cursor, if a page was full before the scan's
+    /// end. An offset into the scan would not do: keys come and go, so another scan from there
+    /// returns other keys.
     shown: Vec<Digest8>,
-    /// How many keys that scan has looked at.
+    /// How many keys that scan looked at.
     count: u32,
 }
 
-/// Of a name; the same on every gateway.
+/// The digest of a name, equal on every gateway.
 type Digest8 = [u8; 8];
 
 fn digest(name: &LockName) -> Digest8 {
@@ -59,7 +64,7 @@ fn digest(name: &LockName) -> Digest8 {
     std::array::from_fn(|i| digest[i])
 }
 
-/// Text for a client to bring along, which it need not understand.
+/// Opaque text for a client to send back.
 impl fmt::Display for ListCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hex = |f: &mut fmt::Formatter<'_>, bytes: &[u8]| {
@@ -120,7 +125,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     text.as_bytes().chunks(2).map(byte).collect()
 }
 
-/// What a listing shows, and for how long it may take.
+/// The content of a listing, and its time limit.
 pub(crate) struct ListParams<'a> {
     pub(crate) prefix: &'a str,
     pub(crate) limit: usize,
@@ -128,7 +133,8 @@ pub(crate) struct ListParams<'a> {
     pub(crate) until: Instant,
 }
 
-/// Names that do not pass are neither looked at nor counted, so that nothing in the page tells of them.
+/// Names that do not satisfy `passes` are neither looked up nor counted, so the page reveals
+/// nothing about them.
 pub(crate) async fn list(
     shared: &Shared,
     ListParams { prefix, limit, mut cursor, until }: ListParams<'_>,
@@ -143,17 +149,17 @@ pub(crate) async fn list(
     listing.failures.resize(shared.nodes.len(), None);
     let first_count =
         if cursor.shown.is_empty() { limit.min(MAX_COUNT) } else { cursor.count as usize }
-            .max(LEAST_COUNT);
+            .max(MIN_COUNT);
     let mut count = first_count;
     let mut is_empty = true;
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
-        // Nodes of this process answer at once, however many questions they are asked.
+        // Nodes inside this process answer without waiting, so this loop has to yield.
         tokio::task::yield_now().await;
         let asked = u32::try_from(count).unwrap_or(u32::MAX);
         let scan = Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count: asked };
         let Ok(scanned) = listing.scan(cursor.node, scan).await else { break };
         let Some(Scanned { keys, count: looked_at, next }) = scanned else {
-            // Skipped: other nodes can make up for it. What was shown of it stays right.
+            // Skipped: other nodes can make up for this one. The locks shown of it stay right.
             cursor = ListCursor {
                 node: cursor.node + 1,
                 walked: cursor.walked,
@@ -164,22 +170,21 @@ pub(crate) async fn list(
         let mut names = names_of(&keys, &shared.settings.key_prefix);
         names.retain(&passes);
         if names.len() > MAX_COUNT && looked_at as usize > MAX_COUNT {
-            // More than a cursor could tell of.
+            // More names than a cursor may hold.
             count = MAX_COUNT;
             continue;
         }
         if !cursor.shown.is_empty() {
-            // What has gone need not be remembered: so the cursor has no more than a scan.
+            // Names that have gone are dropped, so the cursor holds no more than one scan.
             let (again, new): (Vec<_>, _) =
                 names.into_iter().partition(|name| cursor.shown.contains(&digest(name)));
             cursor.shown = again.iter().map(digest).collect();
             names = new;
         }
-        // As many keys as should have what is missing, if they are like those before.
+        // As many keys as should yield the missing locks, at the rate of the last scan.
         let missing =
-            limit.saturating_sub(listing.locks.len() + names.len()).clamp(LEAST_COUNT, MAX_COUNT);
-        count =
-            ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(LEAST_COUNT);
+            limit.saturating_sub(listing.locks.len() + names.len()).clamp(MIN_COUNT, MAX_COUNT);
+        count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(MIN_COUNT);
         let before = listing.locks.len();
         if listing.add(names, cursor.walked).await.is_err() {
             break;
@@ -210,19 +215,19 @@ fn names_of(keys: &[Bytes], key_prefix: &str) -> Vec<LockName> {
     keys.iter().filter_map(name_of).collect()
 }
 
-/// A page in the making.
+/// A page being built.
 struct Listing<'a> {
     shared: &'a Shared,
     until: Instant,
-    /// What has been looked up.
+    /// Names already looked up.
     seen: HashSet<LockName>,
     locks: Vec<(LockName, LockState)>,
-    /// By node: one that has failed is asked nothing more for this page.
+    /// By node. A node that has failed is not asked again for this page.
     failures: Vec<Option<Failure>>,
 }
 
 impl Listing<'_> {
-    /// Nothing when the node cannot be read.
+    /// `None` if the node cannot be read.
     async fn scan(&mut self, node: usize, scan: Scan) -> Result<Option<Scanned>, Elapsed> {
         if self.failures[node].is_some() {
             return Ok(None);
@@ -241,8 +246,8 @@ impl Listing<'_> {
         }
     }
 
-    /// Adds those of a node's locks that a majority holds and that no node read before has shown; all or, when it takes too
-    /// long, none.
+    /// Adds a node's locks that a majority holds and that no earlier node has shown. Adds all of
+    /// them, or none if time runs out.
     async fn add(&mut self, mut names: Vec<LockName>, walked: u32) -> Result<(), Elapsed> {
         let quorum = self.shared.quorum;
         names.retain(|name| self.seen.insert(name.clone()));
@@ -263,7 +268,7 @@ impl Listing<'_> {
                     decision => decision,
                 };
                 match LockState::of(quorum, decision, &votes) {
-                    // To leave out what is unknown would be to say that it is free.
+                    // Leaving out an unknown lock would show it as free.
                     state @ (LockState::Held(_) | LockState::Unknown) if !shown => {
                         found.push((name.clone(), state))
                     }
@@ -275,7 +280,7 @@ impl Listing<'_> {
         Ok(())
     }
 
-    /// What each node says of these locks.
+    /// Each node's votes for these locks.
     async fn look_up(&mut self, names: &[LockName]) -> Result<Vec<Vec<Vote>>, Elapsed> {
         let keys: Vec<Keys> = names.iter().map(|name| self.shared.keys(name)).collect();
         let ask = |(node, failure): (usize, &Option<Failure>)| {
@@ -328,8 +333,14 @@ mod tests {
         }
 
         #[test]
-        fn no_text_makes_the_parser_panic_and_no_cursor_is_beyond_the_nodes(
-            text in prop_oneof![4 => "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}(-[0-9a-f+]{0,9})?(-[0-9a-gé+]{0,32})?-?", 1 => any::<String>()],
+        fn no_cursor_text_panics_or_exceeds_the_nodes(
+            text in prop_oneof![
+                4 => concat!(
+                    "[0-9+é]{0,3}-[0-9a-g+]{0,9}-[0-9a-gé+]{0,12}",
+                    "(-[0-9a-f+]{0,9})?(-[0-9a-gé+]{0,32})?-?",
+                ),
+                1 => any::<String>(),
+            ],
         ) {
             if let Ok(cursor) = text.parse::<ListCursor>() {
                 prop_assert!(cursor.node < Quorum::MAX_NODES);

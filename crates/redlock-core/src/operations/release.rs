@@ -1,4 +1,5 @@
-//! Releasing: for the holder, by force, or of a grant that nobody will use. A release hands the lock to the next waiter.
+//! Release: for the holder, by force, or of a grant that nobody will use. A release hands the lock
+//! to the next waiter.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,7 +14,6 @@ use crate::round::votes::{
 };
 use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
-use crate::wait::queue::Next;
 
 pub(crate) async fn release(
     shared: &Arc<Shared>,
@@ -29,8 +29,8 @@ pub(crate) async fn release(
     match outcome.decision {
         Decision::Yes => Ok(()),
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
-        // With the nodes that were not heard it may have been ours until now: so few have refused. And with a majority of
-        // answers none is left that could hold it still.
+        // Few enough have refused that, with the nodes not heard, the lock may have been ours until
+        // now. And after answers from a majority no other holder is possible.
         Decision::Neither | Decision::Open
             if released > 0 && released + refused >= shared.quorum.size() =>
         {
@@ -40,7 +40,7 @@ pub(crate) async fn release(
     }
 }
 
-/// `on_found` hears who holds it before the nodes are told anything.
+/// `on_found` is called with the holder before anything is sent to the nodes.
 pub(crate) async fn force_release(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -65,7 +65,8 @@ pub(crate) async fn force_release(
         LockState::Free => return Err(LockError::Lost),
         LockState::Unknown => return Err(LockError::Unknown(shared.reports(&outcome))),
     };
-    // A node may have missed the last of an owner's grants: the release of an older one would leave the newer alone.
+    // A node may have missed the owner's last grant. A release with an older T would spare the
+    // newer grant.
     let owner = agreeing(&outcome.votes).map(|(majority, _)| majority);
     let its_own = found(&outcome.votes)
         .filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
@@ -79,9 +80,9 @@ pub(crate) async fn force_release(
     }
 }
 
-/// Releases a lock that recovery keeps free on some nodes: first every grant that is stored, then the records that keep it
-/// free, whose T is at most `t`. They end only when every node was heard: a grant that is left somewhere may be one that they
-/// stand for.
+/// Releases a lock that recovery keeps free on some nodes: first every stored grant, then the
+/// records that keep the lock free, whose T is at most `t`. Those records are released only if
+/// every node was heard, because they may stand for a grant that is left somewhere.
 async fn release_kept_free(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -96,7 +97,7 @@ async fn release_kept_free(
         let Some((token, _)) = holding.record.parse() else { return Err(LockError::NotHolder(by)) };
         tokens.push(token);
     }
-    // The newest of each owner.
+    // Keep the newest grant of each owner.
     tokens.sort_unstable_by_key(|token| std::cmp::Reverse(token.fencing()));
     let mut owners = HashSet::new();
     tokens.retain(|token| owners.insert(*token.owner()));
@@ -125,10 +126,12 @@ async fn release_kept_free(
     }
 }
 
-/// Releases what an owner was granted, for a client that never got the token. Gives the T up to which it was released.
+/// Releases every grant of an owner, for a client that never received the token. Returns the T up
+/// to which grants were released.
 ///
-/// The T is minted before any node is read. So it is larger than that of every acquire that has begun by then, as far as
-/// the gateways' clocks agree, and an acquire that is still on its way meets a fence above its own T.
+/// The T is minted before any node is read. So it is larger than the T of every acquire that has
+/// begun by then, as far as the gateways' clocks agree. An acquire still in flight meets a
+/// watermark above its T.
 pub(crate) async fn release_owner(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -140,14 +143,14 @@ pub(crate) async fn release_owner(
     let votes = round.votes_until(|_| false).await;
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
-    // A fence above somebody else's T keeps their lock from being set again on a node that has lost it. So a node gets a
-    // T above the owner's own grants only when nobody else can hold the lock.
+    // A watermark above another holder's T would prevent a repair of that lock on a node that lost
+    // it. So a node gets a T above the owner's own grants only if nobody else can hold the lock.
     let others = without(owner, &votes);
-    let fence = minted.filter(|_| !may_be_held(shared.quorum, &others));
-    let token = match (granted, fence) {
+    let newer = minted.filter(|_| !may_be_held(shared.quorum, &others));
+    let token = match (granted, newer) {
         (Some(granted), None) => granted,
-        (Some(granted), Some(fence)) if granted.fencing() >= fence => granted,
-        (_, Some(fence)) => LockToken::new(*owner, shared.env.entropy.nonce(), fence),
+        (Some(granted), Some(newer)) if granted.fencing() >= newer => granted,
+        (_, Some(newer)) => LockToken::new(*owner, shared.env.entropy.nonce(), newer),
         (None, None) if minted.is_none() || unheard(&votes) >= shared.quorum.size() => {
             return Err(LockError::Unknown(
                 shared.reports(&RoundOutcome { decision: Decision::Neither, votes }),
@@ -158,8 +161,8 @@ pub(crate) async fn release_owner(
     release(shared, waiters, name, &token).await.map(|()| token.fencing())
 }
 
-/// Releases a grant on all nodes, and in the same call asks for the lock again for the first waiter, if the plan says so.
-/// A grant that nobody was told of is undone, see [`Op::Release`].
+/// Releases a grant on all nodes. If the plan names a first waiter, asks for the lock on its behalf
+/// in the same call. A grant that was never returned to a client is undone, see [`Op::Release`].
 pub(crate) fn release_and_hand_off(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -168,20 +171,19 @@ pub(crate) fn release_and_hand_off(
     scope: ReleaseScope,
 ) -> Arc<Round> {
     let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
-    // Wakes the next waiter when it is dropped: after the release has been sent, whichever way.
-    let mut plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
-    let record = Record::new(token, &Info::default());
-    let op = Arc::new(Op::Release { keys, record, scope, tell: plan.tell.take() });
-    let Next::First { params, .. } = &plan.next else { return shared.release_on(op, ALL_NODES) };
-    let mut attempt = Attempt::new(shared, params.clone());
-    match attempt.prepare() {
-        Ok(next) => {
-            let round = shared.release_round(op);
-            round.ask_before(&shared.nodes, ALL_NODES, &next);
-            plan.hand(attempt);
-            round
+    let plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
+    plan.carry_out(|first, hint| {
+        let record = Record::new(token, &Info::default());
+        let op = Arc::new(Op::Release { keys, record, scope, tell: hint });
+        if let Some(params) = first {
+            let mut attempt = Attempt::new(shared, params.clone());
+            // On an error the waiter tries by itself, and can report the error.
+            if let Ok(next) = attempt.prepare() {
+                let round = shared.release_round(op);
+                let round = round.ask_before(&shared.nodes, ALL_NODES, next);
+                return (round, Some(attempt));
+            }
         }
-        // The waiter will find out for itself, and has somebody to tell.
-        Err(_) => shared.release_on(op, ALL_NODES),
-    }
+        (shared.release_on(op, ALL_NODES), None)
+    })
 }

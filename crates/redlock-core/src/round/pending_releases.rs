@@ -1,10 +1,11 @@
-//! Releases that did not arrive: kept per node and tried again when the node is back, on their own deadline and never on
-//! the caller's.
+//! Releases that did not arrive. Each is kept for its node and retried when the node is back, on
+//! its own deadline and never on the caller's.
 //!
-//! A release is the tombstone that keeps a late acquire, still in the socket of a connection that died, from setting the
-//! lock again. So a release that failed stays pending until the lock's longest possible TTL has passed; after that nothing
-//! is left that it could undo. There is a bound: what is beyond it is given up and counted, and the TTL alone bounds what
-//! stays behind.
+//! A release leaves the tombstone against a late acquire, still in the socket of a dead connection,
+//! that would set the lock again. So a failed release stays pending until the longest possible TTL
+//! has passed. After that nothing is left to undo. The number of pending releases is limited:
+//! beyond the limit a release is abandoned and counted, and only the TTL ends what it would have
+//! undone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,11 +17,11 @@ use tokio::time::Instant;
 
 use crate::node::{Node, NodeState, Observer, Op, Reply, Vote, Voter};
 
-/// Kept for one node.
+/// Pending releases per node.
 const MAX_PENDING: usize = 65_536;
-/// Sent again to one node at a time.
+/// Releases retried on one node at the same time.
 const MAX_IN_FLIGHT: usize = 128;
-/// Pause after a node that is admitted failed a release all the same.
+/// Pause after an admitted node failed a release.
 const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct PendingReleases {
@@ -28,7 +29,7 @@ pub(crate) struct PendingReleases {
     queues: Vec<mpsc::Sender<Pending>>,
     observer: Arc<dyn Observer>,
     life: Duration,
-    /// Releases that were submitted and not answered yet; those that wait for their node are not among them.
+    /// Releases in flight. Releases that wait for their node are not included.
     under_way: AtomicUsize,
     drained: Notify,
 }
@@ -39,7 +40,7 @@ struct Pending {
 }
 
 impl PendingReleases {
-    /// `life` is how long a release can matter: the longest TTL and D.
+    /// `life` is how long a release can matter: `max_ttl` plus `max_clock_skew`.
     pub(crate) fn start(
         nodes: &[Arc<dyn Node>],
         observer: Arc<dyn Observer>,
@@ -65,7 +66,7 @@ impl PendingReleases {
         self.under_way.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A release was answered; one that `failed` is tried again.
+    /// A release was answered. A `failed` one is retried.
     pub(crate) fn ended(&self, failed: Option<(usize, &Arc<Op>)>) {
         if let Some((node, op)) = failed {
             self.enqueue(node, op.clone());
@@ -75,7 +76,7 @@ impl PendingReleases {
         }
     }
 
-    /// Releases on one node, at once if that can be, or else as soon as it can.
+    /// Releases on one node, now if possible, and otherwise as soon as possible.
     pub(crate) fn release(self: &Arc<Self>, node: usize, op: Arc<Op>) {
         self.began();
         let voter = Arc::new(FirstTry { pending: self.clone(), op: op.clone() });
@@ -89,7 +90,7 @@ impl PendingReleases {
         }
     }
 
-    /// Waits until no release is under way.
+    /// Waits until no release is in flight.
     pub(crate) async fn drained(&self) {
         loop {
             let drained = self.drained.notified();
@@ -108,7 +109,8 @@ async fn retry(
     observer: Arc<dyn Observer>,
 ) {
     let mut status = node.status();
-    // A queue: a release that keeps failing goes to the end, or it would hold up all others for as long as it is pending.
+    // A release that keeps failing goes to the end. At the front it would block the others for as
+    // long as it is pending.
     let mut open: VecDeque<Pending> = VecDeque::new();
     loop {
         if open.is_empty() {
@@ -122,15 +124,15 @@ async fn retry(
         }
         let last = open.iter().map(|release| release.until).max().unwrap_or_else(Instant::now);
         let admitted = status.wait_for(|status| status.state.is_admitted());
-        // Out of time, or admitted (or the node's task is gone, and then the submission fails).
+        // Out of time, or admitted. If the node's task is gone, the submission fails.
         let _ = tokio::time::timeout_at(last, admitted).await.map(|seen| seen.map(drop));
 
         let now = Instant::now();
-        let turn = open.len().min(MAX_IN_FLIGHT);
-        let mut answers = Vec::with_capacity(turn);
-        for release in open.drain(..turn) {
+        let batch = open.len().min(MAX_IN_FLIGHT);
+        let mut answers = Vec::with_capacity(batch);
+        for release in open.drain(..batch) {
             if release.until <= now {
-                // What a node in quarantine has lost need not be undone.
+                // Nothing needs to be undone on a node in quarantine, because it lost its locks.
                 if status.borrow().state != NodeState::Quarantined {
                     observer.release_abandoned(index);
                 }

@@ -1,27 +1,29 @@
-//! How long rounds take here now, to tell a request whose TTL is too short for them what would do, instead of failing it time
-//! and again.
+//! Measures how long rounds take now. A request whose TTL is too short for them gets a TTL that
+//! would do, instead of one failure after another.
 //!
-//! What is estimated is the time that nine of ten granted rounds exceed, not the usual one: refusing a TTL that has a chance
-//! is worse than a try in vain. The estimate lapses soon, and falls within a few rounds when rounds become faster.
+//! The estimate is the time that nine of ten granted rounds exceed, not the typical one: refusing a
+//! TTL that has a chance is worse than a failed attempt. The estimate lapses after 5 s, and falls
+//! within a few rounds when rounds become faster.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::model::types::Ttl;
 
-/// Fewer granted rounds say nothing.
+/// The fewest granted rounds that make an estimate.
 const FEWEST: u64 = 32;
-/// For how long what was measured counts.
+/// How long a measurement counts.
 const LIFE: Duration = Duration::from_secs(5);
-/// What timers add to the limit of a round.
+/// Timers add this to the limit of a round.
 const TIMERS: Duration = Duration::from_millis(1);
-/// How far one round moves the estimate, up and down: a tenth of all are below where the two are in balance.
+/// How far one round moves the estimate up (1/90) and down (1/10). The two balance where a tenth of
+/// all rounds are below the estimate.
 const UP: u64 = 90;
 const DOWN: u64 = 10;
-/// What is advised leaves room for slower rounds.
+/// The recommended TTL leaves this much room for slower rounds.
 const ROOM: f64 = 1.3;
 
-/// Written without synchronization: of two rounds that end at once one may be lost.
+/// Written without synchronization: of two rounds that end at the same time, one may be lost.
 #[derive(Debug, Default)]
 pub(crate) struct RoundTimes {
     nanos: AtomicU64,
@@ -30,7 +32,7 @@ pub(crate) struct RoundTimes {
 }
 
 impl RoundTimes {
-    /// A round was granted after that time; `now` is monotonic.
+    /// Records a granted round that took `took`; `now` is monotonic.
     pub(crate) fn granted(&self, took: Duration, now: Duration) {
         let took = took.as_nanos() as u64;
         let now = now.as_nanos() as u64;
@@ -49,7 +51,8 @@ impl RoundTimes {
         self.count.store(count, Ordering::Relaxed);
     }
 
-    /// Where rounds with such a limit have next to no chance now: what nine of ten take, and a TTL that would do.
+    /// If rounds with this limit have next to no chance now: the time that nine of ten exceed, and
+    /// a TTL that would do.
     pub(crate) fn too_long_for(
         &self,
         limit: Duration,
@@ -61,7 +64,7 @@ impl RoundTimes {
         }
         let age =
             now().saturating_sub(Duration::from_nanos(self.last_nanos.load(Ordering::Relaxed)));
-        // In steps of 10 ms.
+        // Rounded up to 10 ms.
         let millis = (round.as_secs_f64() * ROOM * 1000.0).ceil() as u64 * 10;
         (age <= LIFE).then(|| Ttl::from_millis(millis).ok()).flatten().map(|least| (round, least))
     }
@@ -73,7 +76,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// So many rounds of so many microseconds, one a millisecond; with the time at the end of them.
+    /// Runs `count` rounds of `micros` each, one per millisecond. Returns the time at their end.
     fn after(rounds: &[(u64, u64)]) -> (RoundTimes, Duration) {
         let times = RoundTimes::default();
         let mut now = Duration::from_secs(100);
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ttl_whose_tenth_no_round_keeps_is_too_short_and_what_would_do_is_not() {
+    fn a_ttl_below_ten_rounds_is_too_short_and_the_advice_is_not() {
         let (times, now) = after(&[(40, 3_000)]);
         assert_eq!(least(&times, MS, now), Some(40));
         assert_eq!(least(&times, 4 * MS, now), None);
@@ -99,25 +102,25 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_refused_by_few_rounds_or_old_ones() {
+    fn few_or_old_rounds_refuse_no_ttl() {
         let (times, now) = after(&[(FEWEST - 1, 30_000)]);
         assert_eq!(least(&times, MS, now), None);
         let (times, now) = after(&[(FEWEST, 30_000)]);
         assert!(least(&times, MS, now).is_some());
         assert_eq!(least(&times, MS, now + LIFE + MS), None);
         times.granted(30 * MS, now + LIFE + 2 * MS);
-        assert_eq!(least(&times, MS, now + LIFE + 2 * MS), None, "it begins anew");
+        assert_eq!(least(&times, MS, now + LIFE + 2 * MS), None, "the estimate begins anew");
     }
 
     #[test]
-    fn a_ttl_that_one_round_in_five_keeps_is_not_refused() {
+    fn a_ttl_that_one_round_in_five_keeps_is_allowed() {
         let pattern: Vec<_> = (0..200).flat_map(|_| [(4, 30_000), (1, 900)]).collect();
         let (times, now) = after(&pattern);
         assert_eq!(least(&times, MS, now), None);
     }
 
     #[test]
-    fn a_few_slow_rounds_refuse_nothing_and_a_few_fast_ones_end_it() {
+    fn a_few_slow_rounds_refuse_no_ttl_and_a_few_fast_ones_end_it() {
         let (times, now) = after(&[(100, 500), (60, 50_000)]);
         assert_eq!(least(&times, MS, now), None);
         let (times, now) = after(&[(100, 10_000), (25, 500)]);

@@ -1,4 +1,4 @@
-//! What the votes of a round say about a lock: who holds it, who may. Pure.
+//! The meaning of a round's votes for a lock: who holds it, and who may. Pure.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::node::{Holding, Vote};
 /// The majority's view of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LockState {
-    /// A majority stores the same holder; `expires_in` is when it will no longer be a majority.
+    /// A majority stores the same holder; `expires_in` is when it stops being a majority.
     Held(HeldBy),
     /// No holder can have a majority.
     Free,
@@ -19,7 +19,7 @@ pub enum LockState {
 }
 
 impl LockState {
-    /// What the votes of an inspection come to.
+    /// The state that an inspection's votes show.
     pub(crate) fn of(quorum: Quorum, decision: Decision, votes: &[Option<Vote>]) -> Self {
         match (decision, agreeing(votes)) {
             (Decision::Yes, Some((majority, _))) => {
@@ -27,13 +27,13 @@ impl LockState {
                     .filter(|holding| same_owner(holding, majority))
                     .map(|holding| holding.expires_in)
                     .collect();
-                // It stops being a majority when the quorum-th longest of them expires.
+                // The holder loses the majority when the quorum-th longest life ends.
                 lives.sort_by_key(|life| std::cmp::Reverse(life.unwrap_or(Duration::MAX)));
                 let expires_in = lives.get(quorum.size() - 1).copied().flatten();
                 Self::Held(HeldBy::from_holding(majority, expires_in))
             }
             (Decision::No, _) => Self::Free,
-            // All answered and no owner has a majority: nobody holds it.
+            // All nodes answered and no owner has a majority: the lock is free.
             (Decision::Neither, _)
                 if votes
                     .iter()
@@ -46,8 +46,8 @@ impl LockState {
     }
 }
 
-/// Who holds a lock that enough nodes refused, and the earliest time at which a majority can be free: when all but
-/// `blocking − 1` of the refusers have expired.
+/// The holder of a lock that enough nodes refused, and the earliest time at which a majority can be
+/// free: when all but `blocking − 1` of the refusers have expired.
 pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
     let mut refusals: Vec<&Holding> = stored(votes).collect();
     // A key without expiry sorts last.
@@ -59,8 +59,8 @@ pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
         .map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
 }
 
-/// Extend and release: gone, or somebody else's? A minority may show a try that lost; only what can still be a majority is
-/// a holder.
+/// The error of a refused extend or release: lost, or held by somebody else. A minority may show a
+/// failed proposal; only a grant that can still be on a majority is a holder.
 pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
     if can_hold(quorum, votes) {
         LockError::NotHolder(held_by(quorum, votes))
@@ -74,17 +74,18 @@ pub(crate) fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count >= quorum.size())
 }
 
-/// Whether one of those who have the lock on some nodes may have it on a majority, as far as the votes tell.
+/// Whether a holder shown by some nodes may have a majority, as far as the votes show.
 pub(crate) fn can_hold(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count + unheard(votes) >= quorum.size())
 }
 
-/// Whether somebody may have the lock on a majority: one of those who have it on some nodes, or one whom no node has told of.
+/// Whether anybody may have the lock on a majority: a holder shown by some nodes, or one that no
+/// vote shows.
 pub(crate) fn may_be_held(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     can_hold(quorum, votes) || unheard(votes) >= quorum.size()
 }
 
-/// What an inspection found, as if this owner had nothing.
+/// The votes of an inspection without the grants of this owner.
 pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>> {
     let is_theirs =
         |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);
@@ -95,26 +96,27 @@ pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>
     others.collect()
 }
 
-/// A majority answered, and every contender has some of it; one that has all of it would have been granted, or refused
-/// the others. A node that failed may have the deciding vote.
+/// Whether a majority answered and the contenders split it. A contender with a whole majority would
+/// have been granted, or would have refused the others. A node that failed may have the deciding
+/// vote.
 pub(crate) fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     let granted = count(votes, |vote| matches!(vote, Vote::Granted));
     let held = stored(votes).count();
     held > 0 && granted + held >= quorum.size()
 }
 
-/// What those nodes say that have a lock of the asking owner by another of its grants.
+/// Another grant of the asking owner, as the votes show it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum OwnGrant {
-    /// A majority has this one.
+    /// A majority stores this grant.
     Stands(LockToken),
-    /// One may have a majority, with nodes that were not heard.
+    /// A grant may be on a majority, including nodes without an answer.
     Possible,
-    /// None can have a majority.
+    /// No grant can be on a majority.
     None,
 }
 
-/// Which grant of the asking owner stands already, if any.
+/// Which grant of the asking owner already stands, if any.
 pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
     let own = || {
         votes.iter().flatten().filter_map(|vote| match vote {
@@ -135,7 +137,8 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
     }
 }
 
-/// For how long a majority stores the lock: the TTL, or what the quorum-th longest of them says that was extended.
+/// How long a majority stores the lock: the TTL, or the quorum-th longest life that an extension
+/// found.
 pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration {
     let longer = || {
         votes.iter().flatten().filter_map(|vote| match vote {
@@ -145,7 +148,7 @@ pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration
             _ => None,
         })
     };
-    // As a rule the extension has set it.
+    // The usual case: the extension set the TTL.
     if longer().count() < quorum.size() {
         return ttl.duration();
     }
@@ -154,7 +157,7 @@ pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration
     lives[quorum.size() - 1]
 }
 
-/// Nodes that have not answered, or not told what they store.
+/// The number of nodes without an answer, or without an answer that shows what they store.
 pub(crate) fn unheard(votes: &[Option<Vote>]) -> usize {
     votes.iter().filter(|vote| matches!(vote, None | Some(Vote::Failed(_)))).count()
 }
@@ -163,7 +166,7 @@ pub(crate) fn count(votes: &[Option<Vote>], is: impl Fn(&Vote) -> bool) -> usize
     votes.iter().flatten().filter(|vote| is(vote)).count()
 }
 
-/// What an inspection found, node by node.
+/// The holdings that an inspection found.
 pub(crate) fn found(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
     votes.iter().flatten().filter_map(|vote| match vote {
         Vote::Found(holding) => Some(holding),
@@ -171,7 +174,7 @@ pub(crate) fn found(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
     })
 }
 
-/// The same, and what refusals show.
+/// The holdings that an inspection found or a refusal shows.
 fn stored(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
     votes.iter().flatten().filter_map(|vote| match vote {
         Vote::Found(holding) | Vote::Held(holding) | Vote::Yours(holding) => Some(holding),
@@ -179,10 +182,10 @@ fn stored(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
     })
 }
 
-/// The holding that most nodes agree on, with their number. Nodes agree when they store the same owner, or the same
-/// value of another client.
+/// The holding that most nodes agree on, and their number. Nodes agree when they store the same
+/// owner, or the same value of another client.
 pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
-    // Every 409 comes by here: each record is read once, not once for every other.
+    // Every 409 passes here, so each record is parsed once, not once per comparison.
     let mut holdings = Vec::with_capacity(votes.len());
     holdings.extend(stored(votes).map(|holding| (holding, holder(holding))));
     let agree = |(holding, by): &(_, Holder)| {
@@ -191,12 +194,12 @@ pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
     holdings.iter().map(agree).max_by_key(|(_, count)| *count)
 }
 
-/// Who holds a lock, as far as one node tells.
+/// The holder of a lock, as one node shows it.
 #[derive(PartialEq, Eq)]
 enum Holder<'a> {
-    /// One of ours, whatever the T.
+    /// One of our owners, with any T.
     Owner(&'a [u8]),
-    /// Another client, known by the value it has stored.
+    /// Another client, identified by its stored value.
     Foreign(&'a [u8]),
 }
 
@@ -230,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_life_is_what_the_quorum_th_longest_stores_and_never_less_than_the_ttl() {
+    fn a_life_is_the_quorum_th_longest_and_at_least_the_ttl() {
         let quorum = Quorum::new(5).unwrap();
         let ttl = Ttl::from_millis(1_000).unwrap();
         let votes = |lives: &[u64]| -> Vec<Option<Vote>> {
@@ -246,7 +249,7 @@ mod tests {
             (&[90_000, 20_000, 1_000][..], 1_000),
             (&[90_000, 20_000, 30_000, 10_000], 20_000),
             (&[20_000, 20_000, 20_000], 20_000),
-            // Of two, and of none, no majority says anything.
+            // Two votes, or none, are no majority.
             (&[90_000, 20_000], 1_000),
             (&[], 1_000),
         ] {

@@ -1,23 +1,30 @@
-//! The queues under many interleavings: `queue.rs` once more, synchronized by `shuttle`, which decides at every lock and
-//! every atomic who goes on.
+//! The queues under many interleavings. `queue.rs`, `ticket.rs` and `handoff.rs` are compiled again
+//! with the locks and atomics of `shuttle`, which decides at each of them which task continues.
 //!
-//! The nodes are one cell behind a mutex. Polls and quick tries never come: what makes a waiter go on is a signal, or
-//! nothing is, and then shuttle reports a deadlock. Time is a counter an hour ahead of the machine's clock, so that what
-//! the queues themselves read from that clock is always past. Wakers and attempts look at the queues when they are woken or
-//! dropped, which shuttle refuses while a shard is still locked.
+//! The nodes are one cell behind a mutex. Polls and quick attempts never come, so a waiter
+//! continues only on a signal; without a signal shuttle reports a deadlock. Time is a counter one
+//! hour ahead of the machine's clock, so the times that the queues read from that clock are always
+//! past. Wakers and attempts look at the queues when they are woken or dropped, which shuttle
+//! refuses while a shard is locked.
 //!
-//! Every run explores the same schedules; another [`SEED`] explores others. The schedule of a failure is printed, for
-//! `shuttle::replay(body, "…")` in place of `explore`.
+//! Every run explores the same schedules; another [`SEED`] explores others. A failure prints its
+//! schedule, for `shuttle::replay(body, "…")` in place of `explore`.
 
 mod sync {
     pub(super) use shuttle::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
     pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
 }
 
-// Twice on purpose: the other one is synchronized by the standard library.
+// Compiled twice on purpose: outside of this test the standard library synchronizes them.
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "handoff.rs"]
+mod handoff;
 #[allow(dead_code, clippy::duplicate_mod)]
 #[path = "queue.rs"]
 mod queue;
+#[allow(dead_code, clippy::duplicate_mod)]
+#[path = "ticket.rs"]
+mod ticket;
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -33,7 +40,9 @@ use shuttle::sync::Mutex;
 use shuttle::{Config, Runner};
 use tokio::time::Instant;
 
-use self::queue::{Bounds, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket};
+use self::handoff::Next;
+use self::queue::{Bounds, Pause, WaitQueues};
+use self::ticket::{Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
 use crate::wait::polls;
 
@@ -45,7 +54,7 @@ const NEVER: Duration = Duration::from_secs(1_000_000);
 const HOLDER: u64 = u64::MAX;
 const ELSEWHERE: u64 = u64::MAX - 1;
 
-/// From this number on waiters give their rounds too little time.
+/// Waiters with this number or a higher one give their rounds too little time.
 const HASTY: u64 = 100;
 
 type Queues = WaitQueues<u64, Asked>;
@@ -55,9 +64,9 @@ struct World {
     queues: sync::Arc<Queues>,
     base: Instant,
     ticks: AtomicU64,
-    /// How often in ten a turn is over.
+    /// How often in ten the handoff quota is used up.
     over: u32,
-    /// How often in ten a plan to hand the lock over is dropped unused.
+    /// How often in ten a plan is dropped without a handoff.
     unused: u32,
     nodes: Mutex<Nodes>,
     elsewhere: Mutex<Vec<JoinHandle<bool>>>,
@@ -73,12 +82,12 @@ struct Nodes {
     asked: u64,
     /// The tickets that have held the lock, in order.
     grants: Vec<u64>,
-    /// How many of them had been told so, and believed it at once.
+    /// The number of holders that believe they have the lock now.
     inside: usize,
     released: u64,
 }
 
-/// An attempt that has been asked. Dropped before it is taken, it is undone.
+/// An attempt that was asked. If it is dropped before it is taken, it is undone.
 struct Asked {
     world: Arc<World>,
     number: u64,
@@ -101,7 +110,7 @@ impl Drop for Asked {
     }
 }
 
-/// A waker that must not be woken or dropped with a shard locked.
+/// A waker that must not be woken or dropped while a shard is locked.
 struct Watching(Waker, Arc<World>);
 
 impl Wake for Watching {
@@ -121,11 +130,11 @@ impl Drop for Watching {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     Stays,
-    /// After so many steps of waiting, signalled or not.
+    /// After this many steps of waiting, signalled or not.
     Impatient(u32),
-    /// With its own attempt under way, at the first or a later one.
+    /// With its own attempt in flight, at the first attempt or a later one.
     Competing,
-    /// When something was handed over to it, and has been taken out.
+    /// When an attempt was handed to it and has been taken out.
     Handed,
 }
 
@@ -150,7 +159,7 @@ fn world(holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<Wor
     })
 }
 
-const MANY: Bounds = Bounds { total: 100, of_one_lock: 100 };
+const MANY: Bounds = Bounds { total: 100, per_lock: 100 };
 /// Nobody waits elsewhere.
 const ALONE: u32 = 0;
 
@@ -176,7 +185,7 @@ impl World {
     fn enter_with(&self, id: u64, round_limit: Duration) -> Ticket {
         let now = self.now();
         let ticket = self.queues.enter(lock(), id, None, round_limit, (now, now + NEVER));
-        ticket.take_place().expect("there is room");
+        ticket.take_slot().expect("there is room");
         ticket
     }
 
@@ -204,7 +213,7 @@ impl World {
         }
     }
 
-    /// As `release_and_hand_off` does it.
+    /// Releases as `release_and_hand_off` does.
     fn release(&self, number: u64) {
         let pause = (thread_rng().gen_range(0..10) < self.over).then_some(Pause {
             rounds: 1.0,
@@ -226,14 +235,14 @@ impl World {
             Next::First { .. } if thread_rng().gen_range(0..10) < self.unused => self.free(number),
             Next::First { params, .. } => {
                 let asked = self.ask(params, Some(number));
-                assert!(asked.granted, "what is released and asked for in one call is granted");
+                assert!(asked.granted, "a lock released and asked for in one call is granted");
                 self.prepared.fetch_add(1, Ordering::Relaxed);
                 plan.hand(asked);
             }
         }
     }
 
-    /// Another gateway takes the lock if it is free, and tells of its release.
+    /// Another gateway takes the lock if it is free, and announces its release.
     fn hold_elsewhere(&self) {
         let mut asked = self.ask(ELSEWHERE, None);
         if asked.granted {
@@ -248,11 +257,11 @@ impl World {
         nodes.released += 1;
         let t = nodes.released;
         drop(nodes);
-        // Every node tells of it.
+        // Every node repeats the hint.
         (0..2).for_each(|_| self.queues.wake(&lock(), t, self.now()));
     }
 
-    /// As `acquire::queued` does it. Whether the lock was granted.
+    /// Waits as `acquire::queued` does. Returns whether the lock was granted.
     async fn wait(self: Arc<Self>, id: u64, ticket: Ticket, fate: Fate) -> bool {
         loop {
             let now = self.now();
@@ -260,7 +269,7 @@ impl World {
                 Step::Handed(asked) => (asked, None),
                 Step::Attempt(cause) => (self.ask(id, None), Some(cause)),
                 Step::AskForOwn => unreachable!("no two waiters have one owner here"),
-                // A pause for others is over at some time.
+                // A pause for others ends at some time.
                 Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
                     yield_now().await;
                     let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;
@@ -290,7 +299,8 @@ impl World {
             }
             yield_now().await;
             let now = self.now();
-            // A round that is given less time finds no quorum, whoever has the lock; what it has set is undone at once.
+            // A round with too little time finds no quorum, whoever has the lock. Its grants are
+            // undone at once.
             if id >= HASTY {
                 drop(asked);
                 self.refused(&ticket, now, true);
@@ -316,7 +326,7 @@ impl World {
     fn refused(&self, ticket: &Ticket, now: Instant, without_quorum: bool) {
         let never = now + NEVER;
         let error = LockError::Held(Default::default());
-        // A line without a quorum tries again after a while.
+        // A queue without a quorum tries again after a while.
         let (retry, error) = if without_quorum {
             (now + ROUND, LockError::Unknown(Vec::new()))
         } else {
@@ -340,7 +350,7 @@ impl World {
         false
     }
 
-    /// Until signalled, or for so many steps.
+    /// Waits until signalled, or for `steps` steps.
     async fn signalled(self: &Arc<Self>, ticket: &Ticket, mut steps: Option<u32>) {
         poll_fn(|context| {
             let watching = Waker::from(Arc::new(Watching(context.waker().clone(), self.clone())));
@@ -361,7 +371,7 @@ impl World {
         .await;
     }
 
-    /// After all have left.
+    /// The state after all have left.
     fn is_as_before(&self) {
         finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
         assert_eq!(self.queues.count(), (0, 0), "a queue or a ticket is left");
@@ -370,7 +380,7 @@ impl World {
         assert_eq!(
             count(&self.prepared),
             ended,
-            "what was prepared was neither taken nor given back"
+            "a prepared attempt was neither taken nor given back"
         );
         assert_eq!(self.nodes().holder, None, "somebody still has the lock");
     }
@@ -380,7 +390,7 @@ fn finish(tasks: Vec<JoinHandle<bool>>) -> Vec<bool> {
     tasks.into_iter().map(|task| block_on(task).expect("a waiter ends")).collect()
 }
 
-/// Random schedules find races of many steps, those with few preemptions the others.
+/// Random schedules find races of many steps; schedules with few preemptions find the others.
 fn explore(times: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
     let random = RandomScheduler::new_from_seed(SEED, times);
     Runner::new(random, Config::default()).run(body.clone());
@@ -409,7 +419,7 @@ fn every_waiter_is_served_in_the_order_of_the_tickets() {
 }
 
 #[test]
-fn a_waiter_that_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
+fn staying_waiters_are_served_and_no_prepared_attempt_is_lost() {
     explore(10_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 1);
         let fates: Vec<_> = (0..4)
@@ -433,7 +443,7 @@ fn a_waiter_that_stays_is_served_whoever_leaves_and_nothing_prepared_is_lost() {
         let waiters: Vec<_> = waiters.collect();
         world.release(HOLDER);
         for (served, fate) in finish(waiters).into_iter().zip(fates) {
-            assert!(served || fate != Fate::Stays, "one that stays is not served");
+            assert!(served || fate != Fate::Stays, "a waiter that stays is not served");
         }
         world.is_as_before();
     });
@@ -456,7 +466,7 @@ fn a_hint_during_an_attempt_leads_to_another_one() {
 }
 
 #[test]
-fn plans_dropped_unused_leave_everybody_to_try_alone() {
+fn after_dropped_plans_all_waiters_try_by_themselves() {
     explore(4_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 10);
         let waiters = (0..3).map(|id| {
@@ -471,7 +481,7 @@ fn plans_dropped_unused_leave_everybody_to_try_alone() {
 }
 
 #[test]
-fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
+fn a_used_up_quota_lets_others_have_the_lock_and_renews() {
     explore(6_000, || {
         let world = world(Some(HOLDER), MANY, 5, 1);
         let waiters = (0..4).map(|id| {
@@ -492,12 +502,12 @@ fn a_turn_that_is_over_is_for_the_others_and_comes_back() {
 }
 
 #[test]
-fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_order() {
+fn waiters_with_short_rounds_block_nobody_and_change_no_order() {
     explore(6_000, || {
         let world = world(Some(HOLDER), MANY, ALONE, 1);
         let waiter = |id: u64| {
             let world = world.clone();
-            // Of two kinds, of which neither is given enough.
+            // Two lengths, neither of which is enough.
             let limit = if id < HASTY { ROUND * 8 } else { ROUND * (id - HASTY + 1) as u32 };
             let fate = if id < HASTY {
                 Fate::Stays
@@ -519,9 +529,9 @@ fn waiters_whose_rounds_are_too_short_keep_the_lock_from_nobody_and_change_no_or
 }
 
 #[test]
-fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
+fn waiters_stay_within_the_bounds_and_slots_are_returned() {
     explore(4_000, || {
-        let world = world(None, Bounds { total: 3, of_one_lock: 2 }, ALONE, 0);
+        let world = world(None, Bounds { total: 3, per_lock: 2 }, ALONE, 0);
         let enter = |name: &'static [u8]| {
             let world = world.clone();
             spawn(async move {
@@ -533,7 +543,7 @@ fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
                     ROUND,
                     (now, now + NEVER),
                 );
-                let placed = ticket.take_place().is_ok();
+                let placed = ticket.take_slot().is_ok();
                 let (waiters, _) = world.queues.count();
                 assert!(waiters <= 3, "{waiters} wait");
                 let inside = world.prepared.fetch_add(usize::from(placed), Ordering::Relaxed);
@@ -551,9 +561,9 @@ fn no_more_wait_than_the_bounds_allow_and_places_come_back() {
         let tickets: Vec<_> = (0..3)
             .map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now + NEVER)))
             .collect();
-        let places: Vec<_> = tickets.iter().map(Ticket::take_place).collect();
-        assert!(places[0].is_ok() && places[1].is_ok());
-        assert_eq!(places[2], Err(LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }));
+        let slots: Vec<_> = tickets.iter().map(Ticket::take_slot).collect();
+        assert!(slots[0].is_ok() && slots[1].is_ok());
+        assert_eq!(slots[2], Err(LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }));
         assert_eq!(world.queues.count(), (2, 1));
     });
 }

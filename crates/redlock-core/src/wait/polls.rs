@@ -1,22 +1,23 @@
-//! How often waiters poll. Each lock that is waited for costs polls, so these are the slower the more locks there are: all
-//! polls of a process together stay within a bound, whoever waits for however many names.
+//! How often waiters poll. Every lock with waiters costs polls, so the period grows with the number
+//! of such locks. All polls of a process together stay within a limit.
 
 use std::time::Duration;
 
-/// Between two polls of the first waiter, while few locks are waited for; a lost hint costs at most the longer one.
+/// The time between two polls of the first waiter, while few locks are waited for. A lost hint
+/// costs at most the longer time.
 pub(crate) const POLL: (Duration, Duration) =
     (Duration::from_millis(400), Duration::from_millis(800));
-/// What all queues of a process poll together.
+/// The limit on the polls of all queues of a process.
 const MAX_POLLS_PER_SECOND: f64 = 500.0;
 
-/// By how much polls are slowed.
+/// The factor by which polls are slowed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Polls {
     stretch: f64,
 }
 
 impl Polls {
-    /// While so many locks are waited for.
+    /// For this number of locks with waiters.
     pub(crate) fn of(locks: usize) -> Self {
         let mean = (POLL.0 + POLL.1).as_secs_f64() / 2.0;
         Self { stretch: (locks as f64 / (MAX_POLLS_PER_SECOND * mean)).max(1.0) }
@@ -26,13 +27,14 @@ impl Polls {
         self.stretch
     }
 
-    /// The shortest and the longest time between two.
+    /// The shortest and the longest time between two polls.
     pub(crate) fn period(self) -> (Duration, Duration) {
         (POLL.0.mul_f64(self.stretch), POLL.1.mul_f64(self.stretch))
     }
 
-    /// How soon a lock that was found held is asked for again for the moment at which it may expire, after so many tries in
-    /// a row that were in vain: its holder extends it. At once while polls are not slowed.
+    /// The least time before a held lock is asked for again at its expected expiry. The time grows
+    /// with `in_vain`, the failed expiry attempts in a row, because such a holder extends its lock.
+    /// Zero while polls are not slowed.
     pub(crate) fn least_before_expiry(self, in_vain: u32) -> Duration {
         if self.stretch <= 1.0 {
             return Duration::ZERO;
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polls_of_all_locks_together_are_bounded_however_many_are_waited_for() {
+    fn polls_of_all_locks_together_are_bounded() {
         for locks in [1, 300, 301, 1_000, 8_000, 1_000_000] {
             let polls = Polls::of(locks);
             let (least, most) = polls.period();

@@ -1,4 +1,4 @@
-//! What the queues are synchronized with. Explorations of their interleavings put something else in its place.
+//! The synchronization of the queues. `interleavings.rs` puts shuttle's in its place.
 
 pub(super) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard};

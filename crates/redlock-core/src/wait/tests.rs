@@ -1,4 +1,4 @@
-//! The queues one step after another, at times of the test's choosing. Interleavings are in [`explored`](super::explored).
+//! Queues step by step, at chosen times. `interleavings.rs` explores concurrent calls.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::queue::{
-    Bounds, Cause, Handoff, Next, Pause, Refusal, Step, Success, WaitQueues, WaitTicket,
-};
+use super::handoff::{Handoff, Next};
+use super::queue::{Bounds, Cause, Pause, WaitQueues};
 use super::sync::Arc;
+use super::ticket::{Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
 
 const MS: Duration = Duration::from_millis(1);
@@ -20,14 +20,14 @@ type Queues = Arc<WaitQueues<&'static str, &'static str>>;
 type Ticket = WaitTicket<&'static str, &'static str>;
 
 fn queue() -> Queues {
-    WaitQueues::new(Bounds { total: 10, of_one_lock: 5 })
+    WaitQueues::new(Bounds { total: 10, per_lock: 5 })
 }
 
 fn lock() -> Bytes {
     Bytes::from_static(b"lock:a")
 }
 
-/// Into the queue, where the first poll is due after 25 ms.
+/// Enters the queue, whose first poll is due after 25 ms.
 fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
     queue.enter(lock(), params, None, MS, (now, now + 25 * MS))
 }
@@ -46,11 +46,11 @@ fn success(now: Instant) -> Success {
     Success { shared_owner: None, ends: now + TTL, round: MS }
 }
 
-/// The turn of those who wait here is over.
+/// The pause after the handoff quota is used up.
 const OVER: Option<Pause> =
     Some(Pause { rounds: 3.0, least: Duration::ZERO, most: Duration::from_secs(1) });
 
-/// What a ticket is told, in one word, and when.
+/// A ticket's next step in one word, and its time.
 fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
     match ticket.step(now, true) {
         Step::Wait => ("wait", None),
@@ -67,7 +67,7 @@ fn is_signalled(ticket: &Ticket) -> bool {
     ticket.poll_signalled(&Context::from_waker(Waker::noop())) == Poll::Ready(())
 }
 
-/// The lock is released here: how that is answered. Handed over are the waiter's own params.
+/// Plans and carries out a release. Returns its kind; the waiter gets its own parameters.
 fn release(queue: &Queues, now: Instant, pause: Option<Pause>) -> &'static str {
     let plan = queue.release(&lock(), now, pause);
     match plan.next {
@@ -88,7 +88,7 @@ fn plan(queue: &Queues, now: Instant) -> Handoff<&'static str, &'static str> {
     plan
 }
 
-/// The ticket of the only waiter, which has been refused.
+/// The ticket of the only waiter, after one refusal.
 fn refused_one(queue: &Queues, now: Instant) -> Ticket {
     let first = enter(queue, "a", now);
     assert_eq!(step(&first, now), ("poll", None));
@@ -97,7 +97,7 @@ fn refused_one(queue: &Queues, now: Instant) -> Ticket {
 }
 
 #[test]
-fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
+fn only_the_first_waiter_of_an_empty_queue_tries_at_first_try() {
     let queue = queue();
     let now = Instant::now();
     let first = queue.enter(lock(), "a", None, MS, (now + 3 * MS, now + 25 * MS));
@@ -108,7 +108,7 @@ fn the_first_of_an_empty_queue_tries_at_first_try_and_the_next_one_waits() {
 }
 
 #[test]
-fn a_waiter_that_may_not_try_is_told_when_it_could() {
+fn a_waiter_that_may_not_try_gets_the_time_of_the_next_try() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -117,7 +117,7 @@ fn a_waiter_that_may_not_try_is_told_when_it_could() {
 }
 
 #[test]
-fn a_waiter_behind_one_that_got_the_lock_at_once_polls_at_first_poll() {
+fn the_next_waiter_after_an_immediate_grant_polls_at_first_poll() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -131,7 +131,7 @@ fn a_waiter_behind_one_that_got_the_lock_at_once_polls_at_first_poll() {
 }
 
 #[test]
-fn the_end_of_the_lock_comes_before_a_later_poll() {
+fn the_expected_expiry_precedes_a_later_poll() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -162,7 +162,7 @@ fn a_hint_leads_to_quick_tries_and_then_to_polls() {
 }
 
 #[test]
-fn a_hint_that_nodes_repeat_is_old_once_somebody_here_has_got_the_lock() {
+fn repeated_hints_are_ignored_after_a_grant_here() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -190,7 +190,7 @@ fn a_hint_during_an_attempt_leads_to_the_next_one_at_once() {
 }
 
 #[test]
-fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
+fn a_hint_during_a_granted_attempt_does_not_wake_the_next_waiter() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -205,7 +205,7 @@ fn a_hint_during_an_attempt_that_has_success_is_old_for_the_next_one() {
 }
 
 #[test]
-fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
+fn a_release_goes_to_the_first_or_repeats_its_attempt() {
     let queue = queue();
     let now = Instant::now();
     assert_eq!(release(&queue, now, None), "nobody");
@@ -220,19 +220,19 @@ fn a_release_here_is_for_the_first_and_repeats_an_attempt_under_way() {
 }
 
 #[test]
-fn a_turn_that_is_over_is_followed_by_a_pause_and_by_another() {
+fn a_used_up_quota_pauses_the_queue_and_then_renews() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
     let later = now + MS;
     assert_eq!(release(&queue, later, OVER), "yielded");
-    assert!(is_signalled(&first), "when it tries has changed");
+    assert!(is_signalled(&first), "the time of its try has changed");
     assert_eq!(step(&first, later), ("until", Some(3 * MS)), "three rounds for the others");
-    assert_eq!(release(&queue, later, None), "first", "the next turn");
+    assert_eq!(release(&queue, later, None), "first", "the quota is renewed");
 }
 
 #[test]
-fn a_plan_dropped_unused_lets_the_first_try_alone() {
+fn a_dropped_plan_lets_the_first_waiter_try_by_itself() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -244,7 +244,7 @@ fn a_plan_dropped_unused_lets_the_first_try_alone() {
 }
 
 #[test]
-fn a_waiter_that_has_left_is_handed_nothing_and_the_next_one_tries() {
+fn after_a_waiter_left_nothing_is_handed_over_and_the_next_tries() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -254,11 +254,11 @@ fn a_waiter_that_has_left_is_handed_nothing_and_the_next_one_tries() {
     assert!(is_signalled(&second));
     assert_eq!(step(&second, Instant::now()), ("poll", None));
     assert!(!plan.hand("a"));
-    assert_eq!(step(&second, Instant::now()), ("wait", None), "the attempt under way is its own");
+    assert_eq!(step(&second, Instant::now()), ("wait", None), "its own attempt is in flight");
 }
 
 #[test]
-fn a_plan_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
+fn a_dropped_plan_of_a_departed_waiter_ends_no_other_attempt() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -272,7 +272,7 @@ fn a_plan_dropped_after_its_waiter_has_left_ends_no_other_attempt() {
 }
 
 #[test]
-fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
+fn the_last_refusal_is_kept_until_a_grant_here() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -290,7 +290,7 @@ fn the_last_refusal_is_kept_until_somebody_here_gets_the_lock() {
 }
 
 #[test]
-fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
+fn a_waiter_that_leaves_the_middle_wakes_nobody() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -300,12 +300,12 @@ fn a_waiter_that_leaves_before_its_turn_changes_nothing_for_the_others() {
     assert!(!is_signalled(&third));
     drop(first);
     assert!(is_signalled(&third));
-    assert_eq!(step(&third, now), ("until", Some(POLL)), "as the first was told");
+    assert_eq!(step(&third, now), ("until", Some(POLL)), "the time set by the first waiter");
     drop(third);
     assert_eq!(queue.count(), (0, 0));
 }
 
-/// The first finds no quorum; the queue would try again after so long.
+/// The first waiter finds no quorum; the queue would try again after `pause`.
 fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
     let error = LockError::Unknown(Vec::new());
     let retry = now + pause;
@@ -327,7 +327,7 @@ fn enter_with(queue: &Queues, params: &'static str, round_limit: Duration, now: 
 }
 
 #[test]
-fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
+fn without_longer_round_limits_a_queue_keeps_order_and_backs_off() {
     let queue = queue();
     let mut now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -348,7 +348,7 @@ fn a_queue_in_which_nobody_fares_better_backs_off_and_keeps_its_order() {
 }
 
 #[test]
-fn who_fails_again_and_again_goes_to_the_end_with_a_later_number_and_the_queue_still_backs_off() {
+fn after_three_failures_a_waiter_goes_to_the_end() {
     let queue = queue();
     let mut now = Instant::now();
     let first = enter(&queue, "a", now);
@@ -364,7 +364,7 @@ fn who_fails_again_and_again_goes_to_the_end_with_a_later_number_and_the_queue_s
 }
 
 #[test]
-fn tries_in_vain_are_counted_until_something_happens() {
+fn attempts_in_vain_are_counted_until_an_event() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -375,10 +375,10 @@ fn tries_in_vain_are_counted_until_something_happens() {
     assert_eq!(first.standing().in_vain, 0);
 }
 
-// What went wrong once.
+// Regression tests.
 
 #[test]
-fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
+fn a_first_waiter_with_short_rounds_lets_others_pass_at_once() {
     let queue = queue();
     let now = Instant::now();
     let hasty = [enter_with(&queue, "a", MS, now), enter_with(&queue, "b", MS, now)];
@@ -387,8 +387,12 @@ fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
     assert_eq!(step(&hasty[0], now), ("poll", None));
     failed(&hasty[0], now, 100 * MS);
     assert!(is_signalled(&other));
-    assert_eq!(step(&other, now), ("poll", None), "those who would fare no better went with it");
-    assert_eq!(other.standing().failures, 0, "it was nobody else's");
+    assert_eq!(
+        step(&other, now),
+        ("poll", None),
+        "waiters that would fare no better went to the end, too"
+    );
+    assert_eq!(other.standing().failures, 0, "only the passed waiters failed");
     other.granted(now, success(now));
     assert_eq!(release(&queue, now, None), "first");
     assert_eq!(step(&last, now), ("d", None));
@@ -396,10 +400,10 @@ fn a_first_whose_rounds_are_too_short_gives_way_to_the_next_at_once() {
     assert!(hasty[0].number() < hasty[1].number());
 }
 
-/// With a try for each of them a line of many different TTLs would hammer nodes that are down.
+/// With one attempt per waiter, a queue of many different TTLs would hammer nodes that are down.
 #[test]
-fn few_tries_lead_past_however_many_different_limits() {
-    let queue = WaitQueues::new(Bounds { total: 1_000, of_one_lock: 1_000 });
+fn few_attempts_pass_however_many_round_limits() {
+    let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });
     let now = Instant::now();
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
     let mut tries = 0;
@@ -409,36 +413,36 @@ fn few_tries_lead_past_however_many_different_limits() {
         failed(first, now, 100 * MS);
         tries += 1;
     }
-    assert!((6..=8).contains(&tries), "{tries} tries before the line backs off");
+    assert!((6..=8).contains(&tries), "{tries} attempts before the queue backs off");
 }
 
 #[test]
-fn a_lock_that_nobody_waits_for_is_tried_when_all_places_are_taken() {
-    let queue = WaitQueues::new(Bounds { total: 1, of_one_lock: 1 });
+fn an_unawaited_lock_is_tried_when_all_slots_are_taken() {
+    let queue = WaitQueues::new(Bounds { total: 1, per_lock: 1 });
     let now = Instant::now();
     let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now));
-    waits.take_place().expect("there is one");
+    waits.take_slot().expect("a slot is free");
     let first = enter(&queue, "b", now);
-    assert_eq!(queue.count(), (1, 1), "it does not wait yet");
+    assert_eq!(queue.count(), (1, 1), "the second waiter has no slot yet");
     assert_eq!(step(&first, now), ("poll", None));
     refused(&first, now);
     let full = LockError::TooManyWaiters { max: 1, limit: WaitLimit::All };
-    assert_eq!(first.take_place(), Err(full));
+    assert_eq!(first.take_slot(), Err(full));
     drop(waits);
-    assert_eq!((first.take_place(), first.take_place(), queue.count()), (Ok(()), Ok(()), (1, 1)));
+    assert_eq!((first.take_slot(), first.take_slot(), queue.count()), (Ok(()), Ok(()), (1, 1)));
 }
 
 #[test]
-fn a_bound_of_none_leaves_no_queue_behind() {
-    let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, of_one_lock: 0 });
+fn a_limit_of_zero_leaves_no_queue_behind() {
+    let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, per_lock: 0 });
     let now = Instant::now();
     let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
-    assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_place(), Err(full));
+    assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_slot(), Err(full));
     assert!(queue.count() == (0, 0) && !queue.is_waited_for(&lock()));
 }
 
 #[test]
-fn a_waiter_that_was_refused_between_the_plan_and_the_release_tries_again() {
+fn a_waiter_refused_between_plan_and_release_tries_again() {
     let queue = queue();
     let now = Instant::now();
     let plans = [(); 2].map(|()| queue.release(&lock(), now, None));
@@ -450,11 +454,11 @@ fn a_waiter_that_was_refused_between_the_plan_and_the_release_tries_again() {
     assert_eq!(step(&first, Instant::now()), ("again", None));
     drop(other);
     refused(&first, now + 3 * MS);
-    assert_eq!(step(&first, now + 3 * MS), ("again", None), "the attempt was under way");
+    assert_eq!(step(&first, now + 3 * MS), ("again", None), "the attempt was in flight");
 }
 
 #[test]
-fn a_release_that_was_sent_does_not_cut_the_pause_for_the_others() {
+fn a_sent_release_does_not_cut_the_pause_for_others() {
     let queue = queue();
     let now = Instant::now();
     let first = refused_one(&queue, now);
@@ -464,7 +468,7 @@ fn a_release_that_was_sent_does_not_cut_the_pause_for_the_others() {
 }
 
 #[test]
-fn a_node_that_released_later_than_the_others_still_counts_after_a_refusal() {
+fn a_repeated_hint_counts_after_a_refusal() {
     let queue = queue();
     let mut now = Instant::now();
     let first = refused_one(&queue, now);
@@ -474,7 +478,7 @@ fn a_node_that_released_later_than_the_others_still_counts_after_a_refusal() {
         refused(&first, now);
         now += 2 * MS;
     }
-    assert!(matches!(first.step(now, true), Step::WaitUntil(_)), "it has given up");
+    assert!(matches!(first.step(now, true), Step::WaitUntil(_)), "the quick attempts are used up");
     queue.wake(&lock(), 7, now);
     assert_eq!(step(&first, now), ("hint", None));
 }

@@ -1,4 +1,4 @@
-//! What a master that has lost its locks is given back. Pure.
+//! Decides what a master that lost its locks gets back. Pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,24 +10,29 @@ use crate::model::types::{FencingToken, LockName};
 use crate::node::Record;
 use crate::node::link::{Put, Stored};
 
-/// What was read of one lock, on the masters that remember.
+/// One grant of a lock, as the masters that were read store it.
 struct Candidate {
     record: Record,
-    /// On how many masters.
+    /// The number of masters that store it.
     seen: usize,
-    /// The last of them.
+    /// The last master that stores it.
     last: usize,
     longest: Duration,
 }
 
-/// Each list is what one master stores. A majority that counted a vote which is lost has `quorum - 1` votes more, on any
-/// of the other masters: a grant that was read on fewer than are left of those when all that were not read have it is none.
+/// Plans what comes back. Each list is the locks of one master that was read.
 ///
-/// What the others hold on a majority without this master comes back as it is. Anything else keeps the lock free of all until
-/// it has ended: given back as it is, it might have a majority for the first time, and an extension or a repeated request
-/// would prove it, after a larger T was granted and lost.
+/// A majority that counted a lost vote has `quorum - 1` other votes, on any of the other masters. A
+/// grant seen on fewer than `quorum - 1 - unread` masters never had a majority, and does not come
+/// back.
 ///
-/// `newest` is the largest T that may have been lost: what has a larger one was granted without this master.
+/// A grant on a majority of the others comes back as it is. Any other grant keeps the lock free of
+/// all holders until it has ended. If it came back as it is, it might have a majority for the first
+/// time, which an extension or a repeated request would prove, after a larger T was granted and
+/// lost.
+///
+/// `newest` is the largest T that may have been lost: a grant with a larger T was granted without
+/// this master.
 pub(super) fn plan(
     quorum: Quorum,
     newest: FencingToken,
@@ -41,14 +46,15 @@ pub(super) fn plan(
         .enumerate()
         .flat_map(|(master, list)| list.into_iter().map(move |stored| (master, stored)))
     {
-        // What keeps a lock free stands for all that it was read of, whatever their T.
+        // A record that keeps a lock free stands for every grant that it was made from, whatever
+        // their T.
         if !record.is_placeholder() && record.fencing_of_ours().is_some_and(|t| t > newest) {
             continue;
         }
         let candidates = locks.entry(name).or_default();
         match candidates.iter_mut().find(|candidate| candidate.record.is_grant_of(&record)) {
             Some(known) => {
-                // SCAN may tell of a key twice.
+                // SCAN may return a key twice.
                 known.seen += usize::from(known.last != master);
                 known.last = master;
                 known.longest = known.longest.max(expires_in);
@@ -74,7 +80,7 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
         [only] if only.seen >= majority => {
             only.record.fencing_of_ours().filter(|_| !only.record.is_placeholder())
         }
-        // It has no T, and nothing of ours extends or confirms it.
+        // A key of another client has no T, and none of our requests extends or confirms it.
         [Candidate { record, .. }] if record.parse().is_none() => {
             return Some(Put { record: record.clone(), expires_in: longest, fence: None });
         }
@@ -86,8 +92,8 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
         return Some(Put { record, expires_in: longest, fence: None });
     };
     let record = candidates.swap_remove(0).record;
-    let mark = if record.is_extended() { "+" } else { "" };
-    Some(Put { record, expires_in: longest, fence: Some(Bytes::from(format!("{t}{mark}"))) })
+    let flag = if record.is_extended() { "+" } else { "" };
+    Some(Put { record, expires_in: longest, fence: Some(Bytes::from(format!("{t}{flag}"))) })
 }
 
 #[cfg(test)]
@@ -109,15 +115,14 @@ mod tests {
         Stored { name, record, expires_in: Duration::from_millis(millis) }
     }
 
-    /// What a master of so many gets back of one lock.
+    /// What a master of a cluster of this size gets back for one lock.
     fn back(nodes: usize, read: Vec<Vec<Stored>>) -> Option<Put> {
         let newest = FencingToken::new(FencingToken::MIN.get() + 1_000).unwrap();
         plan(Quorum::new(nodes).unwrap(), newest, read).into_values().next()
     }
 
     #[test]
-    fn a_grant_that_may_have_counted_the_forgotten_vote_comes_back_for_its_longest_life_and_as_extended_as_anywhere()
-     {
+    fn a_grant_comes_back_with_its_longest_life_and_extension_flag() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(1, 5).extended(), 70)]])
             .expect("it is back");
         assert_eq!((put.record, put.expires_in), (of(1, 5).extended(), Duration::from_millis(100)));
@@ -130,9 +135,9 @@ mod tests {
         assert_eq!(put.fence.as_deref(), Some(of(1, 5).fencing().unwrap().to_string().as_bytes()));
     }
 
-    /// A larger T may have been granted with the lost vote since, and have ended.
+    /// A larger T may since have been granted with the lost vote, and have ended.
     #[test]
-    fn a_grant_that_has_no_majority_without_the_forgotten_vote_gets_none_by_it() {
+    fn a_grant_gets_no_majority_by_the_lost_vote_alone() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("kept free");
         assert!(
             put.record.is_placeholder()
@@ -146,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_on_too_few_of_the_others_had_no_majority_with_the_forgotten_vote() {
+    fn a_grant_on_too_few_masters_does_not_come_back() {
         let one = || vec![stored(of(1, 5), 100)];
         assert_eq!(back(5, vec![one(), vec![], vec![], vec![]]), None, "two of five");
         assert!(
@@ -156,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_is_newer_than_the_loss_counted_no_forgotten_vote() {
+    fn a_grant_newer_than_the_loss_does_not_come_back() {
         assert_eq!(back(3, vec![vec![stored(of(1, 1_001), 100)], vec![]]), None);
         let put = back(3, vec![vec![stored(of(1, 1_001), 900)], vec![stored(of(2, 5), 100)]])
             .expect("the older one");
@@ -164,8 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn where_two_grants_may_have_counted_the_forgotten_vote_nobody_gets_it_before_both_have_ended()
-    {
+    fn two_possible_grants_keep_the_lock_free_until_both_end() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![stored(of(2, 6), 70)]])
             .expect("kept free");
         assert!(put.record.is_placeholder());
@@ -175,9 +179,10 @@ mod tests {
         assert!(put.record.is_placeholder() && put.expires_in == Duration::from_millis(90));
     }
 
-    /// Its T is the largest of those that it stands for, and may be newer than another master's loss.
+    /// Its T is the largest of the grants that it stands for, and may be newer than another
+    /// master's loss.
     #[test]
-    fn what_keeps_a_lock_free_counts_for_a_master_that_lost_its_data_before() {
+    fn a_keep_free_record_counts_for_an_earlier_loss() {
         let t = of(1, 1_001).fencing().unwrap();
         let put = back(
             5,
@@ -193,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_master_tells_twice_counts_once() {
+    fn a_lock_read_twice_on_one_master_counts_once() {
         let twice = || vec![stored(of(1, 5), 100), stored(of(1, 5), 90)];
         assert!(
             back(3, vec![twice(), vec![]]).is_some_and(|put| put.record.is_placeholder()),
@@ -202,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_client_has_set_comes_back_as_it_is() {
+    fn a_key_of_another_client_comes_back_as_it_is() {
         let foreign = Record::foreign(Bytes::from_static(b"0123456789012345678"));
         let put = back(3, vec![vec![stored(foreign.clone(), 100)], vec![]]).expect("it is back");
         assert_eq!((put.record, put.fence), (foreign, None));

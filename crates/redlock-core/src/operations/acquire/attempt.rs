@@ -1,9 +1,11 @@
-//! One attempt to get a lock: a round, and another one with a larger token where nodes have seen a later T than ours.
+//! One attempt to get a lock: a round, and further rounds with a larger token if nodes have seen a
+//! T above ours.
 //!
-//! Several requests may ask for one owner at once: an idempotency key that is sent again makes them. Nodes never overwrite a
-//! lock, so each asks for a grant of its own, and one that meets another's on a majority of the nodes undoes its own and
-//! *confirms* that one: success of an extension on a majority proves that it stands, as it does for its holder. So nothing that
-//! was promised is ever replaced, and all of them are told the same token.
+//! Requests with the same idempotency key ask for one owner, perhaps at the same time. Nodes never
+//! overwrite a lock, so each request asks for a grant of its own. If it finds another grant of the
+//! owner on a majority, it undoes its own and *confirms* that grant: an extension that succeeds on
+//! a majority proves that the grant stands, as it does for a holder. So no promised grant is ever
+//! replaced, and all these requests return the same token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,30 +17,32 @@ use crate::model::validity::Lease;
 use crate::node::{Hint, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
 use crate::round::votes::{OwnGrant, can_hold, held_by, is_split, own_grant};
-use crate::round::{Round, RoundOutcome};
+use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
-/// Tries with a new fencing token within one attempt, when nodes have seen a larger one. Each try learns from the last,
-/// so more than a few mean that other gateways outrun us; then the attempt fails like any other.
-const MAX_FENCING_TRIES: u32 = 8;
+/// Proposals within one attempt. Each learns from the watermarks that the last one met. If this
+/// many do not suffice, other gateways outrun us, and the attempt fails like any other.
+const MAX_PROPOSALS: u32 = 8;
 
-/// What is acquired, and for whom.
+/// The lock to acquire, and for whom.
 #[derive(Clone)]
 pub(crate) struct AcquireParams {
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
-    /// Of the first try, where owner and nonce were drawn together.
+    /// The nonce of the first proposal, if owner and nonce were drawn together.
     pub(crate) nonce: Option<Nonce>,
-    /// Other requests may ask for the same owner, before or at the same time.
+    /// Whether other requests may ask for the same owner, earlier or at the same time.
     pub(crate) owner_is_shared: bool,
-    /// For how long an earlier request of the same owner may have held the lock; without end when `None`.
+    /// How long an earlier request of the same owner may have held the lock; without limit if
+    /// `None`.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) info: Info,
     pub(crate) ttl: Ttl,
 }
 
 impl AcquireParams {
-    /// For one attempt. Each draws nonces of its own, but for the first, whose nonce came with the owner.
+    /// Parameters for one attempt. Only the first attempt uses the nonce that was drawn with the
+    /// owner.
     pub(crate) fn for_attempt(&mut self) -> Self {
         let params = self.clone();
         self.nonce = None;
@@ -46,17 +50,19 @@ impl AcquireParams {
     }
 }
 
-/// Dropped before it has ended, an attempt undoes what it has set or may still set.
+/// An attempt that is dropped before its end undoes every grant that it has or may still get.
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     params: AcquireParams,
-    tell: Option<Hint>,
+    /// The hint that nodes publish when they refuse.
+    hint: Option<Hint>,
     started: Duration,
-    /// The last one, until it is of no concern any more. Those before it are undone already.
+    /// The last proposal, until the attempt no longer depends on it. Earlier proposals are already
+    /// undone.
     current: Option<Proposal>,
-    tries: u32,
-    /// It has an outcome: it is not cancelled.
-    ended: bool,
+    proposals: u32,
+    /// The attempt has an outcome, so it was not cancelled.
+    has_ended: bool,
 }
 
 struct Proposal {
@@ -65,13 +71,14 @@ struct Proposal {
     round: Arc<Round>,
 }
 
-/// How an attempt failed.
+/// The failure of an attempt.
 #[derive(Debug)]
 pub(crate) struct AttemptError {
     pub(crate) error: LockError,
-    /// Whether a majority of nodes answered and contenders have split their votes, so that perhaps nobody has a majority.
+    /// Whether a majority answered and the contenders split their votes, so that perhaps nobody has
+    /// a majority.
     pub(crate) split: bool,
-    /// How many rounds it took.
+    /// The number of rounds it took.
     pub(crate) rounds: u32,
 }
 
@@ -82,29 +89,28 @@ impl Attempt {
         Self {
             shared: shared.clone(),
             params,
-            tell: None,
+            hint: None,
             started,
             current: None,
-            tries: 0,
-            ended: false,
+            proposals: 0,
+            has_ended: false,
         }
     }
 
-    /// With something that nodes tell everybody when they refuse.
-    pub(crate) fn announcing(mut self, tell: Hint) -> Self {
-        self.tell = Some(tell);
+    /// Sets a hint that nodes publish when they refuse.
+    pub(crate) fn announcing(mut self, hint: Hint) -> Self {
+        self.hint = Some(hint);
         self
     }
 
-    /// A round for the first try. It has to be asked, on all nodes.
-    pub(crate) fn prepare(&mut self) -> Result<Arc<Round>, LockError> {
-        let next = self.next_try()?;
-        let round = next.round.clone();
+    /// Prepares the round of the first proposal, which must be asked on all nodes.
+    pub(crate) fn prepare(&mut self) -> Result<PreparedRound, LockError> {
+        let (next, round) = self.next_proposal()?;
         self.current = Some(next);
         Ok(round)
     }
 
-    fn next_try(&mut self) -> Result<Proposal, LockError> {
+    fn next_proposal(&mut self) -> Result<(Proposal, PreparedRound), LockError> {
         let shared = &self.shared;
         let Some(fencing) = shared.tokens.mint() else {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
@@ -118,34 +124,35 @@ impl Attempt {
             keys: keys.clone(),
             record: record.clone(),
             ttl: *ttl,
-            tell: self.tell.clone(),
+            tell: self.hint.clone(),
         };
-        let round =
-            Round::new(shared.quorum, op, shared.round_limit(*ttl), &shared.env.observer, None);
-        self.tries += 1;
-        Ok(Proposal { record, token, round })
+        let limit = shared.round_limit(*ttl);
+        let prepared = Round::prepare(shared.quorum, op, limit, &shared.env.observer, None);
+        let round = prepared.round().clone();
+        self.proposals += 1;
+        Ok((Proposal { record, token, round }, prepared))
     }
 
-    /// Goes on to the end, from the beginning or from a try that has been asked already.
+    /// Runs the attempt to its end, from the beginning or from a proposal that was asked already.
     pub(crate) async fn run(mut self) -> Result<Lease, AttemptError> {
         if self.current.is_none() {
             self.ask()?;
         }
         loop {
-            let last = self.tries >= MAX_FENCING_TRIES;
+            let last = self.proposals >= MAX_PROPOSALS;
             let shared = &self.shared;
             let Some(Proposal { token, round, .. }) = &self.current else {
                 unreachable!("asked at least once")
             };
             let mut outcome = round.outcome().await;
 
-            let mut fences = stale_fences(&outcome.votes).peekable();
-            let saw_fence = fences.peek().is_some();
-            let mut believable = true;
-            for fence in fences {
-                if !shared.tokens.observe(fence) {
-                    believable = false;
-                    shared.env.observer.fence_out_of_reach(shared.tokens.ahead(fence));
+            let mut watermarks = stale_watermarks(&outcome.votes).peekable();
+            let saw_stale = watermarks.peek().is_some();
+            let mut is_credible = true;
+            for watermark in watermarks {
+                if !shared.tokens.observe(watermark) {
+                    is_credible = false;
+                    shared.env.observer.fence_out_of_reach(shared.tokens.ahead(watermark));
                 }
             }
             match outcome.decision {
@@ -156,10 +163,10 @@ impl Attempt {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
                     }
-                    if self.tries == 1 {
+                    if self.proposals == 1 {
                         shared.round_times.granted(now.saturating_sub(self.started), now);
                     }
-                    lease.rounds = self.tries;
+                    lease.rounds = self.proposals;
                     self.current = None;
                     return Ok(lease);
                 }
@@ -171,11 +178,11 @@ impl Attempt {
                 }
                 Decision::Neither | Decision::Open => {}
             }
-            // Otherwise it is a try of this very request, whose undo is on its way.
+            // Otherwise the grant is a proposal of this very request, whose undo is in flight.
             let is_known = self.params.owner_is_shared;
             if is_known && outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_)))
             {
-                // The votes that are still out may make a majority of what stands.
+                // Outstanding votes may complete a majority of the standing grant.
                 let clear =
                     |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
                 outcome = RoundOutcome { votes: round.votes_until(clear).await, ..outcome };
@@ -188,7 +195,7 @@ impl Attempt {
                     OwnGrant::None => {}
                 }
             }
-            if saw_fence && believable && !last {
+            if saw_stale && is_credible && !last {
                 self.ask()?;
                 continue;
             }
@@ -198,10 +205,10 @@ impl Attempt {
         }
     }
 
-    /// Extends what an earlier request of the same owner was granted. A success is the proof that it stands; after any other
-    /// outcome somebody may still have been promised it.
+    /// Extends the grant of an earlier request of the same owner. Success proves that the grant
+    /// stands. After any other outcome the grant may still have been promised to somebody.
     async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
-        self.ended = true;
+        self.has_ended = true;
         self.undo();
         let shared = self.shared.clone();
         let AcquireParams { keys, ttl, max_hold, .. } = self.params.clone();
@@ -210,9 +217,10 @@ impl Attempt {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
         match extend::extend(&shared, keys.clone(), &grant, ttl).await {
-            Ok(lease) => Ok(Lease { replayed: true, rounds: self.tries + 1, ..lease }),
-            // It cannot have a majority any more. Nothing that this has marked as extended may be left behind, for its own
-            // request spares that; but another grant of this owner, perhaps with a smaller T, may have been promised.
+            Ok(lease) => Ok(Lease { replayed: true, rounds: self.proposals + 1, ..lease }),
+            // This grant can no longer have a majority. It is released, because its own request
+            // spares a grant that is marked as extended. But another grant of this owner, perhaps
+            // with a smaller T, may have been promised.
             Err(LockError::Lost | LockError::NotHolder(_)) => {
                 let record = Record::new(&grant, &Info::default());
                 let release = Op::Release { keys, record, scope: ReleaseScope::Grant, tell: None };
@@ -224,54 +232,49 @@ impl Attempt {
     }
 
     fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
-        self.ended = true;
-        AttemptError { error, split, rounds: self.tries }
+        self.has_ended = true;
+        AttemptError { error, split, rounds: self.proposals }
     }
 
-    /// Asks with a new T. Where the try before was granted, or may have been, it is undone in the same call: a node
-    /// overwrites no lock.
+    /// Asks with a new T. A node overwrites no lock, so where the proposal before was granted, or
+    /// may have been, it is undone in the same call.
     fn ask(&mut self) -> Result<(), AttemptError> {
-        let next = match self.next_try() {
+        let (next, round) = match self.next_proposal() {
             Ok(next) => next,
             Err(error) => return Err(self.failed(error, false)),
         };
         let nodes = &self.shared.nodes;
         match self.current.replace(next) {
-            None => self.round().ask(nodes, ALL_NODES),
+            None => {
+                round.ask(nodes, ALL_NODES);
+            }
             Some(before) => {
                 let undo = self.shared.release_round(self.undo_of(before.record, None));
-                undo.ask_before(nodes, before.round.touched(), self.round());
+                undo.ask_before(nodes, before.round.touched(), round);
             }
         }
         Ok(())
     }
 
-    fn round(&self) -> &Arc<Round> {
-        let Some(Proposal { round, .. }) = &self.current else {
-            unreachable!("asked at least once")
-        };
-        round
-    }
-
-    fn undo_of(&self, record: Record, tell: Option<Hint>) -> Arc<Op> {
+    fn undo_of(&self, record: Record, hint: Option<Hint>) -> Arc<Op> {
         Arc::new(Op::Release {
             keys: self.params.keys.clone(),
             record,
             scope: ReleaseScope::Proposal,
-            tell,
+            tell: hint,
         })
     }
 
     fn undo(&mut self) {
         let Some(Proposal { record, token, round }) = self.current.take() else { return };
-        // Cancelled in the middle, it may have been granted the lock, while others wait elsewhere.
+        // A cancelled attempt may have been granted the lock while others wait elsewhere.
         let fairness = &self.shared.fairness;
-        let tell = if self.ended {
+        let hint = if self.has_ended {
             None
         } else {
             fairness.given_up(&self.params.keys.lock, token.fencing())
         };
-        let undo = self.undo_of(record, tell);
+        let undo = self.undo_of(record, hint);
         let due = round.abandon(undo.clone(), self.shared.pending.clone());
         if due != 0 {
             self.shared.release_on(undo, due);
@@ -285,9 +288,9 @@ impl Drop for Attempt {
     }
 }
 
-fn stale_fences(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
+fn stale_watermarks(votes: &[Option<Vote>]) -> impl Iterator<Item = FencingToken> {
     votes.iter().flatten().filter_map(|vote| match vote {
-        Vote::Stale { fence } => Some(*fence),
+        Vote::Stale { fence: watermark } => Some(*watermark),
         _ => None,
     })
 }

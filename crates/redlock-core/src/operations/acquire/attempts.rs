@@ -1,4 +1,5 @@
-//! The one loop around attempts. When the next one is due, and whether there is one, is for its [`RetrySchedule`] to say.
+//! The only loop around attempts. A [`RetrySchedule`] decides when the next one is due, if there is
+//! one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +13,19 @@ use crate::model::retry::RetryPolicy;
 use crate::model::validity::Lease;
 use crate::shared::Shared;
 
-/// Tries after the first when contenders have split the votes.
+/// Attempts after the first if contenders split the votes.
 pub(super) const MAX_SPLIT_TRIES: u32 = 3;
-/// The shortest round that a pause before such a try is measured in.
+/// The shortest round time assumed in a pause after split votes.
 const SHORTEST_ROUND: Duration = Duration::from_millis(2);
 
-/// When attempts are made.
+/// Decides when attempts are made.
 pub(super) trait RetrySchedule: Send {
-    /// Waits for the next attempt: with when it is cut off, if it is.
+    /// Waits for the next attempt. Returns it, and the time at which it is cut off, if any.
     fn next(
         &mut self,
     ) -> impl Future<Output = Result<(Attempt, Option<Instant>), LockError>> + Send;
 
-    /// An attempt has failed; another one follows unless this is an error.
+    /// Handles a failed attempt. Another one follows unless this returns an error.
     fn failed(
         &mut self,
         failed: AttemptError,
@@ -32,50 +33,50 @@ pub(super) trait RetrySchedule: Send {
         now: Instant,
     ) -> Result<(), LockError>;
 
-    /// What is known of the lock when an attempt was cut off.
+    /// The error to return when an attempt was cut off.
     fn last_error(&self, _now: Instant) -> LockError {
-        // Somebody who came before has it, or asks for it.
+        // An earlier request has the lock, or asks for it.
         LockError::Held(Default::default())
     }
 
-    /// An attempt had success.
+    /// Handles an attempt that got the lock.
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant);
 }
 
-pub(super) async fn until_granted(mut pacing: impl RetrySchedule) -> Result<Lease, LockError> {
+pub(super) async fn until_granted(mut schedule: impl RetrySchedule) -> Result<Lease, LockError> {
     let mut rounds = 0;
     loop {
-        let (attempt, cut_off) = pacing.next().await?;
+        let (attempt, cut_off) = schedule.next().await?;
         let began = Instant::now();
-        // In a box: it is large, and whoever waits has none.
+        // Boxed: the future is large, and a waiting request has none.
         let attempt = Box::pin(attempt.run());
         let result = match cut_off {
             None => attempt.await,
             Some(cut_off) => match timeout_at(cut_off, attempt).await {
                 Ok(result) => result,
-                Err(_) => return Err(pacing.last_error(Instant::now())),
+                Err(_) => return Err(schedule.last_error(Instant::now())),
             },
         };
         let now = Instant::now();
         match result {
             Ok(mut lease) => {
                 lease.rounds += rounds;
-                pacing.granted(&mut lease, now - began, now);
+                schedule.granted(&mut lease, now - began, now);
                 return Ok(lease);
             }
             Err(failed) => {
                 rounds += failed.rounds;
-                pacing.failed(failed, now - began, now)?;
+                schedule.failed(failed, now - began, now)?;
             }
         }
     }
 }
 
-/// Attempts that wait for nobody: again after a pause, or not at all.
+/// Attempts outside of a queue: again after a pause, or not at all.
 pub(super) struct Retries<'a> {
     shared: &'a Arc<Shared>,
     params: AcquireParams,
-    /// Without one only split votes lead to another try.
+    /// Without a policy only split votes lead to another attempt.
     policy: Option<&'a RetryPolicy>,
     started: Instant,
     tries: u32,
@@ -97,7 +98,8 @@ impl<'a> Retries<'a> {
         let error = &failed.error;
         match self.policy {
             None if failed.split && tries <= MAX_SPLIT_TRIES => {
-                tracing::debug!(lock = %self.params.keys.lock.escape_ascii(), tries, %error, "the votes were split");
+                let lock = self.params.keys.lock.escape_ascii();
+                tracing::debug!(%lock, tries, %error, "the votes were split");
                 Some(backoff.after_split(round.max(SHORTEST_ROUND), tries))
             }
             Some(policy)

@@ -1,4 +1,4 @@
-//! How long to wait between two attempts, whatever for.
+//! The pauses between two attempts.
 
 use std::time::Duration;
 
@@ -6,36 +6,38 @@ use tokio::time::Instant;
 
 use crate::error::LockError;
 use crate::model::clock::Entropy;
-use crate::wait::queue::{Refusal, Standing};
+use crate::wait::ticket::{Refusal, Standing};
 
-/// How soon after an expiry somebody tries. Nodes expire a key within a millisecond, gateways should not meet.
+/// The delay of an attempt after an expiry. Nodes expire a key within 1 ms, and the jitter keeps
+/// gateways apart.
 const AFTER_EXPIRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
-/// What that is spread over for each lock that is waited for: many may expire together.
+/// The jitter of that delay per lock with waiters, because many locks may expire together.
 const EXPIRY_SPREAD: Duration = Duration::from_micros(200);
-/// Before the first try after one without a majority of nodes; doubled for each more in a row.
+/// The pause after the first attempt without a quorum. Each further one in a row doubles it.
 const NO_QUORUM: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(150));
-/// The longest of these backoff, or that between two polls if that is longer.
+/// The longest such pause, or the time between two polls if that is longer.
 const LONG_OUTAGE: (Duration, Duration) =
     (Duration::from_millis(1_000), Duration::from_millis(2_000));
 /// A waiter that splits the votes more often in a row waits for the next poll.
 const MAX_SPLITS: u32 = 8;
 
-/// The backoff of one process: random, or contenders would meet again.
+/// Pauses with jitter, so that contenders do not meet again.
 pub(super) struct Backoff<'a>(pub(super) &'a dyn Entropy);
 
 impl Backoff<'_> {
-    /// After the `splits`th attempt in a row that split the votes: from one to three rounds, more each time. The first
-    /// contender that wakes finds the others gone.
+    /// The pause after the `splits`th attempt in a row that split the votes: `splits` times one to
+    /// three rounds. The first contender that wakes finds the others gone.
     pub(super) fn after_split(&self, round: Duration, splits: u32) -> Duration {
         round.mul_f64(1.0 + 2.0 * self.0.unit()) * splits
     }
 
-    /// When a lock that is held until then at the longest is tried next.
+    /// When to try a lock that is held until `expiry` at the longest.
     pub(super) fn after_expiry(&self, expiry: Instant) -> Instant {
         expiry + self.between(AFTER_EXPIRY)
     }
 
-    /// When the first of a queue tries again after an attempt, the last of so many in a row that split the votes.
+    /// When the first waiter tries again. `splits` counts its attempts in a row that split the
+    /// votes.
     pub(super) fn after_refusal(
         &self,
         error: LockError,
@@ -98,7 +100,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The shortest and the longest of many backoff.
+    /// The shortest and the longest of 2,000 pauses.
     fn backoff(error: &LockError, standing: Standing) -> (Duration, Duration) {
         let now = Instant::now();
         let all = (0..2_000).map(|_| {
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_expiry_of_a_lock_is_tried_at_once_while_few_are_waited_for() {
+    fn with_few_locks_an_expiry_is_tried_at_once() {
         let (_, most) =
             backoff(&expires_at_once(), Standing { locks: 40, failures: 0, in_vain: 99 });
         assert!(most <= AFTER_EXPIRY.1, "{most:?}");
@@ -133,14 +135,14 @@ mod tests {
     }
 
     #[test]
-    fn many_locks_whose_holders_extend_them_all_the_time_cost_no_more_than_polls() {
+    fn many_extended_locks_cost_no_more_than_polls() {
         let standing = Standing { locks: 8_000, failures: 0, in_vain: 5 };
         let (least, _) = backoff(&expires_at_once(), standing);
         assert_eq!(least, standing.polls().period().0);
     }
 
     #[test]
-    fn pauses_without_a_quorum_double_up_to_seconds_or_the_time_between_two_polls() {
+    fn pauses_without_a_quorum_double_up_to_the_limit() {
         let backoff = |locks, failures| {
             backoff(&LockError::NoQuorum(Vec::new()), Standing { locks, failures, in_vain: 0 })
         };

@@ -1,4 +1,4 @@
-//! Attempts of a waiter that stands in a queue: when it is first, and something has happened to the lock or may have.
+//! Attempts of a waiter in a queue: when it is first, and the lock was or may have been released.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -13,26 +13,27 @@ use crate::error::LockError;
 use crate::model::validity::Lease;
 use crate::node::HandoffRoute;
 use crate::shared::Shared;
-use crate::wait::queue::{Cause, Step, Success, WaitTicket};
+use crate::wait::queue::Cause;
+use crate::wait::ticket::{Step, Success, WaitTicket};
 
-/// The shortest round that backoff are measured in.
+/// The shortest round time assumed in a pause.
 const SHORTEST_ROUND: Duration = Duration::from_micros(500);
-/// How long an attempt that is under way may go on after the end of the wait.
+/// How long an attempt in flight may go on after the end of the wait.
 const GRACE: Duration = Duration::from_millis(10);
 
 pub(super) struct Queued<'a, F> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) params: AcquireParams,
     pub(super) ticket: WaitTicket<AcquireParams, Attempt>,
-    /// Others may try before.
+    /// Others may try before this time.
     pub(super) first_try: Instant,
     pub(super) deadline: Instant,
-    /// Called when it begins to wait; it has a place from then on.
+    /// Called when the request begins to wait, which takes a slot.
     pub(super) on_wait: Option<F>,
-    /// Has just come, and is worth one whole attempt, however short its patience.
-    pub(super) fresh: bool,
-    /// Has made an attempt.
-    pub(super) tried: bool,
+    /// The request has just arrived, and gets one whole attempt, however short its patience.
+    pub(super) is_new: bool,
+    /// The request has made an attempt.
+    pub(super) has_tried: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
     pub(super) reason: WakeReason,
@@ -43,13 +44,13 @@ pub(super) struct Queued<'a, F> {
 pub(super) enum WakeReason {
     /// The lock was handed over.
     Handed,
-    /// It was its turn.
-    Turn(Cause),
-    /// An earlier request of its owner seems to have the lock; it asks beside the line.
-    IsOwn,
+    /// The waiter was first.
+    First(Cause),
+    /// An earlier request of the owner appears to have the lock. The waiter asks beside the queue.
+    OwnGrant,
 }
 
-/// Until something has changed for this waiter, or until then.
+/// Waits until the waiter is signalled, or until this time.
 async fn signalled(ticket: &WaitTicket<AcquireParams, Attempt>, until: Instant) {
     let _ = timeout_at(until, poll_fn(|context| ticket.poll_signalled(context))).await;
 }
@@ -61,12 +62,15 @@ impl<F> Queued<'_, F> {
 }
 
 impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
-    /// Begins to wait, if it may. Otherwise the lock was tried if nobody waits for it here, and what that met counts more.
-    fn take_place(&mut self, now: Instant) -> Result<(), LockError> {
+    /// Begins to wait, if a slot is free. If none is, a quorum failure of an earlier attempt takes
+    /// precedence over the error of the slot.
+    fn take_slot(&mut self, now: Instant) -> Result<(), LockError> {
         let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
-        let Err(full) = self.ticket.take_place().and_then(|()| on_wait()) else { return Ok(()) };
+        let Err(full) = self.ticket.take_slot().and_then(|()| on_wait()) else { return Ok(()) };
         match self.last_error(now) {
-            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.tried => Err(error),
+            error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.has_tried => {
+                Err(error)
+            }
             _ => Err(full),
         }
     }
@@ -78,7 +82,7 @@ impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
                 LockError::Held(by)
             }
             Some((error, _)) => error,
-            // Somebody who came before has it, or asks for it.
+            // An earlier request has the lock, or asks for it.
             None => LockError::Held(Default::default()),
         }
     }
@@ -88,26 +92,26 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         loop {
             let now = Instant::now();
-            let in_time = now < self.deadline || self.fresh;
+            let in_time = now < self.deadline || self.is_new;
             let attempt = match self.ticket.step(now, in_time) {
                 Step::Handed(attempt) => {
                     self.reason = WakeReason::Handed;
                     attempt
                 }
                 Step::AskForOwn => {
-                    self.reason = WakeReason::IsOwn;
+                    self.reason = WakeReason::OwnGrant;
                     Attempt::new(self.shared, self.params.for_attempt())
                 }
                 Step::Attempt(cause) => {
-                    self.reason = WakeReason::Turn(cause);
+                    self.reason = WakeReason::First(cause);
                     let hint = self
                         .shared
                         .fairness
                         .waiting(&self.params.keys.lock, self.ticket.standing().polls());
                     Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
-                // A moment for others comes before the first try, however short the patience.
-                Step::WaitUntil(next) if self.fresh && next == self.first_try => {
+                // Others may try first for a moment, however short the patience.
+                Step::WaitUntil(next) if self.is_new && next == self.first_try => {
                     signalled(&self.ticket, next).await;
                     continue;
                 }
@@ -115,11 +119,11 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                     return Err(self.last_error(now));
                 }
                 later @ (Step::Wait | Step::WaitUntil(_)) => {
-                    // Votes that were split are asked for again at once.
+                    // After split votes the next attempt follows at once, without a slot.
                     if !(matches!(later, Step::WaitUntil(_))
                         && (1..=MAX_SPLIT_TRIES).contains(&self.splits))
                     {
-                        self.take_place(now)?;
+                        self.take_slot(now)?;
                     }
                     let until = if let Step::WaitUntil(next) = later {
                         next.min(self.deadline)
@@ -127,11 +131,11 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                         self.deadline
                     };
                     signalled(&self.ticket, until).await;
-                    self.fresh = false;
+                    self.is_new = false;
                     continue;
                 }
             };
-            let cut_off = if self.fresh {
+            let cut_off = if self.is_new {
                 now + self.params.ttl.duration()
             } else {
                 self.deadline.max(now) + GRACE
@@ -149,11 +153,11 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
         if let error @ LockError::HeldTooLong { .. } = failed.error {
             return Err(error);
         }
-        // Nobody's turn was used up.
-        if self.reason == WakeReason::IsOwn {
+        // The waiter was not first, so the queue does not change.
+        if self.reason == WakeReason::OwnGrant {
             return Ok(());
         }
-        (self.fresh, self.tried) = (false, true);
+        (self.is_new, self.has_tried) = (false, true);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
         let standing = self.ticket.standing();
         let round = round.max(SHORTEST_ROUND);
@@ -172,16 +176,16 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
         lease.ticket = self.ticket.number();
         let observer = &self.shared.env.observer;
         match self.reason {
-            WakeReason::Handed | WakeReason::Turn(Cause::Release) => {
+            WakeReason::Handed | WakeReason::First(Cause::Release) => {
                 observer.handed_over(HandoffRoute::Local)
             }
-            WakeReason::Turn(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
-            WakeReason::Turn(Cause::Poll) => {}
-            // Beside the line, which goes on as it was.
-            WakeReason::IsOwn => return,
+            WakeReason::First(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
+            WakeReason::First(Cause::Poll) => {}
+            // Granted beside the queue, which does not change.
+            WakeReason::OwnGrant => return,
         }
-        if matches!(self.reason, WakeReason::Turn(Cause::Hint | Cause::Poll)) {
-            self.shared.fairness.turn_begins(&self.params.keys.lock, now);
+        if matches!(self.reason, WakeReason::First(Cause::Hint | Cause::Poll)) {
+            self.shared.fairness.quota_begins(&self.params.keys.lock, now);
         }
         let ends = self.backoff().after_expiry(now + self.params.ttl.duration());
         let shared_owner = self.params.owner_is_shared.then_some(self.params.owner);

@@ -1,12 +1,16 @@
-//! Sets an extended lock again on nodes that lost it, after a majority has proved who holds it. Otherwise a lock that is
-//! extended for long enough dies of nodes that are restarted empty one after the other.
+//! Sets an extended lock again on nodes that lost it, after a majority has proved who holds it.
+//! Without repair, a lock that is extended for long enough would die of nodes restarted empty one
+//! after the other.
 //!
-//! A repair sets the *same* T, however old it is. The fence refuses it on a node that has granted a later T in the meantime,
-//! or that a release of this T has reached. However late it may come, a repair brings no released lock back: it says when its
-//! extension began, and is refused as too old before such a fence ends. A fence at T itself
-//! lets it pass only with the mark of an extension, which a release takes away: then the lock was there and has ended, as
-//! on a master that keeps its data and was down for longer than the TTL. A node that was down from before the first
-//! extension stays without the lock.
+//! A repair sets the *same* T, however old it is. A node's watermark refuses a repair if the node
+//! has granted a later T meanwhile, or if a release of this T has reached the node. A repair never
+//! brings a released lock back, however late it arrives: it carries the time at which its extension
+//! began, and nodes refuse it as too old before such a watermark ends.
+//!
+//! A watermark at T itself admits the repair only with the flag of an extension, which a release
+//! removes. Without that flag the lock was there and has ended, as on a master that keeps its data
+//! and was down for longer than the TTL. A node that was down since before the first extension
+//! stays without the lock.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -27,16 +31,17 @@ pub(super) struct Repair {
     pub(super) ttl: Ttl,
     /// When the extension began, by the wall clock.
     pub(super) began_micros: u64,
-    /// A node need not begin a repair later than this.
+    /// A node must not begin a repair after this time.
     pub(super) not_after: Instant,
-    /// When the extension's own lease ends, on the clock that counts suspend. What it vouches for has an end then, so a repair
-    /// must not be sent any more, however late the vote that asks for it.
+    /// The end of the extension's own lease, on the clock that includes suspend. The extension
+    /// proves nothing beyond that time, so no later vote may trigger a repair.
     pub(super) until: Duration,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) progress: Mutex<Progress>,
 }
 
-/// What is to be set again carries the text for people, which the holder does not send along: a node that has it is asked.
+/// The record to set includes the text for people. The holder does not send that text, so a node
+/// with the lock is asked for it.
 #[derive(Default)]
 pub(super) enum Progress {
     #[default]
@@ -94,7 +99,8 @@ impl Voter for Witness {
             {
                 holding.record
             }
-            // Gone by now, or no answer. The proof stands all the same, and a lock without its text is better than none.
+            // The lock is gone by now, or the node did not answer. The proof stands anyway, and a
+            // lock without its text is better than none.
             _ => Record::new(&repair.token, &Info::default()),
         };
         let record = record.extended();

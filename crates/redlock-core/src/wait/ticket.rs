@@ -1,0 +1,293 @@
+//! A waiter's place in the queue of a lock: enter, ask what to do, report the outcome, leave.
+
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::handoff::{Handoff, Next};
+use super::polls::Polls;
+use super::queue::{Bounds, Cause, QUICK, WaitQueue, WaitQueues, Waiter};
+use super::sync::{Arc, Ordering};
+use crate::error::{LockError, WaitLimit};
+use crate::model::types::Owner;
+
+/// What a waiter may do now.
+#[derive(Debug)]
+pub(crate) enum Step<A> {
+    /// Wait to be signalled: others come first, or an attempt is about to be handed over.
+    Wait,
+    /// The waiter is first: wait to be signalled, until this time at most.
+    WaitUntil(Instant),
+    /// The waiter is first: make an attempt, and report its outcome.
+    Attempt(Cause),
+    /// The waiter is first, and this attempt has been sent for it.
+    Handed(A),
+    /// The waiter's owner appears to hold the lock: ask for that grant, and leave with it or wait
+    /// on.
+    AskForOwn,
+}
+
+/// A place in a queue. Dropping the ticket leaves the queue.
+pub(crate) struct WaitTicket<P, A> {
+    queues: Arc<WaitQueues<P, A>>,
+    lock: Bytes,
+    number: u64,
+    has_left: bool,
+}
+
+/// The end of an attempt without the lock.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) error: LockError,
+    /// When to try again if nothing happens.
+    pub(crate) retry: Instant,
+    /// When to try again while attempts follow quickly.
+    pub(crate) quick: Instant,
+    /// When a poll is due.
+    pub(crate) poll_due: Instant,
+    pub(crate) round: Duration,
+    /// Too few nodes answered, or too late.
+    pub(crate) without_quorum: bool,
+}
+
+/// The facts that decide the pause before the next attempt of a queue.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Standing {
+    /// Locks with waiters in this process.
+    pub(crate) locks: usize,
+    /// Attempts in a row without a quorum.
+    pub(crate) failures: u32,
+    /// Attempts in a row that no event called for and that found the lock held.
+    pub(crate) in_vain: u32,
+}
+
+impl Standing {
+    pub(crate) fn polls(self) -> Polls {
+        Polls::of(self.locks)
+    }
+}
+
+/// The end of an attempt with the lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Success {
+    /// The new holder's owner, if other requests may share it.
+    pub(crate) shared_owner: Option<Owner>,
+    /// When the lock ends unless it is released.
+    pub(crate) ends: Instant,
+    pub(crate) round: Duration,
+}
+
+impl<P, A> WaitQueues<P, A> {
+    /// Enters the queue of a lock, without a slot. In an empty queue the first attempt is due at
+    /// `first_try` and the next poll at `first_poll`.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        lock: Bytes,
+        params: P,
+        shared_owner: Option<Owner>,
+        round_limit: Duration,
+        (first_try, first_poll): (Instant, Instant),
+    ) -> WaitTicket<P, A> {
+        self.entered.fetch_add(1, Ordering::AcqRel);
+        let mut shard = self.shard(&lock);
+        let queue =
+            shard.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
+        // Drawn while the shard is locked, because a queue is in the order of its tickets.
+        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let owner_holds = shared_owner.is_some() && shared_owner == queue.holder;
+        queue.shared_owners += usize::from(shared_owner.is_some());
+        let waiter = Waiter {
+            params,
+            number,
+            has_slot: false,
+            round_limit,
+            failures: 0,
+            shared_owner,
+            owner_holds,
+            handed: None,
+            waker: None,
+            signalled: false,
+        };
+        queue.waiters.insert(number, waiter);
+        drop(shard);
+        WaitTicket { queues: self.clone(), lock, number, has_left: false }
+    }
+}
+
+impl<P, A> WaitTicket<P, A> {
+    /// The waiter's number in the order of the queue.
+    pub(crate) fn number(&self) -> Option<u64> {
+        let shard = self.queues.shard(&self.lock);
+        Some(shard.get(&self.lock)?.waiters.get(&self.number)?.number)
+    }
+
+    /// Begins to wait, if there is a free slot.
+    pub(crate) fn take_slot(&self) -> Result<(), LockError> {
+        let Bounds { total, per_lock } = self.queues.bounds;
+        let mut shard = self.queues.shard(&self.lock);
+        let Some(queue) = shard.get_mut(&self.lock) else { return Ok(()) };
+        let slots_taken = queue.slots_taken;
+        let Some(waiter) = queue.waiters.get_mut(&self.number).filter(|waiter| !waiter.has_slot)
+        else {
+            return Ok(());
+        };
+        let one_more = |count: usize| (count < total).then_some(count + 1);
+        if self.queues.waiters.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).is_err()
+        {
+            return Err(LockError::TooManyWaiters { max: total, limit: WaitLimit::All });
+        }
+        if slots_taken >= per_lock {
+            self.queues.waiters.fetch_sub(1, Ordering::AcqRel);
+            return Err(LockError::TooManyWaiters { max: per_lock, limit: WaitLimit::OfLock });
+        }
+        waiter.has_slot = true;
+        queue.slots_taken += 1;
+        self.queues.locks.fetch_add(usize::from(slots_taken == 0), Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        let locks = self.queues.locks.load(Ordering::Relaxed);
+        let shard = self.queues.shard(&self.lock);
+        let queue = shard.get(&self.lock);
+        let (failures, in_vain) = queue.map_or((0, 0), |queue| (queue.failures, queue.in_vain));
+        Standing { locks, failures, in_vain }
+    }
+
+    /// What to do now; an attempt only if the waiter `may_try`. Answer a [`Step::Attempt`] or
+    /// [`Step::Handed`] with [`refused`](Self::refused) or [`granted`](Self::granted), or leave.
+    pub(crate) fn step(&self, now: Instant, may_try: bool) -> Step<A> {
+        let mut shard = self.queues.shard(&self.lock);
+        let Some(queue) = shard.get_mut(&self.lock) else { return Step::Wait };
+        let first = queue.is_first(self.number);
+        let competing = queue.competing;
+        let next_try = queue.next_try;
+        let cause = queue.cause;
+        let Some(waiter) = queue.waiters.get_mut(&self.number) else { return Step::Wait };
+        waiter.signalled = false;
+        if let Some(prepared) = waiter.handed.take() {
+            return Step::Handed(prepared);
+        }
+        if may_try && std::mem::take(&mut waiter.owner_holds) {
+            return Step::AskForOwn;
+        }
+        match competing {
+            _ if !first => Step::Wait,
+            Some(_) => Step::Wait,
+            None if next_try <= now && may_try => {
+                queue.competing = Some(self.number);
+                Step::Attempt(cause)
+            }
+            None => Step::WaitUntil(next_try),
+        }
+    }
+
+    /// Ready when [`step`](Self::step) may return another step.
+    pub(crate) fn poll_signalled(&self, context: &Context<'_>) -> Poll<()> {
+        let mut shard = self.queues.shard(&self.lock);
+        let waiter =
+            shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&self.number));
+        let Some(waiter) = waiter.filter(|waiter| !waiter.signalled) else {
+            return Poll::Ready(());
+        };
+        if !waiter.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            let replaced = waiter.waker.replace(context.waker().clone());
+            drop(shard);
+            // The old waker may be the last handle of a task, and the task may own another ticket.
+            drop(replaced);
+        }
+        Poll::Pending
+    }
+
+    /// The attempt failed. The waiter keeps its place.
+    pub(crate) fn refused(&self, now: Instant, refusal: Refusal) {
+        let mut shard = self.queues.shard(&self.lock);
+        let Some(queue) = shard.get_mut(&self.lock) else { return };
+        queue.competing = None;
+        queue.round = refusal.round;
+        let holder = if let LockError::Held(by) = &refusal.error { by.owner } else { None };
+        let own = queue.held_by(holder);
+        queue.last_refusal = Some((refusal.error, now));
+        queue.poll_due = refusal.poll_due;
+        let lets_others_pass = refusal.without_quorum
+            && queue.let_others_pass(|| self.queues.next_ticket.fetch_add(1, Ordering::Relaxed));
+        queue.failures = match refusal.without_quorum {
+            true => queue.failures + u32::from(!lets_others_pass),
+            false => 0,
+        };
+        if !refusal.without_quorum
+            && let Some(waiter) = queue.waiters.get_mut(&self.number)
+        {
+            waiter.failures = 0;
+        }
+        queue.next_try = if let Some(cause) = queue.released_meanwhile.take() {
+            queue.quick_left = QUICK;
+            (queue.cause, queue.in_vain) = (cause, 0);
+            now
+        } else if lets_others_pass {
+            now
+        } else if queue.quick_left > 0 {
+            queue.quick_left -= 1;
+            refusal.quick
+        } else {
+            queue.in_vain = queue.in_vain.saturating_add(u32::from(!refusal.without_quorum));
+            queue.cause = Cause::Poll;
+            refusal.retry
+        };
+        let next = if queue.is_first(self.number) { None } else { queue.signal_first() };
+        drop(shard);
+        own.into_iter().chain(next).for_each(Waker::wake);
+    }
+
+    /// The attempt got the lock. The waiter leaves, and the next one waits for a release.
+    pub(crate) fn granted(mut self, now: Instant, success: Success) {
+        self.has_left = true;
+        let mut own = Vec::new();
+        self.queues.remove(&self.lock, self.number, |queue| {
+            queue.competing = None;
+            // This release is older than the grant.
+            queue.released_meanwhile = None;
+            (queue.quick_left, queue.failures, queue.in_vain) = (0, 0, 0);
+            queue.cause = Cause::Poll;
+            queue.round = success.round;
+            queue.next_try = success.ends.min(queue.poll_due).max(now);
+            queue.last_refusal = None;
+            own = queue.held_by(success.shared_owner);
+        });
+        own.into_iter().for_each(Waker::wake);
+    }
+
+    /// The last refusal, and its age.
+    pub(crate) fn last_refusal(&self, now: Instant) -> Option<(LockError, Duration)> {
+        let shard = self.queues.shard(&self.lock);
+        let (error, at) = shard.get(&self.lock)?.last_refusal.as_ref()?;
+        Some((error.clone(), now.saturating_duration_since(*at)))
+    }
+}
+
+impl<P, A> Drop for WaitTicket<P, A> {
+    fn drop(&mut self) {
+        if self.has_left {
+            return;
+        }
+        let number = self.number;
+        let since = Instant::now();
+        let unused = self.queues.remove(&self.lock, number, |queue| {
+            if queue.competing == Some(number) {
+                // The attempt is being undone, so the lock may be free soon.
+                queue.competing = None;
+                queue.released_meanwhile = None;
+                queue.quick_left = QUICK;
+                queue.next_try = Instant::now();
+            }
+        });
+        if unused.is_some() {
+            let wakes_the_next = Handoff::new(&self.queues, &self.lock, since, Next::Nobody);
+            // Undone first: the next waiter may have been refused because of this attempt.
+            drop(unused);
+            drop(wakes_the_next);
+        }
+    }
+}
