@@ -237,9 +237,15 @@ async fn a_repair_prolongs_its_own_grant_and_never_shortens_it(kind: Kind) {
     for asked in [LONG_MS * 2, LONG_MS] {
         assert_extended(&subject.ask(lock.repair(1, t, asked)).await);
         let (stored, left) = subject.stored(&lock).await.unwrap();
-        assert_eq!(stored, record(1, t), "only an extension marks a lock");
+        assert_eq!(stored, extended(1, t), "an undo must not delete what was extended elsewhere");
         assert_lives(left, LONG_MS * 2);
     }
+    let young = Lock::new("young");
+    assert_eq!(subject.ask(young.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_extended(&subject.ask(young.catch_up(1, t, LONG_MS * 2)).await);
+    let (stored, left) = subject.stored(&young).await.unwrap();
+    assert_eq!(stored, record(1, t), "only an extension marks a lock");
+    assert_lives(left, LONG_MS * 2);
 }
 
 async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {

@@ -192,8 +192,11 @@ impl Node {
         }
         let mut guards = asked.guards;
         match self.lock {
+            Some(lock) if lock.is(&asked) && asked.extended => {
+                return self.extend(rules, window, asked);
+            }
             Some(lock) if lock.is(&asked) => {
-                // A copy that lives shorter than the majority's is extended.
+                // A copy that lives shorter than the majority's is prolonged.
                 self.lock = Some(Lock { guards: lock.guards | asked.guards, ..lock });
                 return Vote::Extended;
             }

@@ -209,11 +209,12 @@ local function repair(lock, watermark, record, ttl, t_num, began)
   if failed(current) then return error_of(current) end
   if current then
     if sub(current, 1, 57) == sub(record, 1, 57) then
+      -- The majority's copies were extended while this node had no vote.
+      if sub(record, 58, 58) == ';' then return extend(lock, watermark, sub(record, 1, 57), ttl) end
       local left = call('PTTL', lock)
       if failed(left) then return error_of(left) end
       if left < 0 then return extended(ttl) end
       if left >= ttl then return extended(left) end
-      -- The majority's copies live longer. They were extended while this node had no vote.
       local set = call('PEXPIRE', lock, ttl)
       if failed(set) then return error_of(set) end
       call('PEXPIRE', watermark, ttl + grace, 'GT')

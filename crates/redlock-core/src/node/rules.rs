@@ -219,11 +219,14 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         if let Some(value) = self.space.get(&keys.lock)? {
             let is_same = value.starts_with(record.grant());
             let holding = self.holding(keys, value);
+            // The majority's copies were extended while this node had no vote.
+            if is_same && record.is_extended() {
+                return self.extend(keys, record, ttl);
+            }
             if is_same {
                 let asked = ttl.duration();
                 let is_shorter = holding.expires_in.is_some_and(|left| left < asked);
                 if is_shorter {
-                    // The majority's copies live longer. They were extended while this node had no vote.
                     self.space.expire(&keys.lock, life);
                     self.prolong_watermark(keys, life);
                 }
