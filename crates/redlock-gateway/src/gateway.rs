@@ -304,7 +304,7 @@ impl Gateway {
         client: &Client,
     ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
-        self.within_share(client.releases(name.as_str(), &terms))?;
+        self.within_share(client.check_release(name.as_str(), &terms))?;
         let result = self.locks.release(name, &token.known).await;
         match &result {
             Ok(()) => client.released(name.as_str(), &terms),
@@ -321,7 +321,7 @@ impl Gateway {
         client: &Client,
     ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
-        self.within_share(client.releases(name.as_str(), &terms))?;
+        self.within_share(client.check_release(name.as_str(), &terms))?;
         let owner = tokens::owner_of_key(&self.cluster, name, principal, idempotency_key);
         let result = self.locks.release_owner(name, &owner).await.map(|_| ());
         match &result {
