@@ -73,8 +73,8 @@ impl Capacity {
         let locks = if given.embedded { spendable / 2 } else { 0 };
         let scaled = |of_reference: u64| {
             let spendable = spendable - locks;
-            let share =
-                u128::from(of_reference) * u128::from(spendable) / u128::from(REFERENCE - BASE_BYTES);
+            let share = u128::from(of_reference) * u128::from(spendable)
+                / u128::from(REFERENCE - BASE_BYTES);
             usize::try_from(share).unwrap_or(usize::MAX).max(1)
         };
         let limit = if given.tls { TLS_CONNECTIONS } else { CONNECTIONS };
@@ -139,8 +139,10 @@ impl Capacity {
         let budget = self.given.budget;
         let (dearest, _, _) = costs.iter().max_by_key(|(_, _, cost)| *cost)?;
         (sum > budget).then(|| {
-            format!("the limits may take {sum} of memory, and --memory-budget is {budget}: \
-                 lower {dearest} or raise --memory-budget")
+            format!(
+                "the limits may take {sum} of memory, and --memory-budget is {budget}: \
+                 lower {dearest} or raise --memory-budget"
+            )
         })
     }
 

@@ -153,11 +153,7 @@ impl Requests {
                 let of_client = client
                     .in_flight_acquires
                     .take(free.saturating_sub(client.in_flight_held.count()))?;
-                (
-                    self.in_flight.take(self.limit)?,
-                    Some(self.acquires.take(limit)?),
-                    of_client,
-                )
+                (self.in_flight.take(self.limit)?, Some(self.acquires.take(limit)?), of_client)
             }
         })
     }
@@ -213,11 +209,7 @@ mod tests {
     use super::*;
 
     /// Takes all permits that a client can get.
-    fn all(
-        requests: &Requests,
-        class: RequestClass,
-        client: &Client,
-    ) -> Vec<Permits> {
+    fn all(requests: &Requests, class: RequestClass, client: &Client) -> Vec<Permits> {
         std::iter::from_fn(|| requests.take_permits(class, client)).collect()
     }
 
@@ -270,8 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_contending_client_runs_fewer_and_its_classes_are_apart()
-     {
+    async fn a_contending_client_runs_fewer_and_its_classes_are_apart() {
         let requests = Requests::new(4096);
         let [greedy, other] = <[Client; 2]>::default();
         let begin = async |class, client| {
@@ -298,10 +289,7 @@ mod tests {
         assert_eq!(beside.len(), 16);
         assert!(begin(RequestClass::Held, &greedy).await.is_some());
         beside[0].wait();
-        assert!(
-            begin(RequestClass::Other, &greedy).await.is_some(),
-            "a waiter does not run"
-        );
+        assert!(begin(RequestClass::Other, &greedy).await.is_some(), "a waiter does not run");
     }
 
     #[test]

@@ -63,6 +63,9 @@ mod tests {
         assert!(take(&one, "c").is_ok());
         drop(second);
         assert_eq!(one.waiting.count(), 0);
-        assert!([take(&one, "d"), take(&one, "e")].iter().all(Result::is_ok), "no name is still counted");
+        assert!(
+            [take(&one, "d"), take(&one, "e")].iter().all(Result::is_ok),
+            "no name is still counted"
+        );
     }
 }

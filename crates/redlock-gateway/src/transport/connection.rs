@@ -71,8 +71,7 @@ pub(crate) fn services<A: Application>(
         let keep_alive = keep_alive.clone();
         async move {
             let slot = connections.enter(address.ip()).await;
-            slot
-                .map(|slot| Connection::new(app, slot, keep_alive))
+            slot.map(|slot| Connection::new(app, slot, keep_alive))
                 .ok_or_else(|| io::Error::other("too many connections"))
         }
     })
@@ -112,7 +111,8 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
         let busy = self.slot.begin();
         let keep_alive = if ends_by_itself(&request) { None } else { self.keep_alive.clone() };
         Box::pin(async move {
-            let busy = busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
+            let busy =
+                busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
             let mut response = app.answer(request.map(Body::new)).await;
             if slot.is_last_answer() {
                 response

@@ -15,7 +15,11 @@ pub struct ContentionTracker {
 
 impl Default for ContentionTracker {
     fn default() -> Self {
-        Self { began: Instant::now(), last_client: AtomicUsize::new(0), contended_until: AtomicU64::new(0) }
+        Self {
+            began: Instant::now(),
+            last_client: AtomicUsize::new(0),
+            contended_until: AtomicU64::new(0),
+        }
     }
 }
 
@@ -27,7 +31,8 @@ impl ContentionTracker {
     /// Notes a request of this client. Returns whether no other client has come for two seconds.
     pub fn is_sole_client<T>(&self, client: &T) -> bool {
         let address = std::ptr::from_ref(client).addr();
-        if self.last_client.load(Ordering::Relaxed) != address && self.last_client.swap(address, Ordering::Relaxed) != 0
+        if self.last_client.load(Ordering::Relaxed) != address
+            && self.last_client.swap(address, Ordering::Relaxed) != 0
         {
             self.contended_until.store(self.now() + Self::MEMORY_MILLIS, Ordering::Relaxed);
         }

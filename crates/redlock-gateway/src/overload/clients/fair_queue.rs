@@ -218,8 +218,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hung_up_requests_take_no_turn_and_later_ones_are_served()
-    {
+    async fn hung_up_requests_take_no_turn_and_later_ones_are_served() {
         let fair_queue = FairQueue::new(1);
         let client = Arc::<ClientQueue>::default();
         drop(enqueue_many(&fair_queue, &client, 100));

@@ -144,8 +144,12 @@ impl QuotaLedger {
             return Err(Exceeded { taken, limit, retry_after: RETRY_AFTER });
         }
         let end = table.add(|table| &mut table.locks, bytes, until + terms.watermark_life);
-        let slot =
-            QuotaSlot { group_end: end, bytes, watermark: watermark_bytes(name), name_hash: table.hasher.hash_one(name) };
+        let slot = QuotaSlot {
+            group_end: end,
+            bytes,
+            watermark: watermark_bytes(name),
+            name_hash: table.hasher.hash_one(name),
+        };
         Ok((slot, bytes as Change))
     }
 
@@ -168,7 +172,8 @@ impl QuotaLedger {
         let mut table = self.table();
         let freed = table.locks.take_earliest().unwrap_or_default() as Change;
         let name_hash = table.hasher.hash_one(name);
-        table.add_watermark(|table| &mut table.watermarks, name_hash, watermark_bytes(name), terms) - freed
+        table.add_watermark(|table| &mut table.watermarks, name_hash, watermark_bytes(name), terms)
+            - freed
     }
 
     /// Consumes the reservation of a failed acquire, which may leave token watermarks on the
@@ -199,7 +204,12 @@ impl QuotaLedger {
     pub(super) fn record_stray_release(&self, name: &str, terms: &Terms) -> Change {
         let mut table = self.table();
         let name_hash = table.hasher.hash_one(name);
-        table.add_watermark(|table| &mut table.stray_watermarks, name_hash, watermark_bytes(name), terms)
+        table.add_watermark(
+            |table| &mut table.stray_watermarks,
+            name_hash,
+            watermark_bytes(name),
+            terms,
+        )
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -225,7 +235,12 @@ impl Table {
         at.saturating_duration_since(self.began).as_millis() as u64
     }
 
-    fn add(&mut self, to: impl FnOnce(&mut Self) -> &mut ExpiringBytes, bytes: u64, end: Instant) -> u64 {
+    fn add(
+        &mut self,
+        to: impl FnOnce(&mut Self) -> &mut ExpiringBytes,
+        bytes: u64,
+        end: Instant,
+    ) -> u64 {
         let now = self.millis(Instant::now());
         let end = self.millis(end);
         to(self).add(bytes, now, end)
@@ -330,8 +345,9 @@ mod tests {
     fn nothing_is_refused_without_a_limit() {
         let quota = QuotaLedger::default();
         let free = terms(None);
-        (0..100_000)
-            .for_each(|n: u32| take(&quota, &n.to_string(), SECOND * 60, &free).expect("within the limit"));
+        (0..100_000).for_each(|n: u32| {
+            take(&quota, &n.to_string(), SECOND * 60, &free).expect("within the limit")
+        });
         assert!(bytes(&quota) > 36_000_000);
         quota.check_release("unknown", &free).expect("within the limit");
     }
@@ -346,7 +362,11 @@ mod tests {
         assert_eq!((refused.taken, refused.limit), (2 * LOCK, 2 * LOCK + WATERMARK));
         assert_eq!(quota.record_release("a", &two), WATERMARK as i64 - LOCK as i64);
         take(&quota, "a", SECOND * 60, &two).expect("within the limit");
-        assert_eq!(quota.record_release("a", &two), -(LOCK as i64), "a name's watermark counts once");
+        assert_eq!(
+            quota.record_release("a", &two),
+            -(LOCK as i64),
+            "a name's watermark counts once"
+        );
     }
 
     #[test]
@@ -382,7 +402,11 @@ mod tests {
         assert_eq!(quota.refund(first), -(LOCK as i64));
         assert_eq!(quota.consume(second, &free), WATERMARK as i64 - LOCK as i64);
         assert_eq!(bytes(&quota), WATERMARK);
-        assert_eq!(quota.consume(reserve(), &free), -(LOCK as i64), "a name's watermark counts once");
+        assert_eq!(
+            quota.consume(reserve(), &free),
+            -(LOCK as i64),
+            "a name's watermark counts once"
+        );
         pass(&quota, SECOND * 13);
         assert!(quota.is_empty());
     }
@@ -391,7 +415,9 @@ mod tests {
     fn stray_releases_are_limited_and_a_holders_are_not() {
         let quota = QuotaLedger::default();
         let few = terms(Some(10 * LOCK));
-        (0..10).for_each(|n| take(&quota, &format!("{n}"), SECOND * 60, &few).expect("within the limit"));
+        (0..10).for_each(|n| {
+            take(&quota, &format!("{n}"), SECOND * 60, &few).expect("within the limit")
+        });
         take(&quota, "more", SECOND * 60, &few).expect_err("over the limit");
         quota.check_release("0", &few).expect("a holder may release its locks");
         let stray_watermarks = (0..1000).take_while(|n| {
