@@ -82,7 +82,7 @@ pub mod resp3 {
             use original::error::RedisProtocolError;
             use original::resp3::types::{BytesFrame, DecodedFrame};
 
-            /// Takes the first reply out of a buffer; `None` when the buffer has only a part of one.
+            /// Takes the first reply of a buffer; `None` when the buffer has only a part of one.
             pub fn decode_bytes_mut(
                 buf: &mut BytesMut,
             ) -> Result<Option<(DecodedFrame<BytesFrame>, usize, Bytes)>, RedisProtocolError>

@@ -138,7 +138,12 @@ pub(crate) enum Command {
         #[command(flatten)]
         token: Token,
         /// The lock lives at least this long from now
-        #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
+        #[arg(
+            long,
+            value_name = "DURATION",
+            default_value = "30s",
+            value_parser = humantime::parse_duration
+        )]
         ttl: Duration,
     },
     /// Release an acquired lock; succeeds also if it is no longer held
@@ -195,11 +200,21 @@ pub(crate) struct Lock {
     pub(crate) name: String,
 
     /// How long the lock outlives a holder that is gone
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = humantime::parse_duration
+    )]
     pub(crate) ttl: Duration,
 
     /// How long to wait while somebody else holds the lock
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "0s",
+        value_parser = humantime::parse_duration
+    )]
     pub(crate) wait: Duration,
 
     /// Label of the holder, shown to others [default: user and host]

@@ -76,7 +76,12 @@ async fn acquire(
     let token = &grant.token;
     let fencing_token = grant.fencing_token;
     let validity_ms = grant.deadline.left().as_millis() as u64;
-    let all = json!({ "name": name, "token": token, "fencing_token": fencing_token, "validity_ms": validity_ms });
+    let all = json!({
+        "name": name,
+        "token": token,
+        "fencing_token": fencing_token,
+        "validity_ms": validity_ms,
+    });
     match format {
         Format::Token => print(is_json, all, format_args!("{token}")),
         // None of the values, and no lock name, has a character that is special inside single
@@ -85,8 +90,8 @@ async fn acquire(
             is_json,
             all,
             format_args!(
-                "export REDLOCK_NAME='{name}' REDLOCK_TOKEN='{token}' REDLOCK_FENCING_TOKEN='{fencing_token}' \
-                 REDLOCK_VALIDITY_MS='{validity_ms}'"
+                "export REDLOCK_NAME='{name}' REDLOCK_TOKEN='{token}' \
+                 REDLOCK_FENCING_TOKEN='{fencing_token}' REDLOCK_VALIDITY_MS='{validity_ms}'"
             ),
         ),
     }

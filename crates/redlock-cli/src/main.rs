@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  redlock run         acquires, extends and releases the lock (redlock-client)
-//!   └── watchdog       kills the command and its descendants at the deadline, or if redlock run is gone
+//!   └── watchdog       kills the command's processes at the deadline, or if redlock run is gone
 //!        └── watchdog  does the same, in case two of the three fail at once
-//!             └── the command, in a process group of its own; killed with the watchdog that started it
+//!             └── the command, in its own process group; killed with its watchdog
 //! ```
 
 mod args;

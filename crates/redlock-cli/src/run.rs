@@ -76,7 +76,9 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
         watchdogs.map_err(|error| ExitOutcome::Failed(format!("the watchdog: {error}")))?;
     let guard = tokio::select! {
         guard = run.lock.of(&client).margin(margins.all()).acquire() => guard?,
-        () = report_holder(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("report_holder never returns"),
+        () = report_holder(&client, &run.lock.name, run.lock.wait, is_json) => {
+            unreachable!("report_holder never returns")
+        }
         signal = signals.asked() => return Ok(ExitOutcome::Ended(128 + signal.as_raw() as u8)),
     };
     let (outcome, is_left) =
@@ -213,7 +215,8 @@ async fn run_command(
                 if kills {
                     // Somebody else may hold the lock already, so the grace is all the time that is
                     // left.
-                    let end = (Moment::now() + margins.grace).min(guard.deadline() - margins.runner());
+                    let limit = guard.deadline() - margins.runner();
+                    let end = (Moment::now() + margins.grace).min(limit);
                     ending.ask();
                     watchdogs.until(end + RUNNER_MARGIN);
                     report_event(is_json, "lost", &text, json!({}));
@@ -470,7 +473,11 @@ async fn report_holder(client: &Client, name: &str, wait: Duration, is_json: boo
             status.owner.as_deref().map_or("somebody".into(), |owner| format!("{owner:?}")),
             status.acquired_at.as_deref().unwrap_or("an unknown time"),
         );
-        let more = json!({ "waited_s": waited, "holder": status.owner, "acquired_at": status.acquired_at });
+        let more = json!({
+            "waited_s": waited,
+            "holder": status.owner,
+            "acquired_at": status.acquired_at,
+        });
         report_event(is_json, "waiting", &text, more);
         reported = Some(holder);
     }

@@ -164,7 +164,9 @@ impl Watchdogs {
             tokio::select! {
                 biased;
                 report = self.inner.report() => match report {
-                    Some(Report::Ended(status)) => return WatchdogEvent::Ended(ExitStatus::from_raw(status)),
+                    Some(Report::Ended(status)) => {
+                        return WatchdogEvent::Ended(ExitStatus::from_raw(status));
+                    }
                     Some(Report::WantsTerminal) => return WatchdogEvent::WantsTerminal,
                     Some(_) => {}
                     None => self.children.is_broken = true,

@@ -146,7 +146,11 @@ impl Drop for Guard {
             let held = self.held.clone();
             runtime.spawn(async move {
                 if let Err(error) = held.release().await {
-                    tracing::warn!(name = held.name, %error, "a lock was not released, and ends with its TTL");
+                    tracing::warn!(
+                        name = held.name,
+                        %error,
+                        "a lock was not released, and ends with its TTL"
+                    );
                 }
             });
         }
@@ -171,7 +175,9 @@ impl Held {
                 }
                 let one_try = (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY);
                 let answer = tokio::select! {
-                    answer = self.client.ask::<Granted>(&call, given_up, one_try) => answer.map_err(lost),
+                    answer = self.client.ask::<Granted>(&call, given_up, one_try) => {
+                        answer.map_err(lost)
+                    }
                     // The request's timer stands still while the machine sleeps.
                     () = given_up.reached() => continue,
                 };

@@ -162,7 +162,10 @@ impl Lock {
         while !give_up.has_passed() {
             let sent = Moment::now();
             let request_wait = end_of_wait.left().min(longest);
-            let body = json!({ "ttl_ms": self.ttl.as_millis() as u64, "wait_ms": request_wait.as_millis() as u64 });
+            let body = json!({
+                "ttl_ms": self.ttl.as_millis() as u64,
+                "wait_ms": request_wait.as_millis() as u64,
+            });
             let call = call.clone().body(self.described(body));
             match self.client.ask::<Granted>(&call, give_up, request_wait + ONE_TRY).await {
                 Ok((Some(granted), _)) if !granted.has_valid_token() => {
@@ -228,7 +231,11 @@ impl Request {
     async fn release(&self) {
         let Self { client, name, key } = self;
         if let Err(error) = client.release_by_key(name, key).await {
-            tracing::debug!(name, %error, "an unanswered acquire was not released by its idempotency key");
+            tracing::debug!(
+                name,
+                %error,
+                "an unanswered acquire was not released by its idempotency key"
+            );
         }
     }
 }

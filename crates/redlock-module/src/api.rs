@@ -154,7 +154,7 @@ impl Server {
     /// # Safety
     /// The server must have given this context.
     pub(crate) unsafe fn run_id(&self, ctx: Ctx) -> Option<Vec<u8>> {
-        // SAFETY: guaranteed by the caller; the field belongs to the answer, which lives until it is freed.
+        // SAFETY: guaranteed by the caller; `info` owns the field until it is freed.
         unsafe {
             let info = NonNull::new((self.0.GetServerInfo)(ctx, c"server".as_ptr()))?;
             let field = (self.0.ServerInfoGetFieldC)(info.as_ptr(), c"run_id".as_ptr());

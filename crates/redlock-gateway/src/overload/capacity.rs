@@ -110,8 +110,8 @@ impl Capacity {
         let left = usize::try_from(descriptors).unwrap_or(usize::MAX).saturating_sub(reserved);
         if left == 0 {
             return Err(format!(
-                "{descriptors} files may be open, and {reserved} are kept for the nodes and the gateway \
-                 itself: raise ulimit -n"
+                "{descriptors} files may be open, and {reserved} are kept for the nodes and the \
+                 gateway itself: raise ulimit -n"
             ));
         }
         let given = Given { connections: Some(self.connections.min(left)), ..self.given };

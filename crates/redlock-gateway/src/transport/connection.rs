@@ -218,7 +218,11 @@ impl<A: Send + 'static> Accept<TcpStream, Connection<A>> for Encrypted {
             let (certificate, mut stream, connection) =
                 accepted.inspect_err(|why| slot.handshake_failed(address.ip(), why))?;
             if let Some(certificate) = &certificate {
-                tracing::debug!(client = %address, subject = certificate.subject, "a client has shown its certificate");
+                tracing::debug!(
+                    client = %address,
+                    subject = certificate.subject,
+                    "a client has shown its certificate"
+                );
             }
             let (plain, session) = stream.get_mut();
             plain.limit(usize::MAX);

@@ -59,7 +59,7 @@ pub(crate) fn follow(
                     served.reload_from_config(Arc::new(config));
                     metrics.expiry.set(expiry(&files, watched.contents()));
                     let cert = files.cert.display();
-                    tracing::info!(%cert, "new connections get the certificate that was read just now");
+                    tracing::info!(%cert, "new connections get the certificate just read");
                 }
                 Err(error) => {
                     metrics.failures.increment(1);
