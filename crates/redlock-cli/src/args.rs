@@ -27,24 +27,24 @@ Exit codes (`run` exits as its command does, with 128 + N after signal N):
   127  the command was not found
 
 What `run` stops:
-  `run` stops the command and its descendants, also those that left its
-  process group (timeout, setsid, a daemon).
+  The command and its descendants, also those that left its process group
+  (timeout, setsid, a daemon).
   Three processes ensure that: `redlock run` and two watchdogs,
   `redlock __watchdog`. If any two of them are killed (kill -9) or stopped,
   the third kills the rest before the lock's deadline. If a watchdog is
   killed or stopped, the run ends.
   If the command ends by itself, a daemon that it left behind goes on. So
-  does a process started by `setsid`; use `setsid -w`. An end by a signal,
-  or with code 129, 130, 131 or 143, is not by itself: all are stopped.
+  does a process that `setsid` started, as `setsid` ends at once: use
+  `setsid -w`. After a signal, or code 129, 130, 131 or 143, all are stopped.
   A command that somebody stops (SIGSTOP) is continued. Otherwise it would
   keep the lock for as long as it is stopped.
 
 What `run` cannot stop:
   Processes that others start for the command (docker, systemd-run).
   Processes of another user (sudo), unless redlock may create a cgroup
-  (version 2). `run` then reports them and does not release the lock. The
-  same holds for processes outside of the command's process group that
-  /proc hides (hidepid).
+  (version 2). Without one, `run` reports them and keeps the lock until its
+  TTL ends. The same holds for processes that left the command's process
+  group and that /proc hides (hidepid).
   Descendants of the command if all three processes are killed at once. The
   command itself dies. If all three are stopped, nothing is killed.
   Orphans, if a watchdog is killed and `redlock run` was started by exec

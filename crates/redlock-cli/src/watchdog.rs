@@ -6,10 +6,10 @@
 //!
 //! Both watchdogs are the same program. The runner starts the outer one, the outer one starts the
 //! inner one, and the inner one starts the command. The runner writes to both. Each of the three is
-//! a child subreaper, and so becomes the parent of orphans below it. If any two are killed or
-//! stopped, the third still finds all processes of the command. A watchdog kills them at the
-//! deadline, and when its orders end without `done`: then the runner is gone. It exits when the
-//! kernel reports that it has no children left.
+//! a child subreaper, and so becomes the parent of orphans below it; the runner only if it began
+//! without children. If any two are killed or stopped, the third still finds all processes of the
+//! command. A watchdog kills them at the deadline, and when its orders end without `done`: then the
+//! runner is gone. It exits when the kernel reports that it has no children left.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
