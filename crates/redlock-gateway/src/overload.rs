@@ -22,7 +22,7 @@
 //! | listings | `Listings::begin` | drop of its permits |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
 //! | quota of an extension | `Client::extended` | the end of the lock |
-//! | quota of a release | `Client::check_release` | `Client::released` or `Client::not_released` |
+//! | quota of a release | `Client::begin_release` | `PendingRelease`: succeeded, or dropped |
 
 pub mod capacity;
 pub mod clients;

@@ -73,22 +73,22 @@ impl Client {
         self.quota.record_extension(name, until, terms);
     }
 
-    /// Checks whether the client may try a release, of its own lock or any other.
+    /// Begins a release, of the client's own lock or any other.
     ///
     /// # Errors
     /// Failed releases have left too many token watermarks already.
-    pub fn check_release(&self, name: &str, terms: &Terms) -> Result<(), Exceeded> {
-        self.quota.check_release(name, terms)
+    pub fn begin_release<'a>(
+        &'a self,
+        name: &'a str,
+        terms: Terms,
+    ) -> Result<PendingRelease<'a>, Exceeded> {
+        self.quota.check_release(name, &terms)?;
+        Ok(PendingRelease { client: self, name, terms, has_succeeded: false })
     }
 
     /// Counts a release that succeeded.
     pub fn released(&self, name: &str, terms: &Terms) {
         terms.taken.add(self.quota.record_release(name, terms));
-    }
-
-    /// Counts a release that failed, or whose result is unknown.
-    pub fn not_released(&self, name: &str, terms: &Terms) {
-        terms.taken.add(self.quota.record_stray_release(name, terms));
     }
 
     /// Whether the client may be removed: all counts are zero.
@@ -133,6 +133,33 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         if let Some(slot) = self.slot.take() {
             self.terms.taken.add(self.client.quota.consume(slot, &self.terms));
+        }
+    }
+}
+
+/// A release under way. Dropping it counts a token watermark: a release that failed, or whose
+/// result is unknown, may leave one.
+#[must_use]
+pub struct PendingRelease<'a> {
+    client: &'a Client,
+    name: &'a str,
+    terms: Terms,
+    has_succeeded: bool,
+}
+
+impl PendingRelease<'_> {
+    /// Counts the release of a lock.
+    pub fn succeeded(mut self) {
+        self.has_succeeded = true;
+        self.client.released(self.name, &self.terms);
+    }
+}
+
+impl Drop for PendingRelease<'_> {
+    fn drop(&mut self) {
+        if !self.has_succeeded {
+            let change = self.client.quota.record_stray_release(self.name, &self.terms);
+            self.terms.taken.add(change);
         }
     }
 }
@@ -280,6 +307,19 @@ mod tests {
             same("2001:db8::1", "2001:db8:0:0:ffff::2") && same("::ffff:192.0.2.1", "192.0.2.1")
         );
         assert!(!same("2001:db8::1", "2001:db8:0:1::1") && !same("192.0.2.1", "192.0.2.2"));
+    }
+
+    #[test]
+    fn a_dropped_release_counts_and_a_successful_one_is_free() {
+        let client = Client::default();
+        // Enough for one token watermark.
+        let watermark_life = std::time::Duration::from_secs(10);
+        let terms = Terms { limit: Some(200), watermark_life, ..Terms::default() };
+        for name in ["a", "b"] {
+            client.begin_release(name, terms.clone()).expect("within the limit").succeeded();
+        }
+        drop(client.begin_release("c", terms.clone()).expect("within the limit"));
+        assert!(client.begin_release("d", terms).is_err());
     }
 
     #[test]
