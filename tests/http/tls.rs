@@ -33,7 +33,7 @@ fn logged(gateway: &Gateway, message: &str) -> Vec<Value> {
 }
 
 const TAKEN: &str = "new connections get the certificate";
-const NOT_TAKEN: &str = "the certificate before stays";
+const NOT_TAKEN: &str = "the previous certificate stays";
 
 #[tokio::test]
 async fn locks_are_served_over_https_to_those_who_trust_the_authority() {

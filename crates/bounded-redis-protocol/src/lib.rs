@@ -1,10 +1,10 @@
-//! The crate `redis-protocol` for the Redis client, with limits. Its parser recurses once per level of a reply, and it takes
-//! every length that a server names. Here each reply is measured first: a reply over a limit ends the connection, and the
-//! parser never sees it.
+//! The crate `redis-protocol` for the Redis client, with limits. The original parser recurses once
+//! per level of a reply, and accepts every length that a server names. This crate measures each
+//! reply first. A reply over a limit ends the connection, and the parser never sees it.
 //!
-//! The crate has what the Redis client uses of `redis-protocol` 6.0.0, and nothing else. What it re-exports is 5.0.1, because
-//! Cargo takes no second 6.x beside a patch of 6.x. The decoders of both releases are equal; 6.0.0 changed the encoders, so
-//! the one for requests is written here.
+//! The crate has only the parts of `redis-protocol` 6.0.0 that the Redis client uses. It re-exports
+//! 5.0.1, because Cargo takes no second 6.x beside a patch of 6.x. The decoders of both releases
+//! are equal. 6.0.0 changed the encoders, so the one for requests is written here.
 
 mod limits;
 
@@ -12,7 +12,7 @@ pub use original::{error, redis_keyslot, types};
 
 pub use self::limits::{MAX_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_PUSH_BYTES, MAX_SMALL_BYTES};
 
-/// The older protocol.
+/// RESP2.
 pub mod resp2 {
     pub use original::resp2::types;
 
@@ -29,7 +29,7 @@ pub mod resp2 {
             if crate::limits::end_of_reply(buf)?.is_none() {
                 return Ok(None);
             }
-            // The parser may not wait for more than was measured.
+            // The parser must not wait for more bytes than were measured.
             original::resp2::decode::decode_bytes_mut(buf)?
                 .map(Some)
                 .ok_or_else(|| crate::limits::refused("half a reply"))
@@ -44,8 +44,8 @@ pub mod resp2 {
 
         use crate::requests::{put_length, put_text};
 
-        /// Appends a frame and returns the buffer's length. With `int_as_bulkstring` numbers become texts, as servers want
-        /// the words of a request.
+        /// Appends a frame and returns the buffer's length. With `int_as_bulkstring`, numbers
+        /// become bulk strings, as servers expect in requests.
         pub fn extend_encode(
             buf: &mut BytesMut,
             frame: &BytesFrame,
@@ -69,26 +69,26 @@ pub mod resp2 {
     }
 }
 
-/// The newer protocol.
+/// RESP3.
 pub mod resp3 {
     pub use original::resp3::types;
 
     /// Replies.
     pub mod decode {
-        /// Under the name that the Redis client calls. Streamed replies, which Redis never sends, are refused: the client
-        /// would gather their parts without end.
+        /// Named as the Redis client expects. Streamed replies, which Redis never sends, are
+        /// refused: the client would gather their parts without end.
         pub mod streaming {
             use bytes::{Bytes, BytesMut};
             use original::error::RedisProtocolError;
             use original::resp3::types::{BytesFrame, DecodedFrame};
 
-            /// Takes the first reply out of a buffer; `None` when the buffer has only a part of one.
+            /// Takes the first reply of a buffer; `None` when the buffer has only a part of one.
             pub fn decode_bytes_mut(
                 buf: &mut BytesMut,
             ) -> Result<Option<(DecodedFrame<BytesFrame>, usize, Bytes)>, RedisProtocolError>
             {
                 let Some(end) = crate::limits::end_of_reply(buf)? else { return Ok(None) };
-                // Alone, because the parser's errors print all that it was given.
+                // Split off, because the parser's errors print all of their input.
                 let mut reply = buf.split_to(end);
                 match original::resp3::decode::streaming::decode_bytes_mut(&mut reply)? {
                     Some(whole @ (DecodedFrame::Complete(_), ..)) if reply.is_empty() => {
@@ -102,7 +102,7 @@ pub mod resp3 {
 
     /// Requests.
     pub mod encode {
-        /// Under the name that the Redis client calls.
+        /// Named as the Redis client expects.
         pub mod complete {
             use bytes::BytesMut;
             use original::error::RedisProtocolError;
@@ -110,8 +110,8 @@ pub mod resp3 {
 
             use crate::requests::{put_length, put_text};
 
-            /// Appends a frame and returns the buffer's length. With `int_as_blobstring` numbers become texts, as servers
-            /// want the words of a request.
+            /// Appends a frame and returns the buffer's length. With `int_as_blobstring`, numbers
+            /// become blob strings, as servers expect in requests.
             pub fn extend_encode(
                 buf: &mut BytesMut,
                 frame: &BytesFrame,

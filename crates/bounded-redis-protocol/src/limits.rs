@@ -1,27 +1,32 @@
-//! Measures a reply before anything is made of it. The cost is one step per element: texts are skipped by their length.
+//! Measures a reply before it is parsed. The cost is one step per element: texts are skipped by
+//! their length.
 
 use std::borrow::Cow;
 
 use original::error::{RedisProtocolError, RedisProtocolErrorKind};
 
-/// Replies inside of each other. The deepest one that is asked for has five levels: HELLO with the arguments of modules.
+/// Levels of a reply. The deepest expected one has five: HELLO with the arguments of modules.
 pub const MAX_DEPTH: usize = 8;
-/// Elements of one reply, on all its levels.
+/// Elements of a reply, on all levels.
 pub const MAX_ELEMENTS: usize = 16 * 1024;
-/// Bytes of one reply.
+/// Bytes of a reply.
 pub const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Bytes of a line, and of a reply with a map in it: the client prints a map that it cannot read.
+/// Bytes of a line, and of a reply that contains a map: the client prints a map that it cannot
+/// read.
 pub const MAX_SMALL_BYTES: usize = 64 * 1024;
-/// Bytes of a pushed message. The client queues messages by their number.
+/// Bytes of a pushed message. The client bounds its queue of messages by their number only.
 pub const MAX_PUSH_BYTES: usize = 8 * 1024;
 
 const CRLF: &[u8] = b"\r\n";
 const NULL: &[u8] = b"-1";
 
-/// Where the first reply of a buffer ends; `None` when the buffer has only a part of it. A reply over a limit is refused as
-/// soon as its beginning shows it, and so is what Redis never sends: attributes and streamed replies.
+/// Finds the end of the first reply of a buffer; `None` when the buffer has only a part of it.
+///
+/// # Errors
+/// A reply over a limit is refused as soon as its beginning shows that. Attributes and streamed
+/// replies, which Redis never sends, are refused too.
 pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolError> {
-    // For each open aggregate how many of its elements are still to come.
+    // The elements still to come, for each open aggregate.
     let mut left = [0; MAX_DEPTH];
     let mut depth = 0;
     let mut elements = 1;
@@ -68,7 +73,8 @@ pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolErr
             depth += 1;
             continue;
         }
-        // The last element of an aggregate ends it, and with it an element of the one around it.
+        // The last element of an aggregate completes the aggregate, which is an element of the one
+        // around it.
         while depth > 0 {
             left[depth - 1] -= 1;
             if left[depth - 1] > 0 {
@@ -82,7 +88,7 @@ pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolErr
     }
 }
 
-/// The line that a buffer begins with; `None` when it has not come whole.
+/// The line at the start of a buffer; `None` when it is incomplete.
 fn line(buf: &[u8]) -> Result<Option<&[u8]>, RedisProtocolError> {
     match buf.iter().take(MAX_SMALL_BYTES).position(|byte| *byte == b'\r') {
         Some(end) if buf.len() == end + 1 => Ok(None),
@@ -95,7 +101,7 @@ fn line(buf: &[u8]) -> Result<Option<&[u8]>, RedisProtocolError> {
     }
 }
 
-/// Digits and nothing else, neither a sign nor the `?` of a streamed reply.
+/// Parses a length: digits only, no sign, and no `?` of a streamed reply.
 fn length(line: &[u8]) -> Result<usize, RedisProtocolError> {
     let digits = std::str::from_utf8(line)
         .ok()

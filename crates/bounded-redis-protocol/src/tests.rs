@@ -43,7 +43,7 @@ fn a_whole_reply_is_measured_to_its_last_byte() {
 }
 
 #[test]
-fn each_limit_is_met_and_not_exceeded() {
+fn each_limit_is_inclusive() {
     let nested = |levels: usize| format!("{}:1\r\n", "*1\r\n".repeat(levels));
     assert!(end_of_reply(nested(MAX_DEPTH).as_bytes()).is_ok());
     assert!(refusal(nested(MAX_DEPTH + 1).as_bytes()).contains("8 levels"));
@@ -65,7 +65,7 @@ fn each_limit_is_met_and_not_exceeded() {
 }
 
 #[test]
-fn nothing_but_what_redis_sends_is_let_through() {
+fn replies_that_redis_never_sends_are_refused() {
     for reply in [
         "$?\r\n", "*?\r\n", "%?\r\n", "~?\r\n", "*-2\r\n", "$-2\r\n", "$+1\r\n", "*1 \r\n",
         "$\r\n", "*1e3\r\n",
@@ -91,9 +91,9 @@ fn nothing_but_what_redis_sends_is_let_through() {
     assert!(refusal(b"+O\rK\r\n").contains("carriage return"));
 }
 
-/// In the newer protocol the parser takes the older one's null for the beginning of a stream.
+/// The RESP3 parser takes a RESP2 null for the beginning of a stream.
 #[test]
-fn no_reply_is_kept_for_parts_that_never_end() {
+fn a_streamed_reply_is_refused_at_once() {
     for reply in ["$-1\r\n", "*-1\r\n"] {
         let error = resp3::decode::streaming::decode_bytes_mut(&mut BytesMut::from(reply))
             .expect_err("refused");
@@ -102,7 +102,7 @@ fn no_reply_is_kept_for_parts_that_never_end() {
 }
 
 #[test]
-fn a_map_that_cannot_be_read_is_printed_without_what_follows() {
+fn an_unreadable_map_is_printed_alone() {
     let mut reply = BytesMut::from("%1\r\n*0\r\n:1\r\n");
     reply.extend_from_slice(&[b'+'; MAX_SMALL_BYTES]);
     let error =
@@ -111,7 +111,7 @@ fn a_map_that_cannot_be_read_is_printed_without_what_follows() {
 }
 
 #[test]
-fn the_words_of_a_request_are_texts() {
+fn requests_are_encoded_as_strings() {
     use resp2::types::BytesFrame as Older;
     use resp3::types::BytesFrame as Newer;
     let request = "*3\r\n$3\r\nGET\r\n$0\r\n\r\n$3\r\n-12\r\n";
@@ -129,7 +129,7 @@ fn the_words_of_a_request_are_texts() {
     assert_eq!((&buf[1..], buf.len()), (request.as_bytes(), length));
 }
 
-/// Bytes that look like a reply more often than not.
+/// Bytes that usually look like a reply.
 fn noise() -> impl Strategy<Value = Vec<u8>> {
     const WORDS: &[&str] = &[
         "+", "-", ":", "$", "*", "~", "%", ">", "_", "#t", ",1", "(1", "=", "!", "|", "?", "\r\n",
@@ -146,9 +146,9 @@ fn noise() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_096))]
 
-    /// What is measured is what the parser takes: it asks for no more, and it stops at the same byte.
+    /// The parser asks for no more than was measured, and stops at the same byte.
     #[test]
-    fn the_parser_takes_what_was_measured(bytes in noise()) {
+    fn the_parser_takes_the_measured_bytes(bytes in noise()) {
         let measured = end_of_reply(&bytes).ok().flatten();
         let mut older = BytesMut::from(&bytes[..]);
         if let Ok(Some((_, taken, _))) = resp2::decode::decode_bytes_mut(&mut older) {
@@ -162,9 +162,9 @@ proptest! {
         }
     }
 
-    /// A reply that is not whole is waited for, and no byte of it is lost.
+    /// An incomplete reply stays in the buffer, and no byte of it is lost.
     #[test]
-    fn half_a_reply_stays_in_the_buffer(bytes in noise()) {
+    fn an_incomplete_reply_stays_in_the_buffer(bytes in noise()) {
         if let Ok(None) = end_of_reply(&bytes) {
             let mut buf = BytesMut::from(&bytes[..]);
             prop_assert!(matches!(resp2::decode::decode_bytes_mut(&mut buf), Ok(None)));

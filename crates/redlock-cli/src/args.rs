@@ -16,28 +16,43 @@ Examples:
   redlock run deploy --wait 10m --ttl 1m -- make deploy
   eval \"$(redlock acquire backup --format shell)\" && { …; redlock release backup; }
 
-Exit codes of redlock (`run` has its command's, 128 + N when signal N ended it):
-  64   wrong usage, or something that the gateway refuses
+Exit codes (`run` exits as its command does, with 128 + N after signal N):
+  64   usage error, or the gateway refuses the request
   69   no gateway decided
-  70   a defect, a machine without room for a process, or a watchdog was killed
-  75   somebody else holds the lock; of `run` what --conflict-exit-code says
-  77   no key, or not for this lock
+  70   internal error, no process could be started, or a watchdog was killed
+  75   somebody else holds the lock (`run`: see --conflict-exit-code)
+  77   no API key, or a key without permission for this lock
   79   the lock was lost while the command ran
   126  the command cannot be run
-  127  the command is not found
+  127  the command was not found
 
-`run` stops its command and all that came of it, also what left its process group (timeout, setsid, a daemon). \
-Three processes watch over it: `redlock run` and two watchdogs, `redlock __watchdog`. When any two of them are killed with -9 \
-or stopped, the third kills the rest before the lock's deadline. When a watchdog is killed or stopped, the run ends. \
-Out of reach is what somebody else starts for the command (docker, systemd-run). What runs as another user (sudo) is killed \
-where redlock may make a cgroup (version 2); elsewhere it goes on, redlock says so and does not release the lock. \
-The same holds for processes that /proc hides (hidepid) and that left the command's process group. \
-When all three are killed with -9, the command dies, but not what it has started; when all three are stopped, nothing is killed. \
-Where a shell with jobs became `redlock run` by exec, a watchdog that is killed leaves behind what has lost its parent. \
-A daemon stays that is left behind by a command which ends by itself, not at a signal (nor with 129, 130, 131 or 143); \
-so does what `setsid` has started, which ends at once: say `setsid -w`. A command that somebody stops (SIGSTOP) is continued: \
-it would keep the lock for as long as nobody continues it. In a pipeline the terminal goes to whoever reads it. A command that \
-reads a terminal which belongs to another job is stopped with an error.";
+What `run` stops:
+  The command and its descendants, also those that left its process group
+  (timeout, setsid, a daemon).
+  Three processes ensure that: `redlock run` and two watchdogs,
+  `redlock __watchdog`. If any two of them are killed (kill -9) or stopped,
+  the third kills the rest before the lock's deadline. If a watchdog is
+  killed or stopped, the run ends.
+  If the command ends by itself, a daemon that it left behind goes on. So
+  does a process that `setsid` started, as `setsid` ends at once: use
+  `setsid -w`. After a signal, or code 129, 130, 131 or 143, all are stopped.
+  A command that somebody stops (SIGSTOP) is continued. Otherwise it would
+  keep the lock for as long as it is stopped.
+
+What `run` cannot stop:
+  Processes that others start for the command (docker, systemd-run).
+  Processes of another user (sudo), unless redlock may create a cgroup
+  (version 2). Without one, `run` reports them and keeps the lock until its
+  TTL ends. The same holds for processes that left the command's process
+  group and that /proc hides (hidepid).
+  Descendants of the command if all three processes are killed at once. The
+  command itself dies. If all three are stopped, nothing is killed.
+  Orphans, if a watchdog is killed and `redlock run` was started by exec
+  from a shell with jobs.
+
+Terminals:
+  In a pipeline, the terminal goes to the process that reads it. A command
+  that reads a terminal of another job is stopped with an error.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]
@@ -46,7 +61,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) service: Service,
 
-    /// Nothing but JSON: answers on standard output, what happens on standard error
+    /// Write only JSON: answers on standard output, events on standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
@@ -57,7 +72,7 @@ pub(crate) struct Args {
 /// Where the gateways are.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Service {
-    /// A gateway; repeat for several, which must have the same masters
+    /// URL of a gateway; repeat for several gateways over the same masters
     #[arg(
         long,
         global = true,
@@ -68,11 +83,11 @@ pub(crate) struct Service {
     )]
     url: Vec<String>,
 
-    /// The API key is the first line of this file, as `redlock-gateway key new` prints it
+    /// File whose first line is the API key, as `redlock-gateway key new` prints it
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_KEY_FILE")]
     key_file: Option<PathBuf>,
 
-    /// Authorities (PEM) to trust beside the system's
+    /// Certificate authorities (PEM) to trust beside the system's
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_CA")]
     ca: Option<PathBuf>,
 
@@ -108,55 +123,60 @@ impl Service {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Hold a lock while a command runs, and kill the command before the lock is another's
+    /// Hold a lock while a command runs; if it is lost, kill the command before others can get it
     Run(Run),
-    /// Acquire a lock and print its token; whoever does that extends and releases it
+    /// Acquire a lock and print its token, for `extend` and `release`
     Acquire {
         #[command(flatten)]
         lock: Lock,
         #[arg(long, value_enum, default_value_t = Format::Token)]
         format: Format,
     },
-    /// Extend a lock that was acquired
+    /// Extend an acquired lock
     Extend {
         name: String,
         #[command(flatten)]
         token: Token,
-        /// The lock lives at least so long from now
-        #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
+        /// The lock lives at least this long from now
+        #[arg(
+            long,
+            value_name = "DURATION",
+            default_value = "30s",
+            value_parser = humantime::parse_duration
+        )]
         ttl: Duration,
     },
-    /// Release a lock that was acquired; quiet when it is not held any more
+    /// Release an acquired lock; succeeds also if it is no longer held
     Release {
         name: String,
         #[command(flatten)]
         token: Token,
     },
-    /// Tell who holds a lock
+    /// Show who holds a lock
     Status { name: String },
     /// List the held locks
     List {
-        /// Only names that begin so
+        /// List only names with this prefix
         #[arg(default_value = "")]
         prefix: String,
     },
-    /// Tell of a lock whenever it changes, until interrupted; asks once a second
+    /// Print a lock's status whenever it changes, until interrupted; asks once a second
     Watch { name: String },
-    /// Take a lock from whoever holds it; only its fencing token then keeps late writes out
+    /// Release a lock whoever holds it; then only its fencing token keeps late writes out
     ForceRelease { name: String },
-    /// Tell what the gateway says of its masters
+    /// Show the gateway's state and its masters
     Nodes,
     /// Print a completion script
     Completions { shell: clap_complete::Shell },
-    /// Print the manual page (troff), or write those of all commands
+    /// Print the manual page (troff), or write the pages of all commands
     Man {
-        /// Where to: redlock.1, redlock-run.1 and so on
+        /// Directory for redlock.1, redlock-run.1 and so on
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
-    /// What kills a command when `redlock run` cannot
+    /// Kills a command when `redlock run` cannot
     #[command(name = "__watchdog", hide = true)]
-    Guard {
+    Watchdog {
         #[arg(long)]
         cgroup: Option<PathBuf>,
     },
@@ -173,32 +193,42 @@ pub(crate) enum Command {
     },
 }
 
-/// What to acquire.
+/// The lock to acquire.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Lock {
     /// Name of the lock: 1 to 255 of A–Z a–z 0–9 . _ : @ / + ~ -
     pub(crate) name: String,
 
-    /// For how long the lock outlives a holder that is gone
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
+    /// How long the lock outlives a holder that is gone
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = humantime::parse_duration
+    )]
     pub(crate) ttl: Duration,
 
-    /// How long to wait while somebody else holds it
-    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = humantime::parse_duration)]
+    /// How long to wait while somebody else holds the lock
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "0s",
+        value_parser = humantime::parse_duration
+    )]
     pub(crate) wait: Duration,
 
-    /// Label that others see [default: user and host]
+    /// Label of the holder, shown to others [default: user and host]
     #[arg(long, value_name = "TEXT", env = "REDLOCK_OWNER")]
     pub(crate) owner: Option<String>,
 
-    /// Stored beside the lock for people; repeat
+    /// Text stored beside the lock, for people; repeat for several
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) metadata: Vec<(String, String)>,
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
-    pair.ok_or_else(|| "it has no =, as in job=nightly".into())
+    pair.ok_or_else(|| "expected KEY=VALUE, as in job=nightly".into())
 }
 
 impl Lock {
@@ -209,7 +239,7 @@ impl Lock {
     }
 }
 
-/// Who this is, for people.
+/// The default label: user and host.
 fn someone() -> String {
     let user = ["USER", "LOGNAME"]
         .iter()
@@ -222,7 +252,7 @@ fn someone() -> String {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Token {
-    /// The token that acquiring it printed
+    /// The token that `acquire` printed
     #[arg(long, value_name = "TOKEN", env = "REDLOCK_TOKEN", hide_env_values = true)]
     pub(crate) token: String,
 }
@@ -232,39 +262,42 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) lock: Lock,
 
-    /// The exit code when somebody else holds the lock, also after the wait. With 0 that is no error, and 75 is the command's own
+    /// Exit code when somebody else holds the lock, also after the wait. With 0, a held lock is no
+    /// error; then 75 is the command's own
     #[arg(long, value_name = "CODE", default_value_t = HELD)]
     pub(crate) conflict_exit_code: u8,
 
-    /// What becomes of the command when the lock is lost
+    /// What happens to the command when the lock is lost
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
 
-    /// What the command is asked to stop with, when the lock is lost and when redlock itself is sent TERM. Other signals that
-    /// redlock is sent are passed on as they are
+    /// Signal that asks the command to stop: when the lock is lost, and when redlock receives TERM.
+    /// Other signals are passed on unchanged
     #[arg(long, value_enum, value_name = "SIGNAL", default_value = "TERM", ignore_case = true)]
     pub(crate) stop_signal: StopSignal,
 
-    /// The command's time between the stop signal and KILL when the lock is lost. KILL comes before the deadline, by a sixth of
-    /// the ttl (250ms to 1s) and 150ms. These and the grace together are less than half of the ttl [default: a sixth of the ttl,
-    /// at most 5s]
+    /// Time between the stop signal and KILL when the lock is lost. KILL comes before the deadline,
+    /// by a sixth of the TTL (250ms to 1s) plus 150ms. All of these together must be less than half
+    /// of the TTL [default: a sixth of the TTL, at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Option<Duration>,
 
-    /// The command, with REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE in its environment
+    /// The command; finds REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE
+    /// in its environment
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnLost {
-    /// The stop signal to all that came of it, then KILL after the grace, and before the lock can expire
+    /// Send the stop signal to the command and its descendants, then KILL after the grace and
+    /// before the lock can expire
     Kill,
-    /// Say so, and let it go on
+    /// Report the loss, and let the command go on
     Warn,
 }
 
-/// Those that a program can catch and that mean an end to some.
+/// Signals that a program can catch and that some programs take as a request to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "UPPER")]
 pub(crate) enum StopSignal {
@@ -299,7 +332,7 @@ impl StopSignal {
 pub(crate) enum Format {
     /// The token
     Token,
-    /// Variables, for eval
+    /// Shell variables, for eval
     Shell,
 }
 
@@ -308,14 +341,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_help_that_were_broken_by_hand_broke_once_more_at_the_edge_of_the_terminal() {
-        let lines: Vec<&str> = AFTER.lines().collect();
-        for pair in lines.windows(2) {
-            assert!(
-                pair[0].chars().count() <= 80 || pair[1].is_empty(),
-                "it goes on in another line: {}",
-                pair[0]
-            );
+    fn help_lines_fit_a_terminal_of_80_columns() {
+        for line in AFTER.lines() {
+            assert!(line.chars().count() <= 80, "{line}");
         }
     }
 }

@@ -1,8 +1,9 @@
-//! A cgroup (version 2) of the command's own, where one may be made: the kernel kills all of it at once, also what runs as
-//! another user, and whoever was being started at that moment.
+//! A cgroup (version 2) for the command, where redlock may create one. The kernel kills all of its
+//! processes at once, also those of another user and those just being started.
 //!
-//! A service manager owns the tree. A subtree is ours to divide where the manager says so (`Delegate=yes`, which systemd
-//! marks by the attribute `user.delegate`) or where an ordinary user owns it.
+//! A service manager owns the tree of cgroups. redlock may divide a subtree where the manager
+//! allows it (`Delegate=yes`, which systemd marks by the attribute `user.delegate`), or where an
+//! ordinary user owns it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ const MAX_LEFT_BEHIND: usize = 100;
 pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// None where none may be made, or the kernel (before 5.14) cannot kill one.
+    /// Creates a cgroup. `None` where redlock may not, or where the kernel (before 5.14) cannot
+    /// kill one.
     pub(crate) fn create() -> Option<Self> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let parent = own(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))?;
@@ -38,9 +40,9 @@ impl Cgroup {
         &self.0
     }
 
-    /// Brings this process in, and what it will start.
+    /// Moves this process, and so its future children, into the cgroup.
     pub(crate) fn enter(&self) {
-        // Outside it is found as everywhere else.
+        // A failure is harmless: the process tree is searched as without a cgroup.
         let _ = std::fs::write(self.0.join("cgroup.procs"), "0");
     }
 
@@ -53,13 +55,14 @@ impl Cgroup {
         events.lines().any(|line| line == "populated 1")
     }
 
-    /// A daemon that goes on keeps it.
+    /// Removes the cgroup, unless a daemon is left in it.
     pub(crate) fn remove(&self) {
         let _ = std::fs::remove_dir(&self.0);
     }
 }
 
-/// The directory of this process's cgroup. Where the mount shows only a part of the tree, its root is the mount's.
+/// The directory of this process's cgroup. A mount may show only a part of the tree; paths then
+/// begin at the mount's root.
 fn own(mounts: &str, cgroups: &str) -> Option<PathBuf> {
     let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
     mounts.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! The commands that are one request each, and the two that are none.
+//! The commands that send requests, and `completions` and `man`, which send none.
 
 use std::path::Path;
 
@@ -12,9 +12,9 @@ use serde_json::json;
 use crate::args::{Args, Command, Format, Service};
 use crate::outcome::ExitOutcome;
 
-/// Between two looks of `watch`.
-const LOOK: Duration = Duration::from_secs(1);
-/// Locks on a page.
+/// The interval of `watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Locks on a page of `list`.
 const PAGE: u32 = 500;
 
 pub(crate) async fn one_request(service: &Service, command: Command, is_json: bool) -> ExitOutcome {
@@ -51,8 +51,10 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             Command::Run(_)
             | Command::Completions { .. }
             | Command::Man { .. }
-            | Command::Guard { .. }
-            | Command::Exec { .. } => Err(ExitOutcome::Failed("this is no request".into())),
+            | Command::Watchdog { .. }
+            | Command::Exec { .. } => {
+                Err(ExitOutcome::Failed("this command sends no request".into()))
+            }
         }
     };
     asked.await.map_or_else(|outcome| outcome, |()| ExitOutcome::Done)
@@ -65,7 +67,8 @@ async fn acquire(
     is_json: bool,
 ) -> Result<(), ExitOutcome> {
     let grant = lock.grant().await.map_err(ExitOutcome::from).inspect_err(|outcome| {
-        // What is evaluated fails: nothing would be a success, and the work be done without the lock.
+        // The shell evaluates a failure. Empty output would be a success, and the work would be
+        // done without the lock.
         if format == Format::Shell && !is_json {
             println!("(exit {})", outcome.code());
         }
@@ -73,16 +76,22 @@ async fn acquire(
     let token = &grant.token;
     let fencing_token = grant.fencing_token;
     let validity_ms = grant.deadline.left().as_millis() as u64;
-    let all = json!({ "name": name, "token": token, "fencing_token": fencing_token, "validity_ms": validity_ms });
+    let all = json!({
+        "name": name,
+        "token": token,
+        "fencing_token": fencing_token,
+        "validity_ms": validity_ms,
+    });
     match format {
         Format::Token => print(is_json, all, format_args!("{token}")),
-        // None of them has a character that a shell would look at twice; names have none either.
+        // None of the values, and no lock name, has a character that is special inside single
+        // quotes.
         Format::Shell => print(
             is_json,
             all,
             format_args!(
-                "export REDLOCK_NAME='{name}' REDLOCK_TOKEN='{token}' REDLOCK_FENCING_TOKEN='{fencing_token}' \
-                 REDLOCK_VALIDITY_MS='{validity_ms}'"
+                "export REDLOCK_NAME='{name}' REDLOCK_TOKEN='{token}' \
+                 REDLOCK_FENCING_TOKEN='{fencing_token}' REDLOCK_VALIDITY_MS='{validity_ms}'"
             ),
         ),
     }
@@ -103,15 +112,15 @@ async fn list(client: &Client, prefix: &str, is_json: bool) -> Result<(), ExitOu
 }
 
 async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), ExitOutcome> {
-    let mut said = None;
+    let mut last = None;
     loop {
         let status = client.status(name).await?;
         let now = (status.state.clone(), status.fencing_token);
-        if said.as_ref() != Some(&now) {
+        if last.as_ref() != Some(&now) {
             print(is_json, json!(status), format_args!("{}", in_words(&status)))?;
-            said = Some(now);
+            last = Some(now);
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }
 
@@ -151,7 +160,7 @@ fn in_words(status: &LockStatus) -> String {
     words
 }
 
-/// A line on standard output. Whoever has closed it wants no more.
+/// Prints a line on standard output. A closed pipe ends the command without an error.
 fn print(
     is_json: bool,
     json: serde_json::Value,

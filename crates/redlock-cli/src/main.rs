@@ -1,11 +1,11 @@
-//! `redlock`: what a shell needs of a redlock-gateway. `redlock run` holds a lock while a command runs; the other commands are
-//! one request each.
+//! `redlock`: a redlock-gateway for shells. `redlock run` holds a lock while a command runs; most
+//! other commands are one request each.
 //!
 //! ```text
-//!  redlock run        the lock: acquire, extend, release (redlock-client)
-//!   └── watchdog       kills the command and all that came of it at the deadline, or when redlock run is gone
-//!        └── watchdog  the same, for the case that two of the three fail at once
-//!             └── the command, in a process group of its own; killed with the watchdog that has started it
+//!  redlock run         acquires, extends and releases the lock (redlock-client)
+//!   └── watchdog       kills the command's processes at the deadline, or if redlock run is gone
+//!        └── watchdog  does the same, in case two of the three fail at once
+//!             └── the command, in its own process group; killed with its watchdog
 //! ```
 
 mod args;
@@ -30,12 +30,12 @@ use self::args::{Args, Command};
 use self::outcome::ExitOutcome;
 
 fn main() -> ExitCode {
-    let code = ended();
+    let code = run_command();
     stderr::flush();
     code
 }
 
-fn ended() -> ExitCode {
+fn run_command() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) if !error.use_stderr() => {
@@ -51,7 +51,7 @@ fn ended() -> ExitCode {
         Err(error) => return ExitOutcome::Failed(format!("no runtime: {error}")).report(is_json),
     };
     let outcome = match args.command {
-        Command::Guard { cgroup } => return watchdog::main(cgroup, is_json),
+        Command::Watchdog { cgroup } => return watchdog::main(cgroup, is_json),
         Command::Exec { cgroup, blocked, parent, command } => {
             return run::become_command(parent, cgroup, &blocked, &command, is_json);
         }
@@ -63,7 +63,8 @@ fn ended() -> ExitCode {
     outcome.report(is_json)
 }
 
-/// Nothing is known of arguments that are refused. What is behind `--` is the command's.
+/// Reports refused arguments. `--json` is looked for by hand, and not behind `--`, where the
+/// command begins.
 fn refused(error: &clap::Error) -> ExitCode {
     let is_json =
         std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json");
@@ -74,7 +75,7 @@ fn refused(error: &clap::Error) -> ExitCode {
     ExitOutcome::Usage(in_one_line(&error.render().to_string())).report(true)
 }
 
-/// What is wrong, without how it would be right, which is told in many lines.
+/// The error without usage and hints, in one line.
 fn in_one_line(error: &str) -> String {
     let what = error.split("\n\nUsage:").next().unwrap_or_default();
     let what = what.split("\n\nFor more information").next().unwrap_or_default();
@@ -86,16 +87,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_arguments_is_told_in_one_line() {
-        let told =
+    fn an_argument_error_is_reported_in_one_line() {
+        let error_of =
             |args: &[&str]| in_one_line(&Args::try_parse_from(args).unwrap_err().to_string());
         assert_eq!(
-            told(&["redlock", "run", "a", "--ttl", "soon", "--", "b"]),
+            error_of(&["redlock", "run", "a", "--ttl", "soon", "--", "b"]),
             "invalid value 'soon' for '--ttl <DURATION>': expected number at 0"
         );
-        let missing = told(&["redlock", "run", "a"]);
+        let missing = error_of(&["redlock", "run", "a"]);
         assert_eq!(missing, "the following required arguments were not provided: <COMMAND>...");
-        let unknown = told(&["redlock", "--json", "runn"]);
+        let unknown = error_of(&["redlock", "--json", "runn"]);
         assert!(
             unknown.starts_with("unrecognized subcommand 'runn'") && !unknown.contains('\n'),
             "{unknown}"

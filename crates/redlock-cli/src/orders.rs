@@ -1,4 +1,4 @@
-//! What a runner and its watchdogs tell each other, a line each.
+//! The messages between a runner and its watchdogs, one line each.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -7,41 +7,41 @@ use std::time::Duration;
 
 use redlock_client::clock::Moment;
 
-/// What the inner watchdog starts.
+/// The command that the inner watchdog starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Start {
     pub(crate) command: Vec<OsString>,
     pub(crate) environment: Vec<(String, String)>,
-    /// The signals that whoever started the runner has blocked. A watchdog blocks more.
+    /// Signals that were blocked when the runner was started. A watchdog blocks more.
     pub(crate) blocked: Vec<i32>,
 }
 
-/// What a watchdog is told, a line each.
+/// A message to a watchdog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The inner one: start the command.
+    /// For the inner watchdog: start the command.
     Start(Start),
-    /// The command has to be gone by then.
+    /// Kill the command at this moment.
     Until(Moment),
-    /// What is left may stay.
+    /// Exit; remaining processes may stay.
     Done,
 }
 
-/// What a watchdog tells, a line each.
+/// A message from a watchdog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// The outer one: this is the inner one.
+    /// From the outer watchdog: the process id of the inner one.
     Inner(i32),
-    /// The outer one: the inner one was killed or stopped.
+    /// From the outer watchdog: the inner one was killed or stopped.
     Gone,
-    /// The inner one is there.
+    /// The inner watchdog is ready.
     Ready,
-    /// The command has this number, and so has its process group.
+    /// The command's process id, which is also its process group.
     Started(i32),
     NotStarted(String),
-    /// The command was stopped because it has no right to the terminal.
+    /// The command was stopped because the terminal belongs to another process group.
     WantsTerminal,
-    /// The command has ended, as `wait` tells it.
+    /// The command has ended, with the status of `wait`.
     Ended(i32),
 }
 
@@ -49,7 +49,8 @@ impl std::fmt::Display for Order {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Start(Start { command, environment, blocked }) => {
-                // Words need not be text. A character for each byte, and no line break among them.
+                // Arguments need not be UTF-8. Each byte becomes a character, and JSON escapes line
+                // breaks.
                 let text = |word: &OsString| {
                     word.as_bytes().iter().copied().map(char::from).collect::<String>()
                 };
@@ -105,7 +106,7 @@ impl FromStr for Report {
     fn from_str(line: &str) -> Result<Self, ()> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let number = || rest.parse().map_err(|_| ());
-        // Group 0 would be the runner's own, and 1 everybody.
+        // Group 0 would be the runner's own, and 1 would signal every process.
         let pid = || number().and_then(|pid: i32| if pid > 1 { Ok(pid) } else { Err(()) });
         match word {
             "inner" => Ok(Self::Inner(pid()?)),
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_and_reports_are_read_as_they_were_written() {
+    fn orders_and_reports_round_trip() {
         let command =
             vec!["sh".into(), OsString::from_vec(b"a\nb\xff".into()), "".into(), "é".into()];
         let environment = vec![("REDLOCK_NAME".to_owned(), "a\nb".to_owned())];
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn no_report_makes_everybody_the_command() {
+    fn malformed_messages_are_refused() {
         for wrong in
             ["started 0", "started 1", "started -1", "started", "inner 0", "ended", "gon", ""]
         {

@@ -1,4 +1,4 @@
-//! How it ended, in words and as an exit code.
+//! The end of a `redlock` command, in words and as an exit code.
 
 use std::process::ExitCode;
 
@@ -7,17 +7,17 @@ use serde_json::json;
 
 use crate::stderr::write;
 
-/// The exit code where somebody else holds the lock, unless another one is asked for.
+/// The default exit code when somebody else holds the lock.
 pub(crate) const HELD: u8 = 75;
 
 /// How a command of `redlock` ended.
 #[derive(Debug)]
 pub(crate) enum ExitOutcome {
     Done,
-    /// The command has ended with this code.
+    /// The command under the lock has ended with this code.
     Ended(u8),
     Usage(String),
-    /// With the exit code for it.
+    /// Somebody else holds the lock; with the exit code.
     Held(String, u8),
     Unavailable(String),
     Denied(String),
@@ -26,7 +26,7 @@ pub(crate) enum ExitOutcome {
 }
 
 impl ExitOutcome {
-    /// Those of sysexits.h, but for a lost lock, which it has no word for.
+    /// The codes of sysexits.h, and 79 for a lost lock, which sysexits.h has no code for.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Done => 0,
@@ -40,7 +40,7 @@ impl ExitOutcome {
         }
     }
 
-    /// Tells it on standard error.
+    /// Reports the outcome on standard error.
     pub(crate) fn report(self, is_json: bool) -> ExitCode {
         let (word, text) = match &self {
             Self::Done | Self::Ended(_) => return ExitCode::from(self.code()),
@@ -51,13 +51,13 @@ impl ExitOutcome {
             Self::Lost(text) => ("lost", text),
             Self::Failed(text) => ("failed", text),
         };
-        say(is_json, word, text, json!({ "exit_code": self.code() }));
+        report_event(is_json, word, text, json!({ "exit_code": self.code() }));
         ExitCode::from(self.code())
     }
 }
 
-/// Tells of something that happens, on standard error.
-pub(crate) fn say(is_json: bool, event: &str, text: &str, more: serde_json::Value) {
+/// Reports an event on standard error.
+pub(crate) fn report_event(is_json: bool, event: &str, text: &str, more: serde_json::Value) {
     if is_json {
         let mut line = json!({ "event": event, "detail": text });
         if let (Some(line), serde_json::Value::Object(more)) = (line.as_object_mut(), more) {

@@ -1,8 +1,8 @@
-//! All that has come of a command: whatever descends from its watchdogs, which become the parents of all orphans below them
-//! (child subreapers), and what is in its cgroup, where it has one.
+//! The processes of a command: the descendants of its watchdogs, and the members of its cgroup, if
+//! any. The watchdogs are child subreapers, so they become the parents of orphans below them.
 //!
-//! Out of reach is what somebody else starts for the command (docker, systemd-run), and, without a cgroup, what runs as
-//! another user.
+//! Out of reach are processes that others start for the command (docker, systemd-run). Without a
+//! cgroup, so are processes of another user.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process_group};
@@ -10,17 +10,17 @@ use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process
 use crate::cgroup::Cgroup;
 use crate::processes::{Process, descendants, others_are_hidden};
 
-/// A command and what it has started.
+/// The processes of a command.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessTree {
     /// The command's process group.
     pub(crate) group: Option<Pid>,
-    /// The group's number may be another's by now.
+    /// Whether the command has ended. The group's id may be reused then.
     pub(crate) has_ended: bool,
     pub(crate) cgroup: Option<Cgroup>,
-    /// Whose descendants it is; nobody's means this process's.
+    /// The processes whose descendants are the command's; empty means this process.
     pub(crate) roots: Vec<Process>,
-    /// Descend from a root, and are not the command's.
+    /// Watchdogs among the descendants, which are not the command's.
     pub(crate) watchdogs: Vec<Process>,
 }
 
@@ -33,12 +33,13 @@ impl ProcessTree {
                 .filter(|member| member.is_in(group))
                 .for_each(|member| member.signal(signal));
         } else {
-            // All at once: who is started meanwhile cannot be missed.
+            // The whole group at once, so that a process being started cannot be missed.
             let _ = kill_process_group(group, signal);
         }
     }
 
-    /// Each process once. Those that are started meanwhile are for the next time.
+    /// Signals each process once. A process that is being started may be missed until the next
+    /// call.
     pub(crate) fn signal_all(&self, signal: Signal) {
         let whole_group = self.group.filter(|_| !self.has_ended);
         if let Some(group) = whole_group {
@@ -47,20 +48,22 @@ impl ProcessTree {
         if let Some(cgroup) = self.cgroup.as_ref().filter(|_| signal == Signal::KILL) {
             cgroup.kill();
         }
-        let was_told = |member: &&Process| whole_group.is_some_and(|group| member.is_in(group));
+        let was_signalled =
+            |member: &&Process| whole_group.is_some_and(|group| member.is_in(group));
         self.members()
             .iter()
-            .filter(|member| !was_told(member))
+            .filter(|member| !was_signalled(member))
             .for_each(|member| member.signal(signal));
     }
 
-    /// Also what is stopped: it would keep the signal for when it goes on, and the lock with it.
+    /// Signals and continues all processes. A stopped process would keep the signal pending, and
+    /// the lock held.
     pub(crate) fn end_all(&self, signal: Signal) {
         self.signal_all(signal);
         self.signal_all(Signal::CONT);
     }
 
-    /// Whether anybody is left in the group. What may not be signalled is there all the same.
+    /// Whether a process is left in the group, even one that may not be signalled.
     pub(crate) fn has_group(&self) -> bool {
         let Some(group) = self.group else { return false };
         if self.members().iter().any(|member| member.is_in(group)) {
@@ -69,12 +72,12 @@ impl ProcessTree {
         match test_kill_process_group(group) {
             Err(Errno::SRCH) => false,
             Err(_) => true,
-            // Zombies, or somebody who is hidden.
+            // Zombies, or hidden processes.
             Ok(()) => others_are_hidden(),
         }
     }
 
-    /// As far as it can be seen. That nothing is left is certain only when the watchdogs have no children.
+    /// Whether a visible process is left. Only watchdogs without children prove that none is.
     pub(crate) fn is_left(&self) -> bool {
         self.has_group()
             || !self.members().is_empty()
@@ -90,10 +93,10 @@ impl ProcessTree {
             }
         };
         let found = descendants(&all, roots);
-        let is_guardian =
+        let is_watchdog =
             |process: &Process| self.watchdogs.iter().any(|watchdog| watchdog.is(process));
         all.retain(|process| {
-            found.contains(&process.pid) && process.is_living() && !is_guardian(process)
+            found.contains(&process.pid) && process.is_living() && !is_watchdog(process)
         });
         all
     }
@@ -104,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_found_in_its_group_until_it_has_ended() {
+    fn a_process_is_found_in_its_group_until_it_ends() {
         use std::os::unix::process::CommandExt;
         let mut child =
             std::process::Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();

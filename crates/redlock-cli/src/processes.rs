@@ -1,21 +1,21 @@
-//! What the system tells of processes, and how one of them is sent a signal.
+//! Processes as `/proc` shows them, and signals to one of them.
 
 use std::collections::HashSet;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
-/// One process, as it was a moment ago.
+/// A snapshot of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
     state: char,
-    /// 0 where it has none that can be seen from here.
+    /// 0 if the parent cannot be seen.
     parent: i32,
     group: i32,
-    /// With the one that began it, also when that has ended.
+    /// Including the first thread, also when that has ended.
     threads: u32,
-    /// In ticks since boot. Together with the number it is of no other process.
+    /// In ticks since boot. Process id and start together identify a process.
     start: u64,
 }
 
@@ -24,15 +24,16 @@ impl Process {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries
             .filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
-        pids.filter_map(Self::look)
+        pids.filter_map(Self::read)
     }
 
-    pub(crate) fn look(pid: Pid) -> Option<Self> {
+    pub(crate) fn read(pid: Pid) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
         Self::parse(pid, &stat)
     }
 
-    /// Behind the name, which may hold anything: state, parent, group, 14 more, the threads, one more, the start.
+    /// The fields behind the name, which may hold any character: state, parent, group, 14 more,
+    /// threads, one more, start.
     fn parse(pid: Pid, stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = fields.next()?.chars().next()?;
@@ -42,29 +43,29 @@ impl Process {
         Some(Self { pid, state, parent, group, threads, start: fields.nth(1)?.parse().ok()? })
     }
 
-    /// The same process at another moment, not another one of the same number.
+    /// Whether both are the same process, and not another one with the same id.
     pub(crate) fn is(&self, other: &Self) -> bool {
         (self.pid, self.start) == (other.pid, other.start)
     }
 
     pub(crate) fn is_still_there(&self) -> bool {
-        Self::look(self.pid).is_some_and(|now| now.is(self))
+        Self::read(self.pid).is_some_and(|now| now.is(self))
     }
 
-    /// Sends a signal to this process, and to no other one that has its number by now.
+    /// Sends a signal to this process, and to no later one with its id.
     pub(crate) fn signal(&self, signal: Signal) {
-        let held = pidfd_open(self.pid, PidfdFlags::empty());
+        let pidfd = pidfd_open(self.pid, PidfdFlags::empty());
         if !self.is_still_there() {
             return;
         }
-        let sent = held.and_then(|held| pidfd_send_signal(&held, signal));
-        // Linux before 5.3 has no such calls, and a seccomp filter may refuse them.
+        let sent = pidfd.and_then(|pidfd| pidfd_send_signal(&pidfd, signal));
+        // Linux before 5.3 lacks these calls, and a seccomp filter may refuse them.
         if sent.is_err_and(|error| error != Errno::SRCH) {
             let _ = kill_process(self.pid, signal);
         }
     }
 
-    /// A zombie does nothing any more, unless only its first thread has ended.
+    /// A zombie does nothing, unless only its first thread has ended.
     pub(crate) fn is_living(&self) -> bool {
         !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }
@@ -74,12 +75,12 @@ impl Process {
     }
 }
 
-/// Whether the processes of other users are hidden (`hidepid` of /proc): then nobody sees the first one.
+/// Whether other users' processes are hidden (`hidepid` of /proc). Then process 1 cannot be seen.
 pub(crate) fn others_are_hidden() -> bool {
-    Process::look(Pid::INIT).is_none()
+    Process::read(Pid::INIT).is_none()
 }
 
-/// All that descend from some processes, whose own numbers may be among them.
+/// All descendants of some processes. They may include those processes themselves.
 pub(crate) fn descendants(all: &[Process], of: impl IntoIterator<Item = Pid>) -> HashSet<Pid> {
     let mut found = HashSet::new();
     let mut parents: Vec<i32> = of.into_iter().map(Pid::as_raw_pid).collect();
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_read_whatever_its_name_is() {
+    fn a_process_is_parsed_whatever_its_name_is() {
         let stat = "7 (a) Z 1 2) S 3 4 5 0 -1 4194560 127 0 0 0 0 0 0 0 20 0 1 0 4711 8192 1 18446744073709551615 1 1\n";
         let read = Process::parse(pid(7), stat).unwrap();
         assert_eq!(
@@ -114,7 +115,7 @@ mod tests {
         );
         assert!(read.is_living() && read.is_in(pid(4)) && !read.is_in(pid(5)));
         assert_eq!(Process::parse(pid(7), ""), None);
-        let me = Process::look(rustix::process::getpid()).unwrap();
+        let me = Process::read(rustix::process::getpid()).unwrap();
         assert!(me.is_still_there() && me.is_in(rustix::process::getpgrp()));
         assert!(!Process { start: me.start + 1, ..me }.is_still_there() && me.threads > 1);
         assert!(
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn descendants_are_found_in_any_order() {
-        // A number that is its own parent must end too.
+        // A process that is its own parent must not cause a loop.
         let all = [
             child(30, 31),
             child(2, 30),
@@ -142,9 +143,9 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_spares_the_next_process_of_that_number() {
+    fn a_signal_spares_a_later_process_with_that_id() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let process = Process::look(Pid::from_child(&child)).unwrap();
+        let process = Process::read(Pid::from_child(&child)).unwrap();
         Process { start: process.start + 1, ..process }.signal(Signal::KILL);
         assert!(child.try_wait().unwrap().is_none() && process.is_still_there());
         process.signal(Signal::KILL);

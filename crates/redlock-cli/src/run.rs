@@ -1,20 +1,22 @@
 //! `redlock run`: a command under a lock.
 //!
-//! The command has a process group of its own, and it and all that comes of it descend from the watchdogs: nothing of these is
-//! left when the lock may expire. When it was taken away, which the next extension tells, they have the grace:
+//! The command has its own process group, and descends from the watchdogs with all of its
+//! processes. None of them is left when the lock may expire. If the lock was taken away, the next
+//! extension reports it, and the processes have the grace:
 //!
 //! ```text
-//!        stop signal to all of them KILL by the runner  KILL by the watchdogs
+//!        stop signal to all         KILL by the runner  KILL by the watchdogs
 //!  ───────────────┬──────────────────────────┬───────────────────┬──────────┬─► time
 //!               lost           grace         │      150 ms       │ a sixth  │ deadline
 //! ```
 //!
-//! A sixth of the TTL is left for the watchdogs, 250 ms at least and 1 s at most: on a machine with eight times as many busy
-//! processes as processors, a watchdog was seen to wake 0.7 s late.
+//! The watchdogs have a sixth of the TTL, 250 ms at least and 1 s at most. On a machine with eight
+//! times as many busy processes as processors, a watchdog was seen to wake 0.7 s late.
 //!
-//! Any two of the runner and its watchdogs may be killed or stopped: the third kills the rest. A command that ends by itself may
-//! leave a daemon behind: only its group is stopped then. While the machine sleeps nobody is stopped; what is late then is
-//! stopped within 250 ms of its waking up.
+//! Any two of the runner and its watchdogs may be killed or stopped: the third kills the rest. A
+//! command that ends by itself may leave a daemon behind: only its process group is stopped then.
+//! While the machine sleeps, nothing is stopped; an overdue kill happens within 250 ms of its
+//! wake-up.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -32,26 +34,26 @@ use serde_json::json;
 use crate::args::{OnLost, Run, Service};
 use crate::cgroup::Cgroup;
 use crate::orders::Start;
-use crate::outcome::{ExitOutcome, say};
+use crate::outcome::{ExitOutcome, report_event};
 use crate::process_tree::ProcessTree;
 use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
-use crate::watchdogs::{News, Watchdogs};
+use crate::watchdogs::{WatchdogEvent, Watchdogs};
 
-/// The watchdogs kill so long before the deadline, at least and at most.
-const GUARDIANS_KILL: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
-/// The runner kills so long before the watchdogs.
-const RUNNER_KILLS: Duration = Duration::from_millis(150);
+/// The watchdogs kill this long before the deadline: the least and the most.
+const WATCHDOG_MARGIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+/// The runner kills this long before the watchdogs.
+const RUNNER_MARGIN: Duration = Duration::from_millis(150);
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
-/// For what the command has left behind in its group when it ended by itself.
-const LEFT_BEHIND: Duration = Duration::from_secs(2);
-/// Then the lock ends by itself soon enough.
+/// The time that the group's processes have to stop after the command ended by itself.
+const LEFTOVERS_STOP_WITHIN: Duration = Duration::from_secs(2);
+/// How long a release is tried; the lock then ends with its TTL.
 const RELEASE: Duration = Duration::from_secs(5);
-/// Before it is told who holds the lock, and between two looks.
-const LOOK: Duration = Duration::from_secs(2);
-/// Between two looks at processes.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// What may be killed is gone by then.
+/// The time before the holder is first reported, and the interval of checking.
+const HOLDER_INTERVAL: Duration = Duration::from_secs(2);
+/// The interval of checking processes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// Killed processes are gone within this time.
 const KILLED_WITHIN: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> ExitOutcome {
@@ -68,7 +70,7 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     let mut signals =
         Signals::new().map_err(|error| ExitOutcome::Failed(format!("signals: {error}")))?;
     let cgroup = Cgroup::create();
-    // Before the lock: a machine that can start no process holds up nobody.
+    // Started before the lock is acquired: a machine without free processes must not hold it.
     let watchdogs = Watchdogs::start(cgroup.as_ref(), is_json).await;
     let watchdogs =
         watchdogs.map_err(|error| ExitOutcome::Failed(format!("the watchdog: {error}")))?;
@@ -76,23 +78,26 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     let interrupt = async { interrupted = Some(signals.asked().await) };
     let guard = tokio::select! {
         guard = run.lock.of(&client).margin(margins.all()).acquire_unless(interrupt) => guard?,
-        () = tell_who_holds(&client, &run.lock.name, run.lock.wait, is_json) => unreachable!("it tells for ever"),
+        () = report_holder(&client, &run.lock.name, run.lock.wait, is_json) => {
+            unreachable!("report_holder never returns")
+        }
     };
     let Some(guard) = guard else {
         let signal = interrupted.unwrap_or(Signal::TERM);
         return Ok(ExitOutcome::Ended(128 + signal.as_raw() as u8));
     };
     let (outcome, is_left) =
-        under(&guard, &run, margins, watchdogs, cgroup.clone(), &mut signals, is_json).await;
+        run_command(&guard, &run, margins, watchdogs, cgroup.clone(), &mut signals, is_json).await;
     if let Some(cgroup) = cgroup {
         cgroup.remove();
     }
     if is_left {
-        // The watchdogs go on trying for a while. The lock is not given back under what still works.
-        say(
+        // The watchdogs go on trying for a while. The lock is not released while a process still
+        // works.
+        report_event(
             is_json,
             "not_stopped",
-            "not all that the command has started could be stopped",
+            "some processes of the command could not be stopped: the lock is not released",
             json!({}),
         );
         return Ok(outcome);
@@ -100,13 +105,13 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => say(
+            Ok(Err(error)) => report_event(
                 is_json,
                 "not_released",
                 &format!("the lock ends with its ttl: {error}"),
                 json!({}),
             ),
-            Err(_) => say(
+            Err(_) => report_event(
                 is_json,
                 "not_released",
                 "no gateway answers: the lock ends with its ttl",
@@ -129,10 +134,11 @@ struct Margins {
 impl Margins {
     fn new(ttl: Duration, grace: Option<Duration>) -> Result<Self, ExitOutcome> {
         let default = (ttl / 6).min(LONGEST_GRACE);
-        let [shortest, longest] = GUARDIANS_KILL;
+        let [shortest, longest] = WATCHDOG_MARGIN;
         let watchdogs = (ttl / 6).clamp(shortest, longest);
         let margins = Self { grace: grace.unwrap_or(default), watchdogs };
-        // The guard extends at a third of the TTL, and needs as much time again for failed tries. It refuses half of the TTL too.
+        // The guard extends at a third of the TTL, and needs as much time again for failed tries.
+        // It refuses half of the TTL too.
         let limit = ttl / 2;
         if margins.all() < limit {
             return Ok(margins);
@@ -142,7 +148,8 @@ impl Margins {
         };
         Err(ExitOutcome::Usage(match grace {
             Some(grace) if limit > margins.runner() => format!(
-                "--grace is {}; with --ttl {} it has to be less than {}, so that the command is gone before the lock is another's",
+                "--grace is {}; with --ttl {} it has to be less than {}, \
+                 so that the command is gone before others can get the lock",
                 show(grace),
                 show(ttl),
                 show(limit - margins.runner())
@@ -158,17 +165,17 @@ impl Margins {
 
     /// Between the runner's KILL and the deadline.
     fn runner(&self) -> Duration {
-        self.watchdogs + RUNNER_KILLS
+        self.watchdogs + RUNNER_MARGIN
     }
 
-    /// So long before the deadline a lock counts as lost.
+    /// A lock counts as lost this long before its deadline.
     fn all(&self) -> Duration {
         self.grace + self.runner()
     }
 }
 
-/// Runs the command to its end. Says how that was, and whether something of it is left.
-async fn under(
+/// Runs the command to its end. Returns its outcome, and whether some of its processes are left.
+async fn run_command(
     guard: &Guard,
     run: &Run,
     margins: Margins,
@@ -184,10 +191,10 @@ async fn under(
     let group = match watchdogs.run(start(guard, &run.command)).await {
         Ok(group) => group,
         Err(error) => {
-            // A watchdog that was stopped may still start it.
+            // A stopped watchdog may still start the command.
             let tree = watchdogs.tree(None, cgroup);
-            let told = format!("{}: {error}", run.command[0].display());
-            return (ExitOutcome::Failed(told), !watchdogs.clear(&tree).await);
+            let text = format!("{}: {error}", run.command[0].display());
+            return (ExitOutcome::Failed(text), !watchdogs.clear(&tree).await);
         }
     };
     let mut ending = Ending::new(watchdogs.tree(Some(group), cgroup), run.stop_signal.signal());
@@ -195,30 +202,32 @@ async fn under(
     let mut deadlines = guard.deadlines();
     let mut lost: Option<Loss> = None;
     let status = loop {
-        // Signals first, words last.
+        // `biased`: events in the order of their urgency.
         tokio::select! {
             biased;
-            news = watchdogs.news() => match news {
-                News::Ended(status) => break Some(status),
-                News::WantsTerminal if terminal.give() => {}
-                news => {
+            event = watchdogs.next_event() => match event {
+                WatchdogEvent::Ended(status) => break Some(status),
+                WatchdogEvent::WantsTerminal if terminal.give() => {}
+                event => {
                     ending.ask();
-                    let (event, text) = why_it_is_stopped(&news);
-                    say(is_json, event, text, json!({}));
+                    let (event, text) = stop_reason(&event);
+                    report_event(is_json, event, text, json!({}));
                     break ending.grace(&mut watchdogs, Moment::now() + margins.grace).await;
                 }
             },
             loss = guard.lost(), if lost.is_none() => {
                 let text = format!("the lock is lost: {}", lost.insert(loss));
                 if kills {
-                    // Somebody else may have it already: then the grace is all that is left.
-                    let end = (Moment::now() + margins.grace).min(guard.deadline() - margins.runner());
+                    // Somebody else may hold the lock already, so the grace is all the time that is
+                    // left.
+                    let limit = guard.deadline() - margins.runner();
+                    let end = (Moment::now() + margins.grace).min(limit);
                     ending.ask();
-                    watchdogs.until(end + RUNNER_KILLS);
-                    say(is_json, "lost", &text, json!({}));
+                    watchdogs.until(end + RUNNER_MARGIN);
+                    report_event(is_json, "lost", &text, json!({}));
                     break ending.grace(&mut watchdogs, end).await;
                 }
-                say(is_json, "lost", &text, json!({}));
+                report_event(is_json, "lost", &text, json!({}));
             }
             Ok(()) = deadlines.changed(), if kills && lost.is_none() => {
                 let (_, deadline) = *deadlines.borrow_and_update();
@@ -226,33 +235,32 @@ async fn under(
             }
             event = signals.next() => match event {
                 Event::Asked(signal) => ending.pass_on(signal),
-                Event::ChildChanged => watchdogs.look_at_children(),
+                Event::ChildChanged => watchdogs.reap(),
                 Event::TerminalWanted => terminal.take_back(),
             },
         }
     };
     drop(terminal);
     ending.tree.has_ended = true;
-    // From a terminal the signal comes to the command alone.
+    // A signal from a terminal reaches only the command's process group.
     ending.takes_all |= status.is_none_or(was_ended);
-    let is_left = !leave_nothing(&ending, watchdogs, is_json).await;
+    let is_left = !stop_leftovers(&ending, watchdogs, is_json).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
 }
 
-fn why_it_is_stopped(news: &News) -> (&'static str, &'static str) {
-    match news {
-        News::WantsTerminal => (
-            "no_terminal",
-            "the command waits for a terminal that belongs to somebody else: stopping it",
-        ),
-        News::Ended(_) | News::GuardianGone => (
+fn stop_reason(event: &WatchdogEvent) -> (&'static str, &'static str) {
+    match event {
+        WatchdogEvent::WantsTerminal => {
+            ("no_terminal", "the command reads a terminal that belongs to another job: stopping it")
+        }
+        WatchdogEvent::Ended(_) | WatchdogEvent::WatchdogGone => (
             "watchdog",
             "a watchdog was killed or stopped, and the command might outlive redlock: stopping it",
         ),
     }
 }
 
-/// How it was, of a command that is lost only where that ends it.
+/// The outcome. `lost` is `None` where a loss does not end the command.
 fn outcome(
     guard: &Guard,
     lost: Option<Loss>,
@@ -271,24 +279,26 @@ fn outcome(
     }
 }
 
-/// Until it is so no longer, or then. Nobody tells of the end of somebody else's child.
-async fn until_not(is_so: impl Fn() -> bool, end: Moment) {
+/// Waits while `is_so` holds, until `end` at the latest. It polls, because the kernel reports only
+/// a process's own children.
+async fn wait_while(is_so: impl Fn() -> bool, end: Moment) {
     while is_so() && !end.has_passed() {
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 
-/// As shells have it.
+/// The exit code as shells report it.
 fn code(status: ExitStatus) -> u8 {
     status.code().map_or_else(|| 128 + status.signal().unwrap_or(0) as u8, |code| code as u8)
 }
 
-/// By a signal, or at one: as programs say it that catch HUP, INT, QUIT or TERM. What else is above 128 is the program's own.
+/// Whether a signal ended the command. Programs that catch HUP, INT, QUIT or TERM exit with 128
+/// plus its number. Other codes above 128 are the program's own.
 fn was_ended(status: ExitStatus) -> bool {
     status.signal().is_some() || matches!(status.code(), Some(129 | 130 | 131 | 143))
 }
 
-/// The command, and what it finds in its environment.
+/// The command and its environment.
 fn start(guard: &Guard, command: &[OsString]) -> Start {
     let deadline =
         humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
@@ -304,7 +314,7 @@ fn start(guard: &Guard, command: &[OsString]) -> Start {
     Start { command: command.to_vec(), environment: environment.into(), blocked }
 }
 
-/// `__exec`: becomes the command, and dies with the watchdog that has started it.
+/// `__exec`: becomes the command, which dies with the watchdog that started it.
 pub(crate) fn become_command(
     parent: i32,
     cgroup: Option<PathBuf>,
@@ -313,7 +323,7 @@ pub(crate) fn become_command(
     is_json: bool,
 ) -> ExitCode {
     let dies_with_parent = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    // It may have died before.
+    // The parent may have died before that call.
     if dies_with_parent.is_err() || getppid() != Pid::from_raw(parent) {
         return ExitCode::from(70);
     }
@@ -329,7 +339,7 @@ pub(crate) fn become_command(
     }
     let error = std::process::Command::new(&command[0]).args(&command[1..]).exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    say(
+    report_event(
         is_json,
         "not_run",
         &format!("{}: {error}", command[0].display()),
@@ -338,16 +348,18 @@ pub(crate) fn become_command(
     ExitCode::from(code)
 }
 
-/// How a command comes to its end.
+/// The way in which the command is being ended.
 struct Ending {
     tree: ProcessTree,
-    /// What it is asked to stop with.
+    /// The signal that asks the command to stop.
     stop: Signal,
-    /// Also what has left the group: a command that ends by itself may leave a daemon behind, one that was told to end, nothing.
+    /// Whether to stop all descendants. A command that ends by itself may leave a daemon behind;
+    /// one that was asked to end may not.
     takes_all: bool,
-    /// Once: many a program drops its work when it is asked again. Whoever asks redlock twice means it.
+    /// Whether the stop signal was sent. Many programs drop their work at a second one, so only the
+    /// user sends it twice.
     is_asked: bool,
-    /// What is left now is killed.
+    /// Whether the grace is over, so that remaining processes are killed.
     had_grace: bool,
 }
 
@@ -363,17 +375,18 @@ impl Ending {
         }
     }
 
-    /// Gives all that came of the command time until then. How the command ended, where that can be told.
+    /// Waits for the end of all processes until `end`, then kills them. Returns the command's
+    /// status if known.
     async fn grace(&mut self, watchdogs: &mut Watchdogs, end: Moment) -> Option<ExitStatus> {
         self.had_grace = true;
         let mut status = None;
         tokio::select! {
             ended = watchdogs.ended() => {
                 status = ended;
-                until_not(|| self.tree.is_left(), end).await;
+                wait_while(|| self.tree.is_left(), end).await;
             }
-            // A watchdog that is stopped tells nothing.
-            () = until_not(|| self.tree.is_left(), end) => {}
+            // A stopped watchdog reports nothing.
+            () = wait_while(|| self.tree.is_left(), end) => {}
         }
         self.tree.signal_all(Signal::KILL);
         if status.is_none() {
@@ -382,7 +395,7 @@ impl Ending {
         status
     }
 
-    /// What this process was sent.
+    /// Passes on a signal that redlock received.
     fn pass_on(&mut self, signal: Signal) {
         let signal = if signal == Signal::TERM { self.stop } else { signal };
         if signal != self.stop && matches!(signal, Signal::USR1 | Signal::USR2) {
@@ -394,8 +407,9 @@ impl Ending {
     }
 }
 
-/// What the command has started would go on without the lock: all of it, or what is in its group. Whether nothing is left.
-async fn leave_nothing(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> bool {
+/// Stops the processes that would go on without the lock: all of them, or those in the group.
+/// Returns whether none is left.
+async fn stop_leftovers(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> bool {
     let tree = &ending.tree;
     let all = ending.takes_all;
     let is_left = || if all { tree.is_left() } else { tree.has_group() };
@@ -403,25 +417,25 @@ async fn leave_nothing(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> 
     if ending.had_grace {
         return watchdogs.clear(tree).await;
     }
-    // What was killed a moment ago may not have left yet.
-    until_not(is_left, Moment::now() + Duration::from_millis(50)).await;
+    // A process that was killed a moment ago may not be gone yet.
+    wait_while(is_left, Moment::now() + Duration::from_millis(50)).await;
     if is_left() {
         if !ending.is_asked {
             signal(ending.stop);
         }
-        say(
+        report_event(
             is_json,
             "left_behind",
-            "the command has left processes behind, which are stopped with it",
+            "the command has left processes behind: stopping them",
             json!({}),
         );
-        until_not(is_left, Moment::now() + LEFT_BEHIND).await;
+        wait_while(is_left, Moment::now() + LEFTOVERS_STOP_WITHIN).await;
     }
     if all {
         return watchdogs.clear(tree).await;
     }
     let end = Moment::now() + KILLED_WITHIN;
-    until_not(
+    wait_while(
         || {
             tree.has_group() && {
                 tree.signal_group(Signal::KILL);
@@ -435,21 +449,26 @@ async fn leave_nothing(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> 
         return false;
     }
     if !watchdogs.done().await {
-        say(is_json, "left_running", "processes of the command go on without the lock", json!({}));
+        report_event(
+            is_json,
+            "left_running",
+            "processes of the command go on without the lock",
+            json!({}),
+        );
     }
     true
 }
 
-/// Tells who holds the lock while it is waited for. Never ends.
-async fn tell_who_holds(client: &Client, name: &str, wait: Duration, is_json: bool) {
+/// Reports the holder while the lock is waited for. Never returns.
+async fn report_holder(client: &Client, name: &str, wait: Duration, is_json: bool) {
     let since = Moment::now();
-    let mut said = None;
+    let mut reported = None;
     while !wait.is_zero() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(HOLDER_INTERVAL).await;
         let Ok(status) = client.status(name).await else { continue };
         let holder = (status.owner.clone(), status.fencing_token);
         if status.state != "held"
-            || said.as_ref() == Some(&holder) && !std::io::stderr().is_terminal()
+            || reported.as_ref() == Some(&holder) && !std::io::stderr().is_terminal()
         {
             continue;
         }
@@ -459,9 +478,13 @@ async fn tell_who_holds(client: &Client, name: &str, wait: Duration, is_json: bo
             status.owner.as_deref().map_or("somebody".into(), |owner| format!("{owner:?}")),
             status.acquired_at.as_deref().unwrap_or("an unknown time"),
         );
-        let more = json!({ "waited_s": waited, "holder": status.owner, "acquired_at": status.acquired_at });
-        say(is_json, "waiting", &text, more);
-        said = Some(holder);
+        let more = json!({
+            "waited_s": waited,
+            "holder": status.owner,
+            "acquired_at": status.acquired_at,
+        });
+        report_event(is_json, "waiting", &text, more);
+        reported = Some(holder);
     }
     std::future::pending().await
 }
@@ -471,7 +494,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_time_to_stop_the_command_or_the_ttl_is_refused_with_one_that_would_do() {
+    fn margins_leave_time_to_stop_or_are_refused() {
         let ms = Duration::from_millis;
         let all = |ttl, grace: Option<u64>| Margins::new(ms(ttl), grace.map(ms)).unwrap().all();
         assert_eq!(all(30_000, None), ms(5_000 + 1_000 + 150));
@@ -482,14 +505,14 @@ mod tests {
             format!("{:?}", Margins::new(ms(ttl), grace.map(ms)).unwrap_err())
         };
         for grace in [13_850, 20_000] {
-            let told = refused(30_000, Some(grace));
-            assert!(told.contains("has to be less than 13s 850ms"), "{told}");
+            let text = refused(30_000, Some(grace));
+            assert!(text.contains("has to be less than 13s 850ms"), "{text}");
         }
         assert!(refused(1_200, None).contains("more than 1200ms"));
     }
 
     #[test]
-    fn a_command_that_a_signal_ended_has_the_code_that_shells_give_it() {
+    fn a_signalled_command_has_the_exit_code_of_shells() {
         assert_eq!(code(ExitStatus::from_raw(9)), 137);
         assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
         let ended = |raw| was_ended(ExitStatus::from_raw(raw));

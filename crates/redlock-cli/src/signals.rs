@@ -1,4 +1,4 @@
-//! Signals that the runner is sent.
+//! Signals that the runner receives.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -6,7 +6,7 @@ use std::task::Poll;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// What is passed on to the command.
+/// Signals that are passed on to the command.
 const FORWARDED: [(SignalKind, Signal); 6] = [
     (SignalKind::interrupt(), Signal::INT),
     (SignalKind::terminate(), Signal::TERM),
@@ -16,17 +16,17 @@ const FORWARDED: [(SignalKind, Signal); 6] = [
     (SignalKind::user_defined2(), Signal::USR2),
 ];
 
-/// What this process is told by a signal.
+/// A signal that this process has received.
 pub(crate) enum Event {
-    /// By somebody; to be passed on.
+    /// A signal from a user or program, to be passed on.
     Asked(Signal),
-    /// By the system.
+    /// The kernel reports a change of a child.
     ChildChanged,
-    /// By the system: somebody in our process group has no right to the terminal.
+    /// The kernel reports that a process in our group has no right to the terminal.
     TerminalWanted,
 }
 
-/// Signals that this process is sent.
+/// Receives the signals of this process.
 pub(crate) struct Signals {
     forwarded: Vec<(tokio::signal::unix::Signal, Signal)>,
     child: tokio::signal::unix::Signal,
@@ -58,7 +58,7 @@ impl Signals {
             if let Some(signal) = asked {
                 return Poll::Ready(Event::Asked(signal));
             }
-            // Each is polled, so that each wakes this up.
+            // Each is polled, so that each can wake this task.
             let wanted = self
                 .terminal
                 .iter_mut()
@@ -81,7 +81,8 @@ impl Signals {
     }
 }
 
-/// The signals that this process was started to ignore, as `nohup` does it, a bit each; the command inherits that.
+/// Bits of the signals that this process was started to ignore, as `nohup` does. The command
+/// inherits them.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,7 +1,7 @@
-//! Standard error, written to so that nobody waits for whoever reads it.
+//! Writes standard error without ever blocking the program.
 //!
-//! A pipe that nobody reads is full after 64 KiB, and a write to it lasts for ever. A thread of its own writes, and what finds
-//! no room in its queue is dropped: nobody reads it.
+//! A pipe that nobody reads is full after 64 KiB, and a write to it blocks for ever. So a thread of
+//! its own writes. A line that finds the queue full is dropped, because nobody reads.
 
 use std::io::Write;
 use std::sync::LazyLock;
@@ -11,43 +11,43 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::SigSet;
 
 /// Lines that may wait.
-const ROOM: usize = 64;
-/// For what is still to be written when the program ends.
+const QUEUE_LINES: usize = 64;
+/// How long the program waits for pending lines at its end.
 const LONGEST_FLUSH: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 enum Message {
     Line(String),
-    /// Answered when all that came before is written.
+    /// Answered when all earlier lines are written.
     Flush(SyncSender<()>),
 }
 
 static QUEUE: LazyLock<Option<SyncSender<Message>>> = LazyLock::new(|| {
-    let (queue, messages) = sync_channel(ROOM);
-    // Where there is no room for a thread nothing is told.
+    let (queue, messages) = sync_channel(QUEUE_LINES);
+    // If no thread can be started, nothing is written.
     let writer =
         std::thread::Builder::new().name("stderr".into()).spawn(move || write_all(&messages));
     writer.is_ok().then_some(queue)
 });
 
 fn write_all(messages: &Receiver<Message>) {
-    // A terminal may stop those who write to it from the background (`stty tostop`).
+    // A terminal may stop a background process that writes to it (`stty tostop`).
     let _ = SigSet::all().thread_block();
     for message in messages {
         match message {
-            // A full disk, a closed pipe: what is to be done is done nevertheless.
+            // A full disk or a closed pipe must not stop the program.
             Message::Line(line) => drop(std::io::stderr().write_all(line.as_bytes())),
             Message::Flush(written) => drop(written.send(())),
         }
     }
 }
 
-/// Never waits.
+/// Queues a line. Never blocks.
 pub(crate) fn write(line: String) {
     let _ = QUEUE.as_ref().map(|queue| queue.try_send(Message::Line(line)));
 }
 
-/// Waits until everything is written, for a second at most.
+/// Waits until everything is written, at most a second.
 pub(crate) fn flush() {
     let Some(queue) = LazyLock::get(&QUEUE).and_then(Option::as_ref) else { return };
     let end = Instant::now() + LONGEST_FLUSH;

@@ -1,4 +1,4 @@
-//! Whose the terminal is.
+//! Hands the terminal between redlock and its command.
 
 use std::fs::File;
 use std::io::IsTerminal;
@@ -8,10 +8,11 @@ use rustix::fs::{FileType, fstat};
 use rustix::process::{Pid, Signal, getpgrp, kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
-/// The terminal belongs to the command while it runs, where it was ours: so an interrupt goes to it, and it may read. In a
-/// pipeline it goes to whoever asks for it: the kernel stops those who do without the right to.
+/// Gives the terminal to the command while it runs, if it was ours. So an interrupt reaches the
+/// command, and it may read. In a pipeline the terminal goes to the process that asks for it: the
+/// kernel stops a process that uses it without the right.
 pub(crate) struct Terminal {
-    /// None where there is none.
+    /// `None` without a terminal.
     terminal: Option<File>,
     ours: Pid,
     commands: Pid,
@@ -19,10 +20,11 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn of(command: Pid) -> Self {
-        // Also where standard input is something else: who asks for a password reads it from here.
+        // Opened even if standard input is something else: a program that asks for a password reads
+        // from here.
         let terminal = File::options().read(true).write(true).open("/dev/tty").ok();
         let terminal = Self { terminal, ours: getpgrp(), commands: command };
-        // In a pipeline whoever comes next may want it.
+        // In a pipeline the next process may want the terminal.
         let is_piped = fstat(std::io::stdout())
             .is_ok_and(|out| FileType::from_raw_mode(out.st_mode) == FileType::Fifo);
         if std::io::stdin().is_terminal() && !is_piped {
@@ -31,7 +33,8 @@ impl Terminal {
         terminal
     }
 
-    /// The command was stopped for want of it. Whether it has it, and goes on.
+    /// Gives the terminal to a command that was stopped for it, and continues the command. Returns
+    /// whether it has the terminal.
     pub(crate) fn give(&self) -> bool {
         let is_given = self.belongs_to(self.commands) || self.pass(self.ours, self.commands);
         if is_given {
@@ -40,7 +43,8 @@ impl Terminal {
         is_given
     }
 
-    /// Somebody in our pipeline was stopped for want of it, and goes on with it.
+    /// Gives the terminal to a process of our pipeline that was stopped for it, and continues the
+    /// process.
     pub(crate) fn take_back(&self) {
         if self.pass(self.commands, self.ours) {
             let _ = kill_process_group(self.ours, Signal::CONT);
@@ -57,7 +61,7 @@ impl Terminal {
         let Some(terminal) = self.terminal.as_ref().filter(|_| self.belongs_to(from)) else {
             return false;
         };
-        // Who is not in the foreground is stopped for this, unless it has blocked the signal.
+        // The kernel stops a background process for this call, unless it blocks the signal.
         let blocked = SigSet::from(SIGTTOU);
         let is_passed = blocked.thread_block().is_ok() && tcsetpgrp(terminal, to).is_ok();
         let _ = blocked.thread_unblock();

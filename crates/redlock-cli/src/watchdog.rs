@@ -1,13 +1,15 @@
-//! A process that kills a command and all that came of it when its runner cannot: the runner is killed, stopped, or has no time.
+//! A process that kills a command and its descendants when the runner is killed, stopped, or late.
 //!
 //! ```text
 //!  redlock run ── watchdog ── watchdog ── command
 //! ```
 //!
-//! The two are the same program. The inner one starts the command, the outer one starts the inner one, and the runner writes
-//! to both. Each of the three becomes the parent of orphans below it (a child subreaper): any two of them may be killed or
-//! stopped, and the third still finds all that came of the command. A watchdog kills it when the deadline has come, and when
-//! its orders end without `done`: then the runner is gone. It ends when the kernel says that it has no child any more.
+//! Both watchdogs are the same program. The runner starts the outer one, the outer one starts the
+//! inner one, and the inner one starts the command. The runner writes to both. Each of the three is
+//! a child subreaper, and so becomes the parent of orphans below it; the runner only if it began
+//! without children. If any two are killed or stopped, the third still finds all processes of the
+//! command. A watchdog kills them at the deadline, and when its orders end without `done`: then the
+//! runner is gone. It exits when the kernel reports that it has no children left.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,24 +32,24 @@ use crate::orders::{Order, Report, Start};
 use crate::process_tree::ProcessTree;
 use crate::processes::Process;
 
-/// Timers stand still while the machine sleeps.
-const PIECE: Duration = Duration::from_millis(250);
-/// Between two looks at what was killed.
-const SHORT: Duration = Duration::from_millis(5);
-/// For how long it goes on trying to kill what cannot be killed.
-const LONG: Duration = Duration::from_secs(10);
-/// What ends when it is told to has ended by then.
-const ENDED_WITHIN: Duration = Duration::from_secs(1);
-/// As many as one message of a runner brings.
+/// The longest sleep. Timers stand still while the machine sleeps.
+const LONGEST_SLEEP: Duration = Duration::from_millis(250);
+/// The interval of checking killed processes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a watchdog tries to kill processes.
+const KILL_FOR: Duration = Duration::from_secs(10);
+/// The inner watchdog exits within this time after `done`.
+const EXITS_WITHIN: Duration = Duration::from_secs(1);
+/// File descriptors in one message of the runner, at most.
 pub(crate) const MAX_FDS: usize = 3;
 
-/// This program, also when its file was replaced meanwhile.
+/// This program, even if its file was replaced meanwhile.
 pub(crate) fn this_program() -> io::Result<PathBuf> {
     let running = Path::new("/proc/self/exe");
     if running.exists() { Ok(running.into()) } else { std::env::current_exe() }
 }
 
-/// A watchdog that is to be started: its orders come by its standard input.
+/// The command line of a watchdog, which reads its orders from standard input.
 pub(crate) fn command(
     orders: OwnedFd,
     cgroup: Option<&Cgroup>,
@@ -56,38 +58,39 @@ pub(crate) fn command(
     let mut command = Command::new(this_program()?);
     command.arg0("redlock").args(is_json.then_some("--json")).arg("__watchdog");
     command.args(cgroup.map(|cgroup| [Path::new("--cgroup"), cgroup.path()]).into_iter().flatten());
-    // An interrupt at the terminal is not for it, and nobody is to wait for it at the end of a pipe.
+    // Its own group, so that an interrupt at the terminal spares it. No output, so that no reader
+    // of a pipe waits for it.
     command.stdin(orders).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     Ok(command)
 }
 
 pub(crate) fn main(cgroup: Option<PathBuf>, is_json: bool) -> ExitCode {
-    // Also what the kernel sends when a group of stopped processes has lost its parent.
+    // Blocks also the signals that the kernel sends to an orphaned group of stopped processes.
     let mut blocked = nix::sys::signal::SigSet::all();
     blocked.remove(nix::sys::signal::SIGCHLD);
     if blocked.thread_block().is_err() || set_child_subreaper(Some(getpid())).is_err() {
         return ExitCode::FAILURE;
     }
-    // One thread: a command is killed with the thread that has started it.
+    // One thread, because the kernel kills a command with the thread that started it.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
     };
     runtime.block_on(async {
         match Watchdog::new(cgroup.map(Cgroup::at), is_json).await {
-            Ok(watchdog) => watchdog.guard().await,
+            Ok(watchdog) => watchdog.watch().await,
             Err(_) => ExitCode::FAILURE,
         }
     })
 }
 
-/// Which of the two it is.
+/// The role of a watchdog.
 #[derive(Debug)]
-enum Post {
+enum Role {
     Outer {
         inner: Pid,
         has_ended: bool,
     },
-    /// With what the command will read from and write to, until it is started.
+    /// With the command's standard input, output and error until it is started.
     Inner {
         stdio: Option<[OwnedFd; 3]>,
     },
@@ -97,9 +100,9 @@ enum Post {
 struct Watchdog {
     socket: UnixStream,
     text: Vec<u8>,
-    post: Post,
+    role: Role,
     child_changed: tokio::signal::unix::Signal,
-    /// Nothing is left below this process, by the kernel's word.
+    /// Whether the kernel has reported that this process has no children.
     is_childless: bool,
     until: Option<Moment>,
     tree: ProcessTree,
@@ -116,62 +119,63 @@ impl Watchdog {
         let mut text = Vec::new();
         let mut fds = Vec::new();
         receive(&socket, &mut text, &mut fds).await?;
-        let (post, report) = match <[OwnedFd; 3]>::try_from(fds) {
-            Ok(stdio) => (Post::Inner { stdio: Some(stdio) }, Report::Ready),
+        let (role, report) = match <[OwnedFd; 3]>::try_from(fds) {
+            Ok(stdio) => (Role::Inner { stdio: Some(stdio) }, Report::Ready),
             Err(mut fds) => {
                 let orders =
                     fds.pop().ok_or_else(|| io::Error::other("the runner has sent no socket"))?;
                 let inner = Pid::from_child(&command(orders, cgroup.as_ref(), is_json)?.spawn()?);
-                (Post::Outer { inner, has_ended: false }, Report::Inner(inner.as_raw_pid()))
+                (Role::Outer { inner, has_ended: false }, Report::Inner(inner.as_raw_pid()))
             }
         };
-        // The inner one kills the same. The outer one may be stopped the moment after it has killed the inner one.
-        let watchdogs = match post {
-            Post::Outer { inner, .. } => Process::look(inner).into_iter().collect(),
-            Post::Inner { .. } => Vec::new(),
+        // The outer watchdog spares the inner one, which kills the same processes. The outer one
+        // may be stopped just after it has killed the inner one.
+        let watchdogs = match role {
+            Role::Outer { inner, .. } => Process::read(inner).into_iter().collect(),
+            Role::Inner { .. } => Vec::new(),
         };
         let tree = ProcessTree { cgroup, watchdogs, ..ProcessTree::default() };
         let is_childless = false;
         let until = None;
         let watchdog =
-            Self { socket, text, post, child_changed, is_childless, until, tree, is_json };
-        watchdog.tell(&report);
+            Self { socket, text, role, child_changed, is_childless, until, tree, is_json };
+        watchdog.send_report(&report);
         Ok(watchdog)
     }
 
-    /// Watches until it is told to go, or nothing is left of the command of a runner that is gone.
-    async fn guard(mut self) -> ExitCode {
+    /// Watches until `done`, or until no process of a gone runner's command is left.
+    async fn watch(mut self) -> ExitCode {
         loop {
-            self.look_at_children();
-            // Again and again until the runner is gone: what was being started at that moment has its turn too.
-            let piece = match self.until {
+            self.reap();
+            // Repeated until the runner is gone, to catch a process that was being started.
+            let sleep = match self.until {
                 Some(until) if until.has_passed() => {
                     if self.kill() && self.tree.is_left() {
-                        SHORT
+                        CHECK_INTERVAL
                     } else {
-                        PIECE
+                        LONGEST_SLEEP
                     }
                 }
-                Some(until) => until.left().clamp(SHORT, PIECE),
-                None => PIECE,
+                Some(until) => until.left().clamp(CHECK_INTERVAL, LONGEST_SLEEP),
+                None => LONGEST_SLEEP,
             };
             let mut no_fds = Vec::new();
             let read = tokio::select! {
                 read = receive(&self.socket, &mut self.text, &mut no_fds) => read,
                 _ = self.child_changed.recv() => continue,
-                () = tokio::time::sleep(piece) => continue,
+                () = tokio::time::sleep(sleep) => continue,
             };
             if !read.unwrap_or(false) {
                 return self.kill_all().await;
             }
-            if self.obey() {
-                return self.go().await;
+            if self.carry_out_orders() {
+                return self.exit_last().await;
             }
         }
     }
 
-    /// Does what it was told. Whether that was to go.
-    fn obey(&mut self) -> bool {
+    /// Carries out the received orders. Returns whether `done` was among them.
+    fn carry_out_orders(&mut self) -> bool {
         while let Some(end) = self.text.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.text.drain(..=end).collect();
             match String::from_utf8_lossy(&line).trim().parse() {
@@ -182,7 +186,7 @@ impl Watchdog {
                         Ok(pid) => Report::Started(pid.as_raw_pid()),
                         Err(error) => Report::NotStarted(error.to_string()),
                     };
-                    self.tell(&report);
+                    self.send_report(&report);
                 }
                 Err(()) => {}
             }
@@ -190,13 +194,13 @@ impl Watchdog {
         false
     }
 
-    /// Starts the command, in a process group of its own, whose number is its own.
+    /// Starts the command in a process group of its own. Returns its id, which is also the group's.
     fn start(&mut self, start: &Start) -> io::Result<Pid> {
-        let Post::Inner { stdio } = &mut self.post else {
-            return Err(io::Error::other("not here"));
+        let Role::Inner { stdio } = &mut self.role else {
+            return Err(io::Error::other("only the inner watchdog starts the command"));
         };
         let [stdin, stdout, stderr] =
-            stdio.take().ok_or_else(|| io::Error::other("it was started before"))?;
+            stdio.take().ok_or_else(|| io::Error::other("the command was started before"))?;
         if self.until.is_some_and(Moment::has_passed) {
             return Err(io::Error::other("the lock's deadline has come"));
         }
@@ -214,8 +218,8 @@ impl Watchdog {
         Ok(group)
     }
 
-    /// Takes away what has ended, and tells of the one child that matters.
-    fn look_at_children(&mut self) {
+    /// Reaps ended children, and reports the one that matters.
+    fn reap(&mut self) {
         let changed = loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) => self.child_changed(pid, status),
@@ -226,33 +230,33 @@ impl Watchdog {
     }
 
     fn child_changed(&mut self, pid: Pid, status: WaitStatus) {
-        match &mut self.post {
-            Post::Outer { inner, has_ended } if *inner == pid => {
+        match &mut self.role {
+            Role::Outer { inner, has_ended } if *inner == pid => {
                 *has_ended |= !status.stopped();
-                // Spared no longer: what is stopped never goes by itself.
+                // The inner watchdog is no longer spared: a stopped process never exits by itself.
                 self.tree.watchdogs.clear();
-                self.tell(&Report::Gone);
+                self.send_report(&Report::Gone);
             }
-            Post::Inner { .. } if self.tree.group == Some(pid) => match status.stopping_signal() {
+            Role::Inner { .. } if self.tree.group == Some(pid) => match status.stopping_signal() {
                 Some(signal)
                     if [Signal::TTIN, Signal::TTOU].map(Signal::as_raw).contains(&signal) =>
                 {
-                    self.tell(&Report::WantsTerminal);
+                    self.send_report(&Report::WantsTerminal);
                 }
-                // It would keep the lock for as long as nobody continues it.
+                // A stopped command would keep the lock until somebody continues it.
                 Some(_) => self.tree.signal_group(Signal::CONT),
                 None => {
                     self.tree.has_ended = true;
-                    self.tell(&Report::Ended(status.as_raw()));
+                    self.send_report(&Report::Ended(status.as_raw()));
                 }
             },
             _ => {}
         }
     }
 
-    /// Kills whatever is left. Whether there was something.
+    /// Kills all remaining processes. Returns whether there were any.
     fn kill(&mut self) -> bool {
-        self.look_at_children();
+        self.reap();
         if !self.is_childless {
             self.tree.signal_all(Signal::KILL);
         }
@@ -260,24 +264,24 @@ impl Watchdog {
     }
 
     async fn kill_all(mut self) -> ExitCode {
-        let end = Moment::now() + LONG;
+        let end = Moment::now() + KILL_FOR;
         while self.kill() && !end.has_passed() {
-            let _ = tokio::time::timeout(SHORT, self.child_changed.recv()).await;
+            let _ = tokio::time::timeout(CHECK_INTERVAL, self.child_changed.recv()).await;
         }
         self.exit()
     }
 
-    /// Goes, the outer one after the inner one, which was told to go as well.
-    async fn go(mut self) -> ExitCode {
-        let end = Moment::now() + ENDED_WITHIN;
-        while matches!(self.post, Post::Outer { has_ended: false, .. }) && !end.has_passed() {
-            let _ = tokio::time::timeout(SHORT, self.child_changed.recv()).await;
-            self.look_at_children();
+    /// Exits, the outer watchdog after the inner one.
+    async fn exit_last(mut self) -> ExitCode {
+        let end = Moment::now() + EXITS_WITHIN;
+        while matches!(self.role, Role::Outer { has_ended: false, .. }) && !end.has_passed() {
+            let _ = tokio::time::timeout(CHECK_INTERVAL, self.child_changed.recv()).await;
+            self.reap();
         }
         self.exit()
     }
 
-    /// Whether something is left below it, as its exit code.
+    /// The exit code reports whether a process is left below.
     fn exit(&self) -> ExitCode {
         if let Some(cgroup) = &self.tree.cgroup {
             cgroup.remove();
@@ -285,8 +289,9 @@ impl Watchdog {
         if self.is_childless { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    /// The runner may be stopped: what it does not read is dropped, and it reads the end of the command on its own.
-    fn tell(&self, report: &Report) {
+    /// Sends a report without blocking. A runner that does not read is stopped, and then the report
+    /// is lost; a running one also sees the end of the command itself.
+    fn send_report(&self, report: &Report) {
         let report = report.to_string();
         let _ = rustix::net::send(
             &self.socket,
@@ -296,7 +301,7 @@ impl Watchdog {
     }
 }
 
-/// Takes what the runner has sent. False at the end.
+/// Receives bytes and file descriptors from the runner. Returns false at the end of the stream.
 async fn receive(
     socket: &UnixStream,
     text: &mut Vec<u8>,

@@ -1,4 +1,4 @@
-//! The two watchdogs of a command, as its runner has them.
+//! The runner's side of its two watchdogs.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -24,25 +24,25 @@ use crate::process_tree::ProcessTree;
 use crate::processes::Process;
 use crate::watchdog::{self, MAX_FDS};
 
-/// For a watchdog to be there, and for it to start the command.
+/// How long a watchdog may take to start, and to start the command.
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
-/// What may be killed is gone by then, and who is told to go has gone.
+/// Killed processes are gone within this time, and watchdogs that were sent `done`.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
-/// A watchdog that does not end by then is stopped.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Between two looks at processes.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// A watchdog that has not exited by then counts as stopped.
+const EXITS_WITHIN: Duration = Duration::from_millis(100);
+/// The interval of checking processes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What there is to tell while the command runs.
+/// An event while the command runs.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum WatchdogEvent {
     Ended(ExitStatus),
     WantsTerminal,
-    /// A watchdog was killed, is stopped, or reads nothing.
-    GuardianGone,
+    /// A watchdog was killed or stopped, or does not read.
+    WatchdogGone,
 }
 
-/// To one watchdog and from it.
+/// The connection to one watchdog.
 #[derive(Debug)]
 struct Channel {
     orders: OwnedWriteHalf,
@@ -56,17 +56,17 @@ impl Channel {
         Ok(Self { orders, reports: BufReader::new(reports).lines() })
     }
 
-    /// Never waits. Whether there was room for it.
-    fn tell(&self, order: &Order) -> bool {
+    /// Sends an order without blocking. Returns whether the socket took it.
+    fn send(&self, order: &Order) -> bool {
         let text = order.to_string();
-        // Not by the runtime, for which a socket has no room before it has looked.
+        // Bypasses the runtime, which reports a socket as writable only after it has polled.
         let socket: &tokio::net::UnixStream = self.orders.as_ref();
         let written =
             rustix::net::send(socket, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         written.is_ok_and(|written| written == text.len())
     }
 
-    /// None at the end.
+    /// Waits for a report; `None` at the end of the stream.
     async fn report(&mut self) -> Option<Report> {
         loop {
             match self.reports.next_line().await {
@@ -86,13 +86,13 @@ impl Channel {
 pub(crate) struct Watchdogs {
     outer: Channel,
     inner: Channel,
-    below: Below,
+    children: Children,
 }
 
 impl Watchdogs {
-    /// Starts both, and waits until they are there.
+    /// Starts both watchdogs, and waits until they are ready.
     pub(crate) async fn start(cgroup: Option<&Cgroup>, is_json: bool) -> io::Result<Self> {
-        let adopts = adopt_orphans();
+        let is_subreaper = become_subreaper();
         let child_changed = signal(SignalKind::child())?;
         let (outer, outer_end) = UnixStream::pair()?;
         let (inner, inner_end) = UnixStream::pair()?;
@@ -105,37 +105,43 @@ impl Watchdogs {
         send(&inner, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
         let mut outer = Channel::new(outer)?;
         let mut inner = Channel::new(inner)?;
-        let both_are_there = async {
+        let both_ready = async {
             let Some(Report::Inner(pid)) = outer.report().await else { return None };
             (inner.report().await? == Report::Ready).then_some(Pid::from_raw(pid)?)
         };
-        let there =
-            tokio::time::timeout(STARTED_WITHIN, both_are_there).await.map_err(io::Error::other)?;
-        let gone = || io::Error::other("it ended at once");
-        let look = |pid| Process::look(pid).ok_or_else(gone);
-        let processes = [look(Pid::from_child(&child))?, look(there.ok_or_else(gone)?)?];
-        let below = Below { adopts, processes, child_changed, outer_ended: None, is_broken: false };
-        Ok(Self { outer, inner, below })
+        let ready =
+            tokio::time::timeout(STARTED_WITHIN, both_ready).await.map_err(io::Error::other)?;
+        let has_ended = || io::Error::other("a watchdog ended at once");
+        let read = |pid| Process::read(pid).ok_or_else(has_ended);
+        let processes = [read(Pid::from_child(&child))?, read(ready.ok_or_else(has_ended)?)?];
+        let children = Children {
+            is_subreaper,
+            processes,
+            child_changed,
+            outer_ended: None,
+            is_broken: false,
+        };
+        Ok(Self { outer, inner, children })
     }
 
-    /// What comes of the command that these guard.
+    /// The processes of the command under these watchdogs.
     pub(crate) fn tree(&self, group: Option<Pid>, cgroup: Option<Cgroup>) -> ProcessTree {
-        let watchdogs = self.below.processes.to_vec();
-        let roots = if self.below.adopts { Vec::new() } else { watchdogs.clone() };
+        let watchdogs = self.children.processes.to_vec();
+        let roots = if self.children.is_subreaper { Vec::new() } else { watchdogs.clone() };
         ProcessTree { group, has_ended: false, cgroup, roots, watchdogs }
     }
 
-    /// The command has to be gone by then.
+    /// Sets the moment at which the watchdogs kill the command.
     pub(crate) fn until(&mut self, moment: Moment) {
         let order = Order::Until(moment);
-        self.below.is_broken |=
-            [&self.outer, &self.inner].map(|line| line.tell(&order)).contains(&false);
+        self.children.is_broken |=
+            [&self.outer, &self.inner].map(|channel| channel.send(&order)).contains(&false);
     }
 
-    /// Has the command started. Its number is that of its process group.
+    /// Has the inner watchdog start the command. Returns its id, which is also its group's.
     pub(crate) async fn run(&mut self, start: Start) -> io::Result<Pid> {
-        self.look_at_children();
-        if self.below.is_broken {
+        self.reap();
+        if self.children.is_broken {
             return Err(io::Error::other("a watchdog was killed or stopped"));
         }
         let order = Order::Start(start).to_string();
@@ -149,29 +155,32 @@ impl Watchdogs {
         };
         let started =
             tokio::time::timeout(STARTED_WITHIN, started).await.map_err(io::Error::other)?;
-        started?.ok_or_else(|| io::Error::other("the watchdog is gone"))
+        started?.ok_or_else(|| io::Error::other("the watchdog has ended"))
     }
 
-    /// Waits for news. A watchdog that is gone is told again and again.
-    pub(crate) async fn news(&mut self) -> News {
-        while !self.below.is_broken {
+    /// Waits for the next event. A lost watchdog is reported at every call.
+    pub(crate) async fn next_event(&mut self) -> WatchdogEvent {
+        while !self.children.is_broken {
             tokio::select! {
                 biased;
                 report = self.inner.report() => match report {
-                    Some(Report::Ended(status)) => return News::Ended(ExitStatus::from_raw(status)),
-                    Some(Report::WantsTerminal) => return News::WantsTerminal,
+                    Some(Report::Ended(status)) => {
+                        return WatchdogEvent::Ended(ExitStatus::from_raw(status));
+                    }
+                    Some(Report::WantsTerminal) => return WatchdogEvent::WantsTerminal,
                     Some(_) => {}
-                    None => self.below.is_broken = true,
+                    None => self.children.is_broken = true,
                 },
                 report = self.outer.report() => {
-                    self.below.is_broken |= matches!(report, Some(Report::Gone) | None);
+                    self.children.is_broken |= matches!(report, Some(Report::Gone) | None);
                 }
             }
         }
-        News::GuardianGone
+        WatchdogEvent::WatchdogGone
     }
 
-    /// Waits for the end of the command. None when its watchdog was killed: the kernel has killed the command then.
+    /// Waits for the end of the command. `None` when its watchdog was killed: the kernel has then
+    /// killed the command.
     pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
         loop {
             if let Report::Ended(status) = self.inner.report().await? {
@@ -180,83 +189,86 @@ impl Watchdogs {
         }
     }
 
-    pub(crate) fn look_at_children(&mut self) {
-        self.below.look();
+    pub(crate) fn reap(&mut self) {
+        self.children.reap();
     }
 
-    /// Sends them away, though something may be left. Whether nothing is.
+    /// Ends the watchdogs, even if processes are left. Returns whether none is left.
     pub(crate) async fn done(self) -> bool {
-        let Self { outer, inner, mut below } = self;
-        for line in [&outer, &inner] {
-            line.tell(&Order::Done);
+        let Self { outer, inner, mut children } = self;
+        for channel in [&outer, &inner] {
+            channel.send(&Order::Done);
         }
         let end = Moment::now() + GONE_WITHIN;
-        while below.processes.iter().any(Process::is_still_there) {
+        while children.processes.iter().any(Process::is_still_there) {
             if end.has_passed() {
-                below.processes.iter().for_each(|watchdog| watchdog.signal(Signal::KILL));
+                children.processes.iter().for_each(|watchdog| watchdog.signal(Signal::KILL));
                 break;
             }
-            below.changed().await;
+            children.changed().await;
         }
-        below.is_childless()
+        children.is_childless()
     }
 
-    /// Kills all that is left. The watchdogs do the same, as they have lost their runner, and go. Whether nothing is left.
+    /// Kills all processes of the command. The watchdogs do the same when they lose their runner,
+    /// and exit. Returns whether no process is left.
     pub(crate) async fn clear(self, tree: &ProcessTree) -> bool {
-        let Self { outer, inner, mut below } = self;
+        let Self { outer, inner, mut children } = self;
         drop((outer, inner));
         let begin = Moment::now();
         loop {
             tree.signal_all(Signal::KILL);
-            if below.is_childless() {
+            if children.is_childless() {
                 return true;
             }
             let is_late = (begin + GONE_WITHIN).has_passed();
-            // One that is stopped never goes. Until nothing is left each of them may be the only one that lives on.
-            let nobody_needs_them =
-                below.adopts && (begin + PATIENCE).has_passed() && !tree.is_left();
-            if is_late || nobody_needs_them {
-                below.processes.iter().for_each(|watchdog| watchdog.signal(Signal::KILL));
+            // A stopped watchdog never exits. Until no process is left, each may be the only
+            // watchdog that survives.
+            let are_needless =
+                children.is_subreaper && (begin + EXITS_WITHIN).has_passed() && !tree.is_left();
+            if is_late || are_needless {
+                children.processes.iter().for_each(|watchdog| watchdog.signal(Signal::KILL));
             }
             if is_late {
                 return false;
             }
-            below.changed().await;
+            children.changed().await;
         }
     }
 }
 
-/// The processes below this one.
+/// The children of the runner.
 #[derive(Debug)]
-struct Below {
-    /// All children of this process but the outer watchdog are the command's.
-    adopts: bool,
-    /// The outer watchdog, and the inner one.
+struct Children {
+    /// Whether the runner is a subreaper: then all its children but the outer watchdog are the
+    /// command's.
+    is_subreaper: bool,
+    /// The outer and the inner watchdog.
     processes: [Process; 2],
     child_changed: tokio::signal::unix::Signal,
     outer_ended: Option<WaitStatus>,
     is_broken: bool,
 }
 
-/// Makes this process the parent of all orphans that come of it. False where these could not be told from the children that
-/// it had before: a shell with jobs may have become `redlock run`.
-fn adopt_orphans() -> bool {
+/// Makes this process the parent of orphans below it. Returns false if it already has children,
+/// which could not be told from orphans: a shell with jobs may have become `redlock run`.
+fn become_subreaper() -> bool {
     let has_none = matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD));
     has_none && set_child_subreaper(Some(getpid())).is_ok()
 }
 
-impl Below {
-    /// Until a child has changed, or a moment has passed.
+impl Children {
+    /// Waits until a child has changed, or a moment has passed.
     async fn changed(&mut self) {
-        let _ = tokio::time::timeout(LOOK_AGAIN, self.child_changed.recv()).await;
-        self.look();
+        let _ = tokio::time::timeout(CHECK_INTERVAL, self.child_changed.recv()).await;
+        self.reap();
     }
 
-    /// Takes away what has ended, and sees whether the outer watchdog is there and runs. The outer one looks after the inner.
-    fn look(&mut self) {
+    /// Reaps ended children, and checks the outer watchdog, which checks the inner one.
+    fn reap(&mut self) {
         let outer = self.processes[0].pid;
         let options = WaitOptions::NOHANG | WaitOptions::UNTRACED;
-        let next = || if self.adopts { wait(options) } else { waitpid(Some(outer), options) };
+        let next = || if self.is_subreaper { wait(options) } else { waitpid(Some(outer), options) };
         while let Ok(Some((pid, status))) = next() {
             if pid == outer {
                 self.is_broken = true;
@@ -265,10 +277,11 @@ impl Below {
         }
     }
 
-    /// Nothing is left below this process, by the kernel's word, or nothing was below the outer watchdog when it ended.
+    /// Whether no process is left: by the kernel's report on this process's children, or by the
+    /// exit code of the outer watchdog.
     fn is_childless(&mut self) -> bool {
-        self.look();
-        match self.adopts {
+        self.reap();
+        match self.is_subreaper {
             true => matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD)),
             false => self.outer_ended.is_some_and(|status| status.exit_status() == Some(0)),
         }
@@ -288,11 +301,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_guardian_that_reads_nothing_holds_up_nobody() {
+    async fn a_watchdog_that_does_not_read_blocks_nobody() {
         let (ours, _unread) = UnixStream::pair().unwrap();
-        let line = Channel::new(ours).unwrap();
+        let channel = Channel::new(ours).unwrap();
         let order = Order::Until(Moment::now());
-        let told = (0..1_000_000).take_while(|_| line.tell(&order)).count();
-        assert!(told > 100 && told < 1_000_000, "{told}: the watchdog counts as gone");
+        let sent = (0..1_000_000).take_while(|_| channel.send(&order)).count();
+        assert!(sent > 100 && sent < 1_000_000, "{sent}: the watchdog counts as gone");
     }
 }

@@ -1,4 +1,4 @@
-//! The gateways, and how one of them is asked until it answers.
+//! The client of one or several gateways: sends a request to one after the other until one answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,19 +13,22 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::http::{Call, Failure, IDEMPOTENCY_KEY, LOCK_TOKEN};
 
-/// Between two rounds over all gateways: the first pause, and the longest.
+/// The pause between two rounds over all gateways: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// A gateway that cannot even be connected to is left for the next one.
+/// How long connecting may take before the next gateway is tried.
 const CONNECT: Duration = Duration::from_secs(2);
-/// How long an idle connection is kept. An extension that reuses it needs no name server. A gateway keeps it for 75 s.
+/// How long an idle connection is kept. An extension that reuses it needs no name server. A gateway
+/// keeps it for 75 s.
 const IDLE: Duration = Duration::from_secs(70);
-/// With less time an answer is not to be expected, and what was heard before tells more than its absence.
+/// The shortest useful time for a try. With less, the failure heard before is more useful than a
+/// timeout.
 pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);
-/// For requests that hold no lease up.
+/// The time for one try, and for all tries, of a request without a lease.
 const ONE_TRY: Duration = Duration::from_secs(2);
 const ALL_TRIES: Duration = Duration::from_secs(5);
 
-/// A service of one or several gateways over the same masters. Cheap to clone; the copies share their connections.
+/// One or several gateways over the same masters. Cheap to clone; the copies share their
+/// connections.
 #[derive(Debug, Clone)]
 pub struct Client(Arc<Service>);
 
@@ -34,11 +37,11 @@ struct Service {
     http: reqwest::Client,
     urls: Vec<Url>,
     key: Option<String>,
-    /// The gateway that answered last.
+    /// Index of the gateway to ask first.
     current: AtomicUsize,
 }
 
-/// Where the gateways are, and how to be known there.
+/// The URLs and credentials of a [`Client`].
 #[derive(Debug, Default)]
 #[must_use]
 pub struct ClientBuilder {
@@ -57,18 +60,18 @@ pub struct LockStatus {
     /// The holder's label.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// The name of the API key that acquired it.
+    /// The name of the API key that acquired the lock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fencing_token: Option<u64>,
-    /// In milliseconds, unless it is extended.
+    /// Time until the lock expires unless it is extended, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_ms: Option<u64>,
-    /// By the acquiring gateway's wall clock, RFC 3339.
+    /// When the lock was acquired, by the gateway's wall clock (RFC 3339).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub acquired_at: Option<String>,
-    /// What newer gateways tell.
+    /// Fields of newer gateways.
     #[serde(flatten)]
     pub more: serde_json::Map<String, serde_json::Value>,
 }
@@ -77,23 +80,23 @@ pub struct LockStatus {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Page {
     pub locks: Vec<LockStatus>,
-    /// For the next page; `None` at the end.
+    /// The cursor of the next page; `None` at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_cursor: Option<String>,
 }
 
-/// Whether a gateway takes requests, and what it says of its masters.
+/// A gateway's state and its masters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NodeReport {
     /// `ready`, `no_quorum` or `draining`.
     pub status: String,
-    /// One object per master, for whoever may see them.
+    /// One object for each master, if the caller may see them.
     #[serde(default)]
     pub nodes: Vec<serde_json::Value>,
 }
 
 impl ClientBuilder {
-    /// A gateway; repeat for several. A path is kept: `https://example.com/locks-of-team-a`.
+    /// Adds a gateway. A path is kept: `https://example.com/locks-of-team-a`.
     pub fn url(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self
@@ -105,20 +108,22 @@ impl ClientBuilder {
         self
     }
 
-    /// Certificates (PEM) of authorities that are trusted beside the system's.
+    /// Adds certificate authorities (PEM) to trust beside the system's.
     pub fn authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authorities.push(pem.into());
         self
     }
 
-    /// A client certificate and its key (PEM, in one text).
+    /// Sets the client certificate and its key (PEM, in one text).
     pub fn identity(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.identity = Some(pem.into());
         self
     }
 
+    /// Builds the client. Nothing is connected yet.
+    ///
     /// # Errors
-    /// [`Error::Setup`], with the value, when something of it cannot work. Nothing is connected yet.
+    /// [`Error::Setup`], with the value that cannot work.
     pub fn build(self) -> Result<Client, Error> {
         let setup = |what: String| Error::Setup(what);
         let urls = self.urls.iter().map(|url| parse(url)).collect::<Result<Vec<_>, _>>()?;
@@ -127,7 +132,8 @@ impl ClientBuilder {
                 "no URL of a gateway was given, such as http://127.0.0.1:8080".into(),
             ));
         }
-        // No redirects: a token goes where it was meant to go. No proxy of the environment that a lock would depend on unseen.
+        // No redirects, so that a token reaches no other host. No proxy from the environment, so
+        // that no lock depends on one unnoticed.
         let mut http = reqwest::Client::builder()
             .connect_timeout(CONNECT)
             .pool_idle_timeout(IDLE)
@@ -155,7 +161,7 @@ impl ClientBuilder {
 }
 
 fn parse(text: &str) -> Result<Url, Error> {
-    // What is in front of an @ may be a password.
+    // The part before an @ may be a password.
     let shown = text.rsplit('@').next().unwrap_or_default();
     let refused = |why: String| Error::Setup(format!("{shown:?} is no URL of a gateway: {why}"));
     let mut url = Url::parse(text).map_err(|error| refused(error.to_string()))?;
@@ -168,7 +174,9 @@ fn parse(text: &str) -> Result<Url, Error> {
         || url.password().is_some()
     {
         return Err(refused(
-            "nothing but scheme, host, port and path belongs there; a key goes into a file of its own".into(),
+            "only scheme, host, port and path may be given; \
+             an API key belongs in a file of its own"
+                .into(),
         ));
     }
     if !url.path().ends_with('/') {
@@ -178,10 +186,10 @@ fn parse(text: &str) -> Result<Url, Error> {
 }
 
 impl Client {
-    /// Of one gateway without keys.
+    /// Makes a client of one gateway without API keys.
     ///
     /// # Errors
-    /// [`Error::Setup`] when it is no URL.
+    /// [`Error::Setup`] when `url` is not a gateway's URL.
     pub fn new(url: impl Into<String>) -> Result<Self, Error> {
         Self::builder().url(url).build()
     }
@@ -190,15 +198,12 @@ impl Client {
         ClientBuilder::default()
     }
 
-    /// What the nodes know of a lock.
-    ///
-    /// # Errors
-    /// [`Error::Refused`], [`Error::Unavailable`].
+    /// Returns the status of a lock, as a majority of the nodes sees it.
     pub async fn status(&self, name: &str) -> Result<LockStatus, Error> {
         self.read(Call::of_lock(Method::GET, name)?).await
     }
 
-    /// A page of the held locks whose names begin so.
+    /// Returns a page of the held locks whose names begin with `prefix`.
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::Unavailable`].
@@ -211,25 +216,23 @@ impl Client {
         let limit = limit.to_string();
         let pairs = [("prefix", Some(prefix)), ("limit", Some(&*limit)), ("cursor", cursor)];
         let pairs = pairs.into_iter().filter_map(|(key, value)| Some((key, value?)));
-        // Only to encode the query; the gateway comes later.
+        // This URL only serves to encode the query.
         let query = Url::parse_with_params("http://gateway/locks", pairs)
             .map_err(|error| Error::Setup(error.to_string()))?;
         self.read(Call::new(Method::GET, format!("locks?{}", query.query().unwrap_or_default())))
             .await
     }
 
-    /// Whether the gateway takes requests, and its masters. An answer also when it does not.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`].
+    /// Returns a gateway's state and its masters, also when it is not ready.
     pub async fn nodes(&self) -> Result<NodeReport, Error> {
         self.read(Call::new(Method::GET, "readyz").with_answer(503)).await
     }
 
-    /// Extends a lock that somebody keeps by its token; returns until when it is held.
+    /// Extends a lock by its token, and returns the new deadline.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the token holds it no more; [`Error::Refused`], [`Error::Unavailable`].
+    /// [`Error::Lost`] when the token no longer holds the lock; [`Error::Refused`],
+    /// [`Error::Unavailable`].
     pub async fn extend(&self, name: &str, token: &str, ttl: Duration) -> Result<Moment, Error> {
         let call = extension(name, token, ttl)?;
         let extended = self.ask::<Granted>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await;
@@ -239,10 +242,7 @@ impl Client {
             .ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
     }
 
-    /// Releases a lock by its token; quiet when it is not held any more.
-    ///
-    /// # Errors
-    /// [`Error::Refused`], [`Error::Unavailable`].
+    /// Releases a lock by its token. Succeeds also if the lock is no longer held.
     pub async fn release(&self, name: &str, token: &str) -> Result<(), Error> {
         self.release_until(name, token, Moment::now() + ALL_TRIES).await
     }
@@ -255,14 +255,14 @@ impl Client {
     ) -> Result<(), Error> {
         let call = Call::of_lock(Method::DELETE, name)?.secret(&LOCK_TOKEN, token)?;
         match self.ask::<serde_json::Value>(&call, until, ONE_TRY).await {
-            // A repetition meets what the first one did.
+            // A repeated release finds that the first one succeeded.
             Err(Error::Refused(problem)) if is_loss(&problem.code) => Ok(()),
             result => result.map(|_| ()),
         }
     }
 
-    /// Releases what requests with this key were granted that were not answered. When nobody answers now either, the lock ends
-    /// with its TTL.
+    /// Releases the grant of unanswered requests with this key. If no gateway answers now either,
+    /// the lock ends with its TTL.
     pub(crate) async fn release_by_key(
         &self,
         name: &str,
@@ -273,10 +273,10 @@ impl Client {
         self.ask::<serde_json::Value>(&call, Moment::now() + ONE_TRY, ONE_TRY).await.map(|_| ())
     }
 
-    /// Takes a lock from whoever holds it.
+    /// Releases a lock whoever holds it.
     ///
     /// # Errors
-    /// [`Error::Refused`] with status 404 when nobody does; [`Error::Unavailable`].
+    /// [`Error::Refused`] with status 404 when the lock is free; [`Error::Unavailable`].
     pub async fn force_release(&self, name: &str) -> Result<(), Error> {
         let mut call = Call::of_lock(Method::DELETE, name)?;
         call.path.push_str("?force=true");
@@ -292,8 +292,8 @@ impl Client {
         self.0.urls.len() as u32
     }
 
-    /// Asks one gateway after the other until one answers, with backoff, and says when the request was sent that was answered.
-    /// What is asked must do no harm when it is done twice.
+    /// Sends a request to one gateway after the other, with backoff, until one answers. Returns the
+    /// answer and when its request was sent. The request must be idempotent.
     pub(crate) async fn ask<T: DeserializeOwned>(
         &self,
         call: &Call,
@@ -308,9 +308,9 @@ impl Client {
         let (mut pause, longest) = PAUSES;
         loop {
             let mut heard = Vec::new();
-            let mut soonest = Duration::MAX;
+            let mut shortest = Duration::MAX;
             for _ in 0..urls.len() {
-                // One that has no time for an answer would hide what was heard before.
+                // A try without time for an answer would hide the failure heard before.
                 if !heard.is_empty() && until.left() < SHORTEST_TRY {
                     break;
                 }
@@ -320,14 +320,14 @@ impl Client {
                     Ok(answer) => return Ok((answer, sent)),
                     Err(failure) => failure,
                 };
-                let Some(asked) = failure.pause() else {
+                let Some(retry_after) = failure.pause() else {
                     let Failure::Problem(problem) = failure else { continue };
                     return Err(Error::Refused(problem));
                 };
                 tracing::debug!(url = %urls[at], failure = %failure, "asking the next gateway");
-                soonest = soonest.min(asked);
+                shortest = shortest.min(retry_after);
                 heard.push(failure.to_string());
-                // Unless another request has gone on to it meanwhile.
+                // Unless another request has moved on meanwhile.
                 let _ = current.compare_exchange(
                     at,
                     (at + 1) % urls.len(),
@@ -335,7 +335,7 @@ impl Client {
                     Ordering::Relaxed,
                 );
             }
-            let rest = pause.mul_f64(0.5 + fastrand::f64()).max(soonest);
+            let rest = pause.mul_f64(0.5 + fastrand::f64()).max(shortest);
             if rest + SHORTEST_TRY >= until.left() {
                 return Err(Error::Unavailable { what: heard });
             }
@@ -345,7 +345,7 @@ impl Client {
     }
 }
 
-/// What a client needs to know of a granted or extended lock.
+/// The parts of a granted or extended lock that the client uses.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Granted {
     pub(crate) token: String,
@@ -355,32 +355,34 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
-    /// Until when it may be trusted, if it was asked for then for so long. What was on the way is lost, what was spent in the
-    /// gateway is not: its validity was counted afterwards. No answer is believed that says more than can be.
+    /// The deadline of a lock that was requested at `sent` for `ttl`. Time on the network is lost.
+    /// Time in the gateway is not, because the validity counts from its end. Values beyond the
+    /// elapsed time and the TTL are capped.
     pub(crate) fn deadline(&self, sent: Moment, ttl: Duration) -> Moment {
         let elapsed = Duration::from_millis(self.elapsed_ms).min(Moment::now().since(sent));
         sent + elapsed + Duration::from_millis(self.validity_ms).min(ttl)
     }
 
-    /// Whether the token can be one: shells and headers take it as it stands.
-    pub(crate) fn has_token(&self) -> bool {
+    /// Whether the token has only characters that shells and headers take unquoted.
+    pub(crate) fn has_valid_token(&self) -> bool {
         !self.token.is_empty()
             && self.token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.')
     }
 }
 
-/// A request to extend.
+/// Makes a request to extend.
 pub(crate) fn extension(name: &str, token: &str, ttl: Duration) -> Result<Call, Error> {
     let body = serde_json::json!({ "ttl_ms": ttl.as_millis() as u64 });
     Ok(Call::of_lock(Method::PATCH, name)?.secret(&LOCK_TOKEN, token)?.body(body))
 }
 
-/// Whether a gateway says by this that a token holds its lock no more. A page of a proxy has a status too.
+/// Whether a problem code means that the token no longer holds its lock. The status would not do: a
+/// proxy's page has one too.
 fn is_loss(code: &str) -> bool {
     matches!(code, "lock_not_found" | "not_holder" | "max_hold_reached")
 }
 
-/// What a refused extension says.
+/// Turns the refusal of an extension into a loss.
 pub(crate) fn lost(error: Error) -> Error {
     match error {
         Error::Refused(problem) if is_loss(&problem.code) => Error::Lost((*problem).into()),
@@ -393,7 +395,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_in_front_of_a_gateway_is_kept_and_nonsense_is_named() {
+    fn a_url_keeps_its_path_and_bad_ones_are_named() {
         let url = |text| parse(text).map(|url| url.to_string());
         assert_eq!(url("http://localhost:8080").unwrap(), "http://localhost:8080/");
         assert_eq!(url("https://example.com/team-a").unwrap(), "https://example.com/team-a/");
@@ -417,7 +419,7 @@ mod tests {
         let sent = Moment::now() - Duration::from_secs(7);
         let ttl = Duration::from_secs(30);
         assert_eq!(granted.deadline(sent, ttl).since(sent), Duration::from_secs(34));
-        let boasts = Granted { validity_ms: u64::MAX, elapsed_ms: u64::MAX, ..granted };
-        assert!(boasts.deadline(sent, ttl).since(sent) < Duration::from_secs(38));
+        let exaggerated = Granted { validity_ms: u64::MAX, elapsed_ms: u64::MAX, ..granted };
+        assert!(exaggerated.deadline(sent, ttl).since(sent) < Duration::from_secs(38));
     }
 }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A moment of a clock that nobody sets and that goes on while the machine sleeps: after a suspended night a lock is known to
-/// be lost. [`std::time::Instant`] stands still then.
+/// A moment of a clock that nobody sets, and that goes on while the machine sleeps. So a lock is
+/// known to be lost after a suspended night. [`std::time::Instant`] stands still then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(Duration);
 
-/// Timers stand still while the machine sleeps; so a long pause is slept in pieces of this length.
-const PIECE: Duration = Duration::from_millis(500);
+/// The longest sleep. Timers stand still while the machine sleeps.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 impl Moment {
     pub fn now() -> Self {
@@ -22,7 +22,7 @@ impl Moment {
         Self(Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
     }
 
-    /// How long it is until then; nothing when it has passed.
+    /// Time until this moment; zero when it has passed.
     pub fn left(self) -> Duration {
         self.0.saturating_sub(Self::now().0)
     }
@@ -31,25 +31,25 @@ impl Moment {
         self.left().is_zero()
     }
 
-    /// How long after the other one it is.
+    /// Time since `earlier`; zero if that is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Since the machine was started.
+    /// Time since the machine was started.
     pub fn since_boot(self) -> Duration {
         self.0
     }
 
-    /// The moment so long after the machine was started.
+    /// The moment this long after the machine was started.
     pub fn after_boot(since: Duration) -> Self {
         Self(since)
     }
 
-    /// Resolves when it has come, also when the machine has slept meanwhile.
+    /// Waits until this moment, also if the machine sleeps meanwhile.
     pub async fn reached(self) {
         while !self.has_passed() {
-            tokio::time::sleep(self.left().min(PIECE)).await;
+            tokio::time::sleep(self.left().min(LONGEST_SLEEP)).await;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, so told that a person can act on it.
+//! Errors, with what a person needs to act on them.
 
 use std::time::Duration;
 
@@ -9,38 +9,38 @@ use serde::Deserialize;
 pub struct Problem {
     /// The HTTP status.
     pub status: u16,
-    /// The kind of problem, as a word to program against.
+    /// The kind of problem, for programs.
     pub code: String,
-    /// What happened, with the value and what is allowed.
+    /// What happened, with the value and the allowed ones.
     pub detail: String,
-    /// Under this the gateway's log has more.
+    /// The id of the request in the gateway's log.
     #[serde(default)]
     pub request_id: Option<String>,
-    /// When trying again makes sense, in milliseconds.
+    /// When to try again, in milliseconds.
     #[serde(default)]
     pub retry_after_ms: Option<u64>,
-    /// The label of whoever holds the lock.
+    /// The holder's label.
     #[serde(default)]
     pub holder: Option<String>,
-    /// When the holder's lock expires unless it is extended, in milliseconds.
+    /// When the lock expires unless it is extended, in milliseconds.
     #[serde(default)]
     pub expires_in_ms: Option<u64>,
 }
 
-/// Why a lock is not held any more, or may not be.
+/// Why a lock is no longer held, or may not be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// It is free or expired: somebody released it, or it was not extended in time.
+    /// The lock is free or expired: somebody released it, or it was not extended in time.
     #[error("it was released by somebody else or has expired ({detail})")]
     Gone { detail: String },
-    /// Somebody else holds it.
+    /// Somebody else holds the lock.
     #[error("{} holds it", .holder.as_deref().unwrap_or("somebody else"))]
     Taken { holder: Option<String> },
-    /// It was held for as long as a lock may be.
+    /// The lock was held for the longest time allowed.
     #[error("it was held for as long as it may be ({detail})")]
     MaxHold { detail: String },
-    /// No gateway has confirmed an extension, and its deadline is near.
+    /// No gateway has confirmed an extension, and the deadline is near.
     #[error("no gateway has confirmed an extension before its deadline: {}", .what.join("; "))]
     Unconfirmed { what: Vec<String> },
 }
@@ -55,23 +55,23 @@ impl From<Problem> for Loss {
     }
 }
 
-/// Why there is no lock, or no answer.
+/// Why a request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody else has the lock, and had it until the wait ended.
+    /// Somebody else held the lock until the wait ended.
     #[error("{} holds the lock{}", of_holder(.holder), in_time(.expires_in))]
     Held { holder: Option<String>, expires_in: Option<Duration> },
-    /// The gateway refuses the request as it is; a repetition would be refused too.
+    /// The gateway refuses the request; a repetition would be refused too.
     #[error("{} ({}): {}", .0.code, .0.status, .0.detail)]
     Refused(Box<Problem>),
-    /// No gateway decided: `what` is the last thing that was heard of each URL.
+    /// No gateway decided. `what` has the last answer or failure of each URL.
     #[error("no gateway decided: {}", .what.join("; "))]
     Unavailable { what: Vec<String> },
-    /// The lock was lost before this.
+    /// The lock was lost earlier.
     #[error("the lock was lost: {0}")]
     Lost(Loss),
-    /// Nothing was asked: the client was made with something that cannot work.
+    /// Nothing was sent, or an answer made no sense. The text says why.
     #[error("{0}")]
     Setup(String),
 }

@@ -1,4 +1,4 @@
-//! A lock that is held: extended in the background, and lost out loud.
+//! A held lock: it is extended in the background, and its loss is reported.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,13 +12,15 @@ use crate::client::{Client, Granted, SHORTEST_TRY, extension, lost};
 use crate::clock::Moment;
 use crate::error::{Error, Loss};
 
-/// For one try to extend: a share of the time that is left, so that a hung gateway cannot eat the lease, and no more than this.
+/// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
+/// up, and at most 5 s.
 const LONGEST_TRY: Duration = Duration::from_secs(5);
-const SHARE_OF_A_TRY: u32 = 4;
-/// For how long a release is tried, at least and at most: work that is done is not held up for longer. The TTL does the rest.
+const TRIES_OF_TIME_LEFT: u32 = 4;
+/// How long a release is tried, at least and at most. Finished work is not held up for longer; the
+/// TTL ends the lock.
 const RELEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
-/// A lock that is held. Dropped, it is released in the background.
+/// A held lock. Dropping it releases the lock in the background.
 #[derive(Debug)]
 pub struct Guard {
     held: Arc<Held>,
@@ -34,10 +36,10 @@ struct Held {
     fencing_token: u64,
     ttl: Duration,
     margin: Duration,
-    /// When it was last confirmed, and until when that counts.
+    /// When the last confirmed request was sent, and the deadline that follows from it.
     lease: watch::Sender<(Moment, Moment)>,
     loss: OnceLock<Loss>,
-    /// Cancelled with the loss.
+    /// Cancelled when `loss` is set.
     lost: CancellationToken,
 }
 
@@ -68,39 +70,41 @@ impl Guard {
         &self.held.name
     }
 
-    /// The secret by which the lock is extended and released.
+    /// The secret that extends and releases the lock.
     pub fn token(&self) -> &str {
         &self.held.token
     }
 
-    /// Larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the resource
-    /// refuse smaller ones: `UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1`.
+    /// The fencing token, larger than that of every earlier grant of this lock. Give it to the
+    /// resource with every write, and let the resource refuse smaller ones: `UPDATE … SET …, fence
+    /// = $1 WHERE id = $2 AND fence <= $1`.
     pub fn fencing_token(&self) -> u64 {
         self.held.fencing_token
     }
 
-    /// Until when the lock is certainly ours. It moves on with each extension.
+    /// Until when the lock is certainly held. Each extension moves it on.
     pub fn deadline(&self) -> Moment {
         self.held.lease.borrow().1
     }
 
-    /// Tells of each new deadline.
+    /// Receives each new deadline, as (when the request was sent, deadline).
     pub fn deadlines(&self) -> watch::Receiver<(Moment, Moment)> {
         self.held.lease.subscribe()
     }
 
-    /// Resolves when the lock is lost, at the latest the margin before its deadline.
+    /// Waits until the lock is lost, at the latest the margin before its deadline.
     pub async fn lost(&self) -> Loss {
         self.held.lost.cancelled().await;
         self.held.loss()
     }
 
-    /// Cancelled when the lock is lost: for work that runs elsewhere.
+    /// A token that is cancelled when the lock is lost, for work that runs elsewhere.
     pub fn cancellation(&self) -> CancellationToken {
         self.held.lost.clone()
     }
 
-    /// Whether the lock is certainly ours at this moment, by the clock too: also where nothing has run for a while.
+    /// Checks that the lock is certainly held at this moment. It reads the clock too, in case
+    /// nothing has run for a while.
     ///
     /// # Errors
     /// [`Error::Lost`].
@@ -116,14 +120,16 @@ impl Guard {
         Ok(())
     }
 
-    /// Releases the lock, and tries for 5 s at most. Quiet when it is not held any more; ask [`Guard::check`] before.
+    /// Releases the lock, and tries for 5 s at most. Succeeds also if the lock is no longer held;
+    /// call [`Guard::check`] before to know.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when no gateway has confirmed it: then it ends with its TTL.
+    /// [`Error::Unavailable`] when no gateway has confirmed the release: the lock then ends with
+    /// its TTL.
     pub async fn release(mut self) -> Result<(), Error> {
         self.renewal.abort();
         let result = self.held.release().await;
-        // Not before: who gives up here leaves it to the drop.
+        // Not earlier: if this future is dropped, the guard's drop releases the lock.
         self.is_released = true;
         result
     }
@@ -135,12 +141,16 @@ impl Drop for Guard {
         if self.is_released {
             return;
         }
-        // Without a runtime it ends with its TTL.
+        // Without a runtime the lock ends with its TTL.
         if let Ok(runtime) = Handle::try_current() {
             let held = self.held.clone();
             runtime.spawn(async move {
                 if let Err(error) = held.release().await {
-                    tracing::warn!(name = held.name, %error, "a lock was not released, and ends with its TTL");
+                    tracing::warn!(
+                        name = held.name,
+                        %error,
+                        "a lock was not released, and ends with its TTL"
+                    );
                 }
             });
         }
@@ -163,10 +173,12 @@ impl Held {
                 if left < SHORTEST_TRY {
                     return Loss::Unconfirmed { what: heard };
                 }
-                let one_try = (left / SHARE_OF_A_TRY).clamp(SHORTEST_TRY, LONGEST_TRY);
+                let one_try = (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY);
                 let answer = tokio::select! {
-                    answer = self.client.ask::<Granted>(&call, given_up, one_try) => answer.map_err(lost),
-                    // Its own clock stands still while the machine sleeps.
+                    answer = self.client.ask::<Granted>(&call, given_up, one_try) => {
+                        answer.map_err(lost)
+                    }
+                    // The request's timer stands still while the machine sleeps.
                     () = given_up.reached() => continue,
                 };
                 match answer {
@@ -178,7 +190,8 @@ impl Held {
                     Ok((None, _)) => heard = vec!["PATCH was answered 204".into()],
                     Err(Error::Lost(loss)) => return loss,
                     Err(Error::Unavailable { what }) => heard = what,
-                    // A key that has ended, say. The lock is ours until its deadline, and somebody may mend it.
+                    // For example, the API key has ended. The lock is held until its deadline, and
+                    // an operator may mend the key.
                     Err(error) => heard = vec![error.to_string()],
                 }
                 tokio::time::sleep((given_up.left() / 8).min(LONGEST_TRY)).await;
@@ -189,7 +202,7 @@ impl Held {
     fn lose(&self, loss: Loss) {
         let _ = self.loss.set(loss.clone());
         self.lost.cancel();
-        // Last: a log that nobody reads may keep this from ever returning.
+        // Logged last, because a log that nobody reads may block for ever.
         tracing::warn!(name = self.name, %loss, "a lock was lost");
     }
 
@@ -198,9 +211,9 @@ impl Held {
     }
 
     async fn release(&self) -> Result<(), Error> {
-        let (least, most) = RELEASE;
+        let (min, max) = RELEASE;
         let now = Moment::now();
-        let until = self.lease.borrow().1.max(now + least).min(now + most);
+        let until = self.lease.borrow().1.max(now + min).min(now + max);
         self.client.release_until(&self.name, &self.token, until).await
     }
 }
@@ -214,10 +227,10 @@ mod tests {
 
     use super::*;
 
-    /// A log that looks at the lock when it is written to.
+    /// A log that checks the lock when it is written to.
     struct Log {
         lost: CancellationToken,
-        was_told: Arc<Mutex<Vec<bool>>>,
+        was_cancelled: Arc<Mutex<Vec<bool>>>,
     }
 
     impl Subscriber for Log {
@@ -230,14 +243,14 @@ mod tests {
         fn record(&self, _: &Id, _: &Record<'_>) {}
         fn record_follows_from(&self, _: &Id, _: &Id) {}
         fn event(&self, _: &Event<'_>) {
-            self.was_told.lock().unwrap().push(self.lost.is_cancelled());
+            self.was_cancelled.lock().unwrap().push(self.lost.is_cancelled());
         }
         fn enter(&self, _: &Id) {}
         fn exit(&self, _: &Id) {}
     }
 
     #[test]
-    fn a_loss_is_told_before_it_is_logged() {
+    fn a_loss_is_reported_before_it_is_logged() {
         let now = Moment::now();
         let held = Held {
             client: Client::new("http://127.0.0.1:1").unwrap(),
@@ -250,9 +263,9 @@ mod tests {
             loss: OnceLock::new(),
             lost: CancellationToken::new(),
         };
-        let was_told: Arc<Mutex<Vec<bool>>> = Arc::default();
-        let log = Log { lost: held.lost.clone(), was_told: was_told.clone() };
+        let was_cancelled: Arc<Mutex<Vec<bool>>> = Arc::default();
+        let log = Log { lost: held.lost.clone(), was_cancelled: was_cancelled.clone() };
         subscriber::with_default(log, || held.lose(Loss::Unconfirmed { what: Vec::new() }));
-        assert_eq!(*was_told.lock().unwrap(), [true]);
+        assert_eq!(*was_cancelled.lock().unwrap(), [true]);
     }
 }

@@ -1,4 +1,4 @@
-//! One request to one gateway, and what its answer means for whoever may ask again.
+//! One request to one gateway, and whether its failure may be retried.
 
 use std::time::Duration;
 
@@ -11,40 +11,46 @@ use crate::error::Problem;
 pub(crate) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 pub(crate) static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// A request, without the gateway that it goes to.
+/// A request, independent of the gateway.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) method: Method,
-    /// Below the gateway's URL, percent-encoded.
+    /// The path below the gateway's URL, percent-encoded.
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Option<serde_json::Value>,
-    /// A status beside the successful ones whose body is the answer.
-    is_answer: Option<u16>,
+    /// An error status whose body is an answer too.
+    answer_status: Option<u16>,
 }
 
-/// How a request ended that brought nothing.
+/// Why a request brought no answer.
 #[derive(Debug, Clone)]
 pub(crate) enum Failure {
-    /// The gateway has answered with a problem.
+    /// The gateway answered with a problem.
     Problem(Box<Problem>),
-    /// It cannot be known whether it was done: no answer, or none of a gateway.
+    /// The effect is unknown: no answer, or none from a gateway.
     Unclear(String),
 }
 
 impl Call {
     pub(crate) fn new(method: Method, path: impl Into<String>) -> Self {
-        Self { method, path: path.into(), headers: HeaderMap::new(), body: None, is_answer: None }
+        Self {
+            method,
+            path: path.into(),
+            headers: HeaderMap::new(),
+            body: None,
+            answer_status: None,
+        }
     }
 
-    /// Of a lock, whatever its name: `/` is the one character of a name that would end a path segment.
+    /// Makes a request about a lock. In names, only `/` would end a path segment.
     pub(crate) fn of_lock(method: Method, name: &str) -> Result<Self, crate::Error> {
         if matches!(name, "" | "." | "..") {
             return Err(crate::Error::Setup(format!(
-                "{name:?} is no name of a lock: paths of URLs end there"
+                "{name:?} is no name of a lock: a URL path cannot contain it"
             )));
         }
-        // Anything that is no name is encoded too: the gateway says what is wrong with it.
+        // Invalid characters are encoded too, so that the gateway reports them.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@+~-".contains(&byte);
         let encode = |byte: u8| {
             if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
@@ -53,7 +59,7 @@ impl Call {
     }
 
     pub(crate) fn with_answer(self, status: u16) -> Self {
-        Self { is_answer: Some(status), ..self }
+        Self { answer_status: Some(status), ..self }
     }
 
     pub(crate) fn header(mut self, name: &HeaderName, value: HeaderValue) -> Self {
@@ -61,10 +67,12 @@ impl Call {
         self
     }
 
-    /// With a token or key, which no log shall show.
+    /// Adds a token or key, which no log may show.
     pub(crate) fn secret(self, name: &HeaderName, value: &str) -> Result<Self, crate::Error> {
         let mut value = HeaderValue::try_from(value).map_err(|_| {
-            crate::Error::Setup(format!("what was given for {name} cannot stand in a header"))
+            crate::Error::Setup(format!(
+                "the value for {name} has characters that an HTTP header cannot contain"
+            ))
         })?;
         value.set_sensitive(true);
         Ok(self.header(name, value))
@@ -75,14 +83,14 @@ impl Call {
         self
     }
 
-    /// Asks this gateway, and waits for its answer for so long at most.
+    /// Sends the request to one gateway, and waits for its answer for `limit` at most.
     pub(crate) async fn send<T: DeserializeOwned>(
         &self,
         http: &reqwest::Client,
         url: &Url,
         limit: Duration,
     ) -> Result<Option<T>, Failure> {
-        let unclear = |error: reqwest::Error| Failure::Unclear(told(url, error, limit));
+        let unclear = |error: reqwest::Error| Failure::Unclear(describe(url, error, limit));
         let to = url
             .join(&self.path)
             .map_err(|error| Failure::Unclear(format!("{url}{}: {error}", self.path)))?;
@@ -98,7 +106,7 @@ impl Call {
             return Ok(None);
         }
         let text = response.bytes().await.map_err(unclear)?;
-        if status.is_success() || self.is_answer == Some(status.as_u16()) {
+        if status.is_success() || self.answer_status == Some(status.as_u16()) {
             let body = serde_json::from_slice(&text);
             return body
                 .map(Some)
@@ -106,14 +114,14 @@ impl Call {
         }
         Err(match serde_json::from_slice::<Problem>(&text) {
             Ok(problem) => Failure::Problem(Box::new(problem)),
-            // A proxy's own page. Some of them say when to come back.
+            // A proxy's own page. Some proxies send Retry-After.
             Err(_) => of_proxy(url, status, &headers),
         })
     }
 }
 
 fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
-    let detail = format!("{url} answered {status}, and not in the words of a gateway");
+    let detail = format!("{url} answered {status}, and the body is not a gateway's");
     let seconds =
         headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let problem = |code: &str, retry_after_ms| {
@@ -141,8 +149,9 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
     }
 }
 
-/// In words, down to the cause: the library's own text ends at "error sending request".
-fn told(url: &Url, error: reqwest::Error, limit: Duration) -> String {
+/// Describes an error by its innermost cause: the library's own text ends at "error sending
+/// request".
+fn describe(url: &Url, error: reqwest::Error, limit: Duration) -> String {
     if error.is_timeout() {
         return format!("{url} did not answer within {:.1} s", limit.as_secs_f64());
     }
@@ -154,7 +163,7 @@ fn told(url: &Url, error: reqwest::Error, limit: Duration) -> String {
 }
 
 impl Failure {
-    /// How long to wait before the same is asked again; `None` when it would be refused again.
+    /// How long to wait before a retry; `None` when it would be refused again.
     pub(crate) fn pause(&self) -> Option<Duration> {
         match self {
             Self::Unclear(_) => Some(Duration::ZERO),
@@ -162,7 +171,7 @@ impl Failure {
                 408 | 429 | 502..=504 => {
                     Some(Duration::from_millis(problem.retry_after_ms.unwrap_or(0)))
                 }
-                // A defect of the gateway may be gone with the next one.
+                // The next gateway may not have the defect.
                 500 => Some(Duration::ZERO),
                 _ => None,
             },
@@ -186,14 +195,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_one_segment_of_the_path() {
+    fn every_name_is_one_path_segment() {
         let path = |name| Call::of_lock(Method::POST, name).unwrap().path;
         assert_eq!(path("reports/nightly+a@b:c~d"), "locks/reports%2Fnightly+a@b:c~d");
         assert_eq!(path("../livez?x#y %2F é"), "locks/..%2Flivez%3Fx%23y%20%252F%20%C3%A9");
     }
 
     #[test]
-    fn what_may_go_well_the_next_time_is_told_from_what_may_not() {
+    fn only_failures_that_may_pass_are_retried() {
         let problem = |status, code: &str| {
             let text = format!(
                 r#"{{"type":"t","title":"t","status":{status},"code":"{code}","detail":"d","retry_after_ms":7}}"#

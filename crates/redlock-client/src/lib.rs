@@ -1,4 +1,5 @@
-//! A client of redlock-gateway: acquires a lock, extends it while work goes on, and tells at once when it is lost.
+//! A client of redlock-gateway: acquires a lock, extends it in the background, and reports its loss
+//! at once.
 //!
 //! ```no_run
 //! # async fn work(token: u64) {}
@@ -6,7 +7,8 @@
 //! use std::time::Duration;
 //!
 //! let client = redlock_client::Client::new("http://127.0.0.1:8080")?;
-//! let guard = client.lock("reports/nightly").ttl(Duration::from_secs(30)).wait(Duration::from_secs(60)).acquire().await?;
+//! let lock = client.lock("reports/nightly").ttl(Duration::from_secs(30));
+//! let guard = lock.wait(Duration::from_secs(60)).acquire().await?;
 //! tokio::select! {
 //!     () = work(guard.fencing_token()) => guard.release().await?,
 //!     loss = guard.lost() => eprintln!("stopped: {loss}"),
@@ -22,15 +24,17 @@
 //!                                             └─ 404, 409: lost now
 //! ```
 //!
-//! What a guard promises: a lock that could not be extended is told lost while there is still the margin left of the time in
-//! which nobody else can be granted it. One that was taken away (by force, or by its token) is told at the next extension, and may
-//! be another's by then. What it cannot promise: that work which does not look stops. Give
-//! [`Guard::fencing_token`] to whatever is written to, and let it refuse smaller ones.
+//! What a guard promises: a lock that cannot be extended is reported lost at least the margin
+//! before its deadline. Until the deadline nobody else can be granted the lock. A lock that was
+//! taken away (by force, or by its token) is reported lost at the next extension; others may hold
+//! it by then. A guard cannot stop work that does not check it. So give [`Guard::fencing_token`] to
+//! the resource that is written to, and let the resource refuse smaller ones.
 //!
-//! A release is tried for 5 s at most; then the lock ends with its TTL. An acquire that ends without an answer releases by its
-//! `Idempotency-Key`, for 2 s at most; one whose future is dropped does so in the background.
+//! A release is tried for 5 s at most; then the lock ends with its TTL. An acquire that ends
+//! without an answer releases by its `Idempotency-Key`, for 2 s at most. An acquire whose future is
+//! dropped does so in the background.
 //!
-//! Leaves to others: what is done under the lock, and stopping it (`redlock run` kills a process).
+//! The work under the lock, and stopping it, is left to the caller (`redlock run` kills a process).
 
 mod client;
 pub mod clock;

@@ -1,4 +1,4 @@
-//! Acquiring.
+//! Acquires locks.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,19 +13,20 @@ use crate::error::{Error, Problem};
 use crate::guard::Guard;
 use crate::http::{Call, IDEMPOTENCY_KEY};
 
-/// A gateway answers a longer wait in turns: proxies in front end a request that is silent for half a minute.
-const LONGEST_TURN: Duration = Duration::from_secs(20);
-const SHORTEST_TURN: Duration = Duration::from_millis(100);
-/// Where there are several gateways: one that hangs must not have all the time.
-const TURN_OF_SEVERAL: Duration = Duration::from_secs(5);
-/// Beside its wait, for one request.
+/// The longest wait of one request. A longer wait is split, because proxies end a request that is
+/// silent for half a minute.
+const LONGEST_WAIT: Duration = Duration::from_secs(20);
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+/// The longest wait of one request with several gateways: one that hangs must not use up the time.
+const LONGEST_WAIT_OF_SEVERAL: Duration = Duration::from_secs(5);
+/// Time for one request beyond its wait.
 const ONE_TRY: Duration = Duration::from_secs(5);
-/// For how long a lock is asked for that nobody decides on, also without a wait.
+/// How long an acquire without a decision is repeated, also without a wait.
 const UNDECIDED: Duration = Duration::from_secs(5);
-/// The end of a lease that is left for whoever has to stop: a tenth of the TTL, and no more than this.
+/// The longest default margin; the default is a tenth of the TTL.
 const LONGEST_MARGIN: Duration = Duration::from_secs(2);
 
-/// A lock to be acquired, and how.
+/// A lock to be acquired, with its options.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Lock {
@@ -38,19 +39,19 @@ pub struct Lock {
     margin: Option<Duration>,
 }
 
-/// A lock that nobody extends.
+/// An acquired lock that nobody extends.
 #[derive(Debug, Clone)]
 pub struct Grant {
-    /// The secret by which it is extended and released.
+    /// The secret that extends and releases the lock.
     pub token: String,
-    /// As of [`Guard::fencing_token`].
+    /// See [`Guard::fencing_token`].
     pub fencing_token: u64,
-    /// Until when it is certainly ours.
+    /// Until when the lock is certainly held.
     pub deadline: Moment,
 }
 
 impl Client {
-    /// A lock to be acquired.
+    /// Returns a lock to be acquired.
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock {
             client: self.clone(),
@@ -65,45 +66,48 @@ impl Client {
 }
 
 impl Lock {
-    /// For how long the lock outlives its holder: 30 s unless this says otherwise. It is extended long before.
+    /// How long the lock outlives its holder; 30 s by default. A guard extends it long before.
     pub fn ttl(self, ttl: Duration) -> Self {
         Self { ttl, ..self }
     }
 
-    /// How long to wait for it while somebody else holds it, 0 by default: whoever is refused is told at once.
+    /// How long to wait while somebody else holds the lock; 0 by default, which fails at once.
     pub fn wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
 
-    /// A label for people: shown to whoever asks who holds the lock.
+    /// The holder's label, shown to people who ask who holds the lock.
     pub fn owner(self, owner: impl Into<String>) -> Self {
         Self { owner: Some(owner.into()), ..self }
     }
 
-    /// Stored beside the lock, for people.
+    /// Adds text that is stored beside the lock, for people.
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.insert(key.into(), value.into());
         self
     }
 
-    /// How long before its deadline a lock that could not be extended is given up for lost; a tenth of the TTL by default, 2 s
-    /// at most; less than half of the TTL. As long as work takes to stop.
+    /// How long before its deadline a lock that cannot be extended counts as lost. It should be as
+    /// long as the work takes to stop, and must be less than half of the TTL. The default is a
+    /// tenth of the TTL, at most 2 s.
     pub fn margin(self, margin: Duration) -> Self {
         Self { margin: Some(margin), ..self }
     }
 
-    /// Acquires it, and keeps it until the guard is released or dropped. Dropping the future leaves the queue.
+    /// Acquires the lock, and extends it until the guard is released or dropped. Dropping the
+    /// future leaves the queue.
     ///
     /// # Errors
-    /// [`Error::Held`], [`Error::Refused`] with what is allowed, [`Error::Unavailable`]; [`Error::Setup`] for a name or margin that
-    /// cannot work.
+    /// [`Error::Held`], [`Error::Refused`], [`Error::Unavailable`]; [`Error::Setup`] for an
+    /// impossible name or margin.
     pub async fn acquire(self) -> Result<Guard, Error> {
         let guard = self.acquire_unless(std::future::pending()).await?;
-        guard.ok_or_else(|| Error::Setup("nobody cancels this request".into()))
+        guard.ok_or_else(|| Error::Setup("the request was cancelled".into()))
     }
 
-    /// Acquires the lock unless `cancelled` resolves first. Returns `None` then. By that time the request has left the queue,
-    /// and a lock that it may have been granted is released, or no gateway has answered for 2 s.
+    /// Acquires the lock unless `cancelled` resolves first. Returns `None` then. By that time the
+    /// request has left the queue, and a lock that it may have been granted is released, or no
+    /// gateway has answered for 2 s.
     ///
     /// # Errors
     /// As of [`Lock::acquire`].
@@ -112,17 +116,17 @@ impl Lock {
         cancelled: impl Future<Output = ()>,
     ) -> Result<Option<Guard>, Error> {
         let margin = margin(self.ttl, self.margin)?;
-        let Some((granted, deadline, sent)) = self.asked_unless(cancelled).await? else {
+        let Some((granted, deadline, sent)) = self.request_unless(cancelled).await? else {
             return Ok(None);
         };
         Ok(Some(Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin)))
     }
 
-    /// Runs this under the lock. When it is lost, the work is dropped where it stands; work that ended after the loss is
-    /// reported as lost too.
+    /// Runs `work` under the lock. If the lock is lost, the work is dropped where it stands. Work
+    /// that ends after the loss is reported as lost too.
     ///
     /// # Errors
-    /// As of [`Lock::acquire`], and [`Error::Lost`].
+    /// Those of [`Lock::acquire`], and [`Error::Lost`].
     pub async fn hold<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T, Error> {
         let guard = self.acquire().await?;
         let value = tokio::select! {
@@ -131,33 +135,35 @@ impl Lock {
             value = work(&guard) => value,
         };
         guard.check()?;
-        // It was ours until the work was done; whatever becomes of the release, it ends with its TTL.
+        // The lock was held until the work was done. If the release fails, the lock ends with its
+        // TTL.
         if let Err(error) = guard.release().await {
             tracing::warn!(%error, "a lock was not released, and ends with its TTL");
         }
         Ok(value)
     }
 
-    /// Acquires it, and leaves extending and releasing to whoever has its token.
+    /// Acquires the lock. The owner of its token extends and releases it.
     ///
     /// # Errors
-    /// As of [`Lock::acquire`].
+    /// Those of [`Lock::acquire`].
     pub async fn grant(&self) -> Result<Grant, Error> {
-        let granted = self.asked_unless(std::future::pending()).await?;
+        let granted = self.request_unless(std::future::pending()).await?;
         let (Granted { token, fencing_token, .. }, deadline, _) =
-            granted.ok_or_else(|| Error::Setup("nobody cancels this request".into()))?;
+            granted.ok_or_else(|| Error::Setup("the request was cancelled".into()))?;
         Ok(Grant { token, fencing_token, deadline })
     }
 
-    /// The grant with its deadline and the moment its request was sent. `None` when it was cancelled.
-    async fn asked_unless(
+    /// The grant with its deadline and the moment its request was sent. `None` when the request was
+    /// cancelled.
+    async fn request_unless(
         &self,
         cancelled: impl Future<Output = ()>,
     ) -> Result<Option<(Granted, Moment, Moment)>, Error> {
         let mut random = [0; 16];
         getrandom::fill(&mut random)
             .map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
-        // The same for all repetitions: whichever is answered tells of the same grant.
+        // All repetitions have the same key, so each answer is about the same grant.
         let key = hex::encode(random);
         let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
         let request = Request { client: self.client.clone(), name: self.name.clone(), key };
@@ -177,30 +183,34 @@ impl Lock {
     async fn granted(&self, call: Call) -> Result<(Granted, Moment, Moment), Error> {
         let end_of_wait = Moment::now() + self.wait;
         let gateways = self.client.gateways();
-        let mut longest = if gateways > 1 { TURN_OF_SEVERAL } else { LONGEST_TURN };
+        let mut longest = if gateways > 1 { LONGEST_WAIT_OF_SEVERAL } else { LONGEST_WAIT };
         let give_up = (Moment::now() + UNDECIDED).max(end_of_wait)
             + (longest.min(self.wait) + ONE_TRY) * gateways;
         while !give_up.has_passed() {
-            let asked = Moment::now();
-            let turn = end_of_wait.left().min(longest);
-            let body = json!({ "ttl_ms": self.ttl.as_millis() as u64, "wait_ms": turn.as_millis() as u64 });
+            let sent = Moment::now();
+            let request_wait = end_of_wait.left().min(longest);
+            let body = json!({
+                "ttl_ms": self.ttl.as_millis() as u64,
+                "wait_ms": request_wait.as_millis() as u64,
+            });
             let call = call.clone().body(self.described(body));
-            match self.client.ask::<Granted>(&call, give_up, turn + ONE_TRY).await {
-                Ok((Some(granted), _)) if !granted.has_token() => {
-                    return Err(Error::Setup("POST was answered with a token that is none".into()));
+            match self.client.ask::<Granted>(&call, give_up, request_wait + ONE_TRY).await {
+                Ok((Some(granted), _)) if !granted.has_valid_token() => {
+                    return Err(Error::Setup("POST was answered with a malformed token".into()));
                 }
                 Ok((Some(granted), sent)) => {
                     let deadline = granted.deadline(sent, self.ttl);
                     if !deadline.has_passed() {
                         return Ok((granted, deadline, sent));
                     }
-                    // The answer was on its way for longer than the lock lives. Asked again, it is extended or granted anew.
+                    // The answer took longer than the lock lives. A repetition extends the lock or
+                    // gets a new grant.
                 }
                 Ok((None, _)) => return Err(Error::Setup("POST was answered 204".into())),
                 Err(Error::Refused(problem))
-                    if problem.code == "invalid_wait" && longest > SHORTEST_TURN =>
+                    if problem.code == "invalid_wait" && longest > SHORTEST_WAIT =>
                 {
-                    longest = (turn / 2).max(SHORTEST_TURN);
+                    longest = (request_wait / 2).max(SHORTEST_WAIT);
                 }
                 Err(Error::Refused(problem)) if problem.code == "lock_held" => {
                     if end_of_wait.has_passed() {
@@ -210,8 +220,8 @@ impl Lock {
                             expires_in: expires_in_ms.map(Duration::from_millis),
                         });
                     }
-                    // Answered before its turn was over: not to be asked again at once.
-                    if Moment::now().since(asked) < turn / 2 {
+                    // The answer came early, so the repetition waits.
+                    if Moment::now().since(sent) < request_wait / 2 {
                         let pause = Duration::from_millis(problem.retry_after_ms.unwrap_or(1_000));
                         tokio::time::sleep(pause.min(end_of_wait.left())).await;
                     }
@@ -233,10 +243,10 @@ impl Lock {
     }
 }
 
-/// A lock that may have been granted without anybody having its token. Dropped, it is released in the background.
+/// An acquire whose token has not arrived. Dropping it releases the lock in the background.
 struct Unanswered(Option<Request>);
 
-/// By which it was asked for.
+/// Identifies an acquire for its release.
 #[derive(Debug, Clone)]
 struct Request {
     client: Client,
@@ -248,23 +258,28 @@ impl Request {
     async fn release(&self) {
         let Self { client, name, key } = self;
         if let Err(error) = client.release_by_key(name, key).await {
-            tracing::debug!(name, %error, "a lock that was asked for in vain was not released by its key");
+            tracing::debug!(
+                name,
+                %error,
+                "an unanswered acquire was not released by its idempotency key"
+            );
         }
     }
 }
 
 impl Drop for Unanswered {
     fn drop(&mut self) {
-        // Without a runtime it ends with its TTL.
+        // Without a runtime the lock ends with its TTL.
         if let (Some(request), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
             runtime.spawn(async move { request.release().await });
         }
     }
 }
 
-/// It is extended at a third of its validity: with half of it or more as margin hardly any time would be left for trying again.
-fn margin(ttl: Duration, asked: Option<Duration>) -> Result<Duration, Error> {
-    match asked {
+/// A guard extends at a third of the validity. A margin of half the TTL or more would leave hardly
+/// any time for a second try.
+fn margin(ttl: Duration, chosen: Option<Duration>) -> Result<Duration, Error> {
+    match chosen {
         None => Ok((ttl / 10).min(LONGEST_MARGIN)),
         Some(margin) if margin.saturating_mul(2) < ttl => Ok(margin),
         Some(margin) => Err(Error::Setup(format!(
@@ -278,18 +293,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_margin_of_half_the_ttl_left_no_time_to_try_again() {
+    fn a_margin_is_less_than_half_the_ttl() {
         let ttl = Duration::from_secs(1);
         let ms = Duration::from_millis;
         assert_eq!(margin(ttl, None).unwrap(), ms(100));
         assert_eq!(margin(ttl * 60, None).unwrap(), LONGEST_MARGIN);
         assert_eq!(margin(ttl, Some(ms(499))).unwrap(), ms(499));
         for wrong in [ms(500), ttl, Duration::MAX] {
-            let told = margin(ttl, Some(wrong)).unwrap_err().to_string();
+            let error = margin(ttl, Some(wrong)).unwrap_err().to_string();
             assert!(
-                told.contains(&format!("{wrong:?}"))
-                    && told.contains("less than half of the TTL of 1s"),
-                "{told}"
+                error.contains(&format!("{wrong:?}"))
+                    && error.contains("less than half of the TTL of 1s"),
+                "{error}"
             );
         }
     }

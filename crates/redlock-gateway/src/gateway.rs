@@ -309,11 +309,10 @@ impl Gateway {
         client: &Client,
     ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
-        self.within_share(client.releases(name.as_str(), &terms))?;
+        let release = self.within_share(client.begin_release(name.as_str(), terms))?;
         let result = self.locks.release(name, &token.known).await;
-        match &result {
-            Ok(()) => client.released(name.as_str(), &terms),
-            Err(_) => client.not_released(name.as_str(), &terms),
+        if result.is_ok() {
+            release.succeeded();
         }
         self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }
@@ -326,12 +325,11 @@ impl Gateway {
         client: &Client,
     ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
-        self.within_share(client.releases(name.as_str(), &terms))?;
+        let release = self.within_share(client.begin_release(name.as_str(), terms))?;
         let owner = tokens::owner_of_key(&self.cluster, name, principal, idempotency_key);
         let result = self.locks.release_owner(name, &owner).await.map(|_| ());
-        match &result {
-            Ok(()) => client.released(name.as_str(), &terms),
-            Err(_) => client.not_released(name.as_str(), &terms),
+        if result.is_ok() {
+            release.succeeded();
         }
         self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }

@@ -223,7 +223,7 @@ impl App {
         let trace = TraceIds::of(span.as_ref(), request.headers());
         let peer = request.extensions().get::<Peer>();
         let address = peer.map(Peer::address);
-        let place = peer.map(|peer| peer.place().clone());
+        let place = peer.map(|peer| peer.slot().clone());
         // Kept to the end: a client that is lost would come back with another line.
         let client = peer.map(|peer| peer.client().clone());
         let line = client.as_ref().map(|client| &client.queue);

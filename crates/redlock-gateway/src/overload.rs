@@ -1,13 +1,28 @@
-//! What keeps one client from being felt by the others: places, turns, quotas and budgets.
+//! Keeps one client's load from slowing the others: limits, fair queueing, quotas and budgets.
 //!
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
-//! | [`capacity`] | how much of everything there may be, by memory and file descriptors | what it is used for |
-//! | [`clients`] | what each client has taken of what all share | what it is taken for |
-//! | `in_flight` | requests in flight, and who waits for a place among them | locks |
-//! | `memory_budget` | who may store how much when the masters' memory is short | nodes, locks |
+//! | [`capacity`] | the limits that follow from memory and file descriptors | what is limited |
+//! | [`clients`] | each client's share of the common resources | what the resources are used for |
+//! | `in_flight` | requests in flight, and the permits that bound them | locks |
+//! | `memory_budget` | each client's limit when the masters' memory is short | nodes, locks |
 //! | `wait_share` | how many waiters each client may have | the queue of a lock |
 //! | [`refusals`] | a summary of refused requests, in few log lines | why they were refused |
+//!
+//! # The accounting of one client
+//!
+//! Each count is entered at one point. A permit leaves its count when it is dropped.
+//!
+//! | count | entered by | left by |
+//! | --- | --- | --- |
+//! | connections | `Connections::enter` | drop of the `ConnectionSlot` |
+//! | requests in the fair queue | `FairQueue::take` | end of that call |
+//! | in flight, running | `Requests::enter` | drop of [`InFlight`], or `InFlight::wait` |
+//! | waiting, locks waited for | `WaitShare::take` | drop of the `WaitPermit` |
+//! | listings | `Listings::begin` | drop of its permits |
+//! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
+//! | quota of an extension | `Client::extended` | the end of the lock |
+//! | quota of a release | `Client::begin_release` | `PendingRelease`: succeeded, or dropped |
 
 pub mod capacity;
 pub mod clients;

@@ -265,7 +265,7 @@ pub fn within_descriptors(config: Config) -> Result<Config, String> {
         Nodes::Embedded(_) => 0,
         Nodes::Redis(urls) => urls.len(),
     };
-    let others = connections::SPARE + connections::LEAVING;
+    let others = connections::SPARE + connections::MAX_CLOSING;
     let of_operators = config.settings.admin_listen.map_or(0, |_| OPERATORS.connections + others);
     let capacity = config.capacity.within(descriptors, nodes, others + of_operators)?;
     Ok(Config { capacity, ..config })

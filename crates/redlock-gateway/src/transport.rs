@@ -1,11 +1,11 @@
-//! From a socket to requests: which connections are open, TLS, and whether a client is still there.
+//! Turns sockets into requests: open connections, TLS, and clients that hang up.
 //!
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
-//! | `connections` | which connections are open, and which one ends when another needs its place | HTTP |
-//! | `connection` | one accepted connection, and its requests with the client that sent them | routes, nodes |
-//! | `tls` | what HTTPS is served with, also when certificates are replaced | connections |
-//! | `disconnect` | who is at the other end of a connection, and whether still | HTTP, locks |
+//! | `connections` | which connections are open, and which one is closed for a newcomer | HTTP |
+//! | `connection` | one accepted connection, and its requests with their client | routes, nodes |
+//! | `tls` | the HTTPS configuration, also when certificates are replaced | connections |
+//! | `disconnect` | the client of a connection, and whether it is still there | HTTP, locks |
 
 pub(crate) mod connection;
 pub(crate) mod connections;

@@ -1,8 +1,9 @@
-//! The functions of Redis' module interface that are used here, as `redismodule.h` declares them, and safe hands for them.
-//! The only file that may be unsafe.
+//! Safe wrappers for the functions of Redis' module interface that are used here, declared as in
+//! `redismodule.h`. The only file that may be unsafe.
 //!
-//! Declared by hand: the interface is a C ABI that Redis has kept since 4.0, these are two dozen of its functions, and a
-//! generator of bindings would want libclang wherever the workspace is built.
+//! Declared by hand: the interface is a C ABI that Redis has kept since 4.0, and these are two
+//! dozen of its functions. A generator of bindings would need libclang wherever the workspace is
+//! built.
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_ulonglong, c_void};
 use std::ptr::NonNull;
@@ -15,17 +16,18 @@ const READ: c_int = 1;
 const WRITE: c_int = 2;
 const KEY_IS_EMPTY: c_int = 0;
 const KEY_IS_TEXT: c_int = 1;
-/// In place of a time.
+/// Stands for no expiry.
 pub(crate) const NO_EXPIRY: c_longlong = -1;
 const FLAG_OUT_OF_MEMORY: c_int = 1 << 10;
-/// Access, update, insert, delete.
+/// Permissions to access, update, insert and delete.
 const MAY_READ_AND_WRITE: c_int = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7;
-/// Keys are opened to be written also where they are only read then: who watches a key hears of it when it was changed.
+/// Keys are opened for writing even where they are only read. With this option, clients that watch
+/// a key are notified only of changes.
 const OPTION_NO_IMPLICIT_SIGNAL: c_int = 1 << 1;
 const EVENT_GENERIC: c_int = 1 << 2;
 const EVENT_TEXT: c_int = 1 << 3;
 
-/// Of one call of a command; Redis' own.
+/// The context of one call; Redis' own.
 #[repr(C)]
 pub struct RawContext {
     get_api: *mut c_void,
@@ -40,7 +42,7 @@ type Command = unsafe extern "C" fn(Ctx, *mut Text, c_int) -> c_int;
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $answer:ty)?;)*) => {
-        /// Where they are in this process.
+        /// The addresses of the functions in this process.
         #[allow(non_snake_case)]
         struct Functions {
             Replicate: unsafe extern "C" fn(Ctx, *const c_char, *const c_char, ...) -> c_int,
@@ -48,17 +50,17 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// `None` when the server is older than one of them.
+            /// Finds the functions; `None` when the server is too old for one of them.
             ///
             /// # Safety
-            /// The context is one that the server has given.
+            /// The server must have given this context.
             unsafe fn find(ctx: Ctx) -> Option<Self> {
                 type Get = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
                 // SAFETY: a context begins with the address of this function.
                 let get: Get = unsafe { std::mem::transmute((*ctx).get_api) };
                 let find = |name: &CStr| {
                     let mut found = std::ptr::null_mut();
-                    // SAFETY: it writes an address, or nothing.
+                    // SAFETY: the function writes an address, or nothing.
                     let status = unsafe { get(name.as_ptr(), &mut found) };
                     (status == OK && !found.is_null()).then_some(found)
                 };
@@ -115,12 +117,12 @@ functions! {
 pub(crate) struct Server(Functions);
 
 impl Server {
-    /// Registers the module; `None` when the server is too old, or has it already.
+    /// Registers the module; `None` when the server is too old, or has loaded it already.
     ///
     /// # Safety
-    /// The context is that of `RedisModule_OnLoad`.
+    /// The context must be that of `RedisModule_OnLoad`.
     pub(crate) unsafe fn join(ctx: Ctx, name: &CStr, version: c_int) -> Option<Self> {
-        // SAFETY: as promised.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let functions = Functions::find(ctx)?;
             if (functions.IsModuleNameBusy)(name.as_ptr()) != 0 {
@@ -132,10 +134,10 @@ impl Server {
         }
     }
 
-    /// A command without keys among its arguments: which it touches stands inside them.
+    /// Adds a command without keys among its arguments: the keys are inside of them.
     ///
     /// # Safety
-    /// The context is that of `RedisModule_OnLoad`.
+    /// The context must be that of `RedisModule_OnLoad`.
     pub(crate) unsafe fn add_command(
         &self,
         ctx: Ctx,
@@ -143,16 +145,16 @@ impl Server {
         run: Command,
         flags: &CStr,
     ) -> bool {
-        // SAFETY: as promised; Redis copies both texts.
+        // SAFETY: guaranteed by the caller; Redis copies both texts.
         unsafe { (self.0.CreateCommand)(ctx, name.as_ptr(), run, flags.as_ptr(), 0, 0, 0) == OK }
     }
 
-    /// What tells this process from every other one of the same master.
+    /// The run_id, which distinguishes this process from every other one of the same master.
     ///
     /// # Safety
-    /// The context is one that the server has given.
+    /// The server must have given this context.
     pub(crate) unsafe fn run_id(&self, ctx: Ctx) -> Option<Vec<u8>> {
-        // SAFETY: as promised; the field belongs to the answer, which lives until it is freed.
+        // SAFETY: guaranteed by the caller; `info` owns the field until it is freed.
         unsafe {
             let info = NonNull::new((self.0.GetServerInfo)(ctx, c"server".as_ptr()))?;
             let field = (self.0.ServerInfoGetFieldC)(info.as_ptr(), c"run_id".as_ptr());
@@ -162,12 +164,12 @@ impl Server {
         }
     }
 
-    /// One call of a command.
+    /// Wraps one call of a command.
     ///
     /// # Safety
-    /// Context and arguments are those that Redis has given this call.
+    /// Context and arguments must be those that Redis passed to this call.
     pub(crate) unsafe fn call(&self, ctx: Ctx, arguments: *mut Text, count: c_int) -> Call<'_> {
-        // SAFETY: as promised.
+        // SAFETY: guaranteed by the caller.
         let arguments = unsafe {
             std::slice::from_raw_parts(arguments, usize::try_from(count).unwrap_or_default())
         };
@@ -182,10 +184,11 @@ pub(crate) struct Call<'a> {
     arguments: &'a [Text],
 }
 
-// SAFETY of what follows: the context lives as long as the call. Every text, key and user that is made here is freed by its
-// owner's Drop, and what Redis lends of a key is copied before the key is closed.
+// SAFETY of the calls below: the context lives as long as the call. Every text, key and user that
+// is made here is freed by its owner's Drop. Data that Redis lends from a key is copied before the
+// key is closed.
 impl Call<'_> {
-    /// An argument; the name of the command is the first.
+    /// Returns an argument; the first is the name of the command.
     pub(crate) fn argument(&self, at: usize) -> Option<&[u8]> {
         let text = *self.arguments.get(at)?;
         let mut length = 0;
@@ -202,14 +205,14 @@ impl Call<'_> {
     }
 
     pub(crate) fn reply(&self, answer: &[u8]) -> c_int {
-        // SAFETY: Redis copies it.
+        // SAFETY: Redis copies the bytes.
         unsafe {
             (self.functions.ReplyWithStringBuffer)(self.ctx, answer.as_ptr().cast(), answer.len())
         }
     }
 
     pub(crate) fn reply_error(&self, error: &CStr) -> c_int {
-        // SAFETY: Redis copies it.
+        // SAFETY: Redis copies the bytes.
         unsafe { (self.functions.ReplyWithError)(self.ctx, error.as_ptr()) }
     }
 
@@ -220,8 +223,9 @@ impl Call<'_> {
         unsafe { (self.functions.PublishMessage)(self.ctx, channel.text, message.text) };
     }
 
-    /// Whose permissions count. `None` for a caller that is no client, as another module may be, and for a client whose user is
-    /// in no ACL table. By the client's id: Redis 7.0 crashes when it is asked for the name of a caller without a user.
+    /// The user whose permissions count. `None` for a caller that is no client, as another module
+    /// may be, and for a client whose user is not in the ACL table. Found by the client's id: Redis
+    /// 7.0 crashes when asked for the name of a caller without a user.
     pub(crate) fn user(&self) -> Option<CallingUser<'_>> {
         // SAFETY: see above.
         unsafe {
@@ -234,13 +238,13 @@ impl Call<'_> {
     }
 
     pub(crate) fn text(&self, bytes: &[u8]) -> OwnText<'_> {
-        // SAFETY: Redis copies it.
+        // SAFETY: Redis copies the bytes.
         let text =
             unsafe { (self.functions.CreateString)(self.ctx, bytes.as_ptr().cast(), bytes.len()) };
         OwnText { call: self, text }
     }
 
-    /// A key, whether there is one or not. `None` when the server refuses.
+    /// Opens a key, whether it exists or not. `None` when the server refuses.
     pub(crate) fn open<'a>(&'a self, name: OwnText<'a>) -> Option<OpenKey<'a>> {
         // SAFETY: see above.
         let key =
@@ -249,7 +253,7 @@ impl Call<'_> {
     }
 }
 
-/// A text of Redis that is ours.
+/// A Redis string that this module owns.
 pub(crate) struct OwnText<'a> {
     call: &'a Call<'a>,
     text: Text,
@@ -257,7 +261,7 @@ pub(crate) struct OwnText<'a> {
 
 impl Drop for OwnText<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was made for this, and what has kept it has counted.
+        // SAFETY: made by this module; Redis counts its own references.
         unsafe { (self.call.functions.FreeString)(self.call.ctx, self.text) };
     }
 }
@@ -284,13 +288,13 @@ impl CallingUser<'_> {
 
 impl Drop for CallingUser<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was made for this.
+        // SAFETY: made by this module, and freed once.
         unsafe { (self.call.functions.FreeModuleUser)(self.user.as_ptr()) };
     }
 }
 
-/// A key that is open: what is changed goes to the append-only file and to replicas, as the plain command that does the same,
-/// so that a server without the module can load and follow it.
+/// An open key. Changes go to the append-only file and to replicas as the plain command that does
+/// the same. So a server without the module can load and follow them.
 pub(crate) struct OpenKey<'a> {
     key: Handle<'a>,
     name: OwnText<'a>,
@@ -304,19 +308,20 @@ struct Handle<'a> {
 
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was opened for this.
+        // SAFETY: opened by this module, and closed once.
         unsafe { (self.call.functions.CloseKey)(self.key.as_ptr()) };
     }
 }
 
-/// What was done to a key that is closed.
+/// The changes of a closed key.
 pub(crate) struct Changes<'a> {
     name: OwnText<'a>,
     changes: Vec<(c_int, &'static CStr)>,
 }
 
 impl Changes<'_> {
-    /// Other modules hear of it at once, and may change any key: none may be open.
+    /// Notifies other modules and watching clients. Other modules may change any key at once, so
+    /// none may be open.
     pub(crate) fn tell(&self) {
         let call = self.name.call;
         let name = self.name.text;
@@ -341,7 +346,7 @@ impl<'a> OpenKey<'a> {
         unsafe { (self.functions().KeyType)(self.key.key.as_ptr()) }
     }
 
-    /// What it holds; `Err` for what is no text, `None` for nothing.
+    /// The value: `None` for a missing key, `Err` for one that is not a string.
     pub(crate) fn value(&self) -> Result<Option<Bytes>, NoText> {
         let mut length = 0;
         match self.kind() {
@@ -355,23 +360,25 @@ impl<'a> OpenKey<'a> {
         }
     }
 
-    /// In milliseconds; `None` without an expiry.
+    /// Time to live in milliseconds; `None` without an expiry.
     pub(crate) fn time_to_live(&self) -> Option<u64> {
         // SAFETY: see `Call`.
         u64::try_from(unsafe { (self.functions().GetExpire)(self.key.key.as_ptr()) }).ok()
     }
 
-    /// When it ends, in milliseconds since 1970; negative without an expiry.
+    /// The expiry, in milliseconds since 1970; negative without one.
     pub(crate) fn ends_at(&self) -> c_longlong {
         // SAFETY: see `Call`.
         unsafe { (self.functions().GetAbsExpire)(self.key.key.as_ptr()) }
     }
 
-    /// Ends as said, in milliseconds since 1970 or [`NO_EXPIRY`]; like before when `None`, which is for texts only.
+    /// Sets the value, with an expiry in milliseconds since 1970 or [`NO_EXPIRY`]. `None` keeps the
+    /// expiry, and is only for a key that holds a string.
     pub(crate) fn set(&mut self, value: &[u8], ends_at: Option<c_longlong>) {
         let call = self.name.call;
         let text = call.text(value);
-        // A text is written over where it stands: to replace it, Redis looks for its key another ten times.
+        // A string is overwritten in place. To replace it, Redis would look up its key another ten
+        // times.
         if self.kind() == KEY_IS_TEXT {
             self.overwrite(value);
         } else {
@@ -385,7 +392,8 @@ impl<'a> OpenKey<'a> {
         let ends_at = ends_at.unwrap_or_else(|| self.ends_at());
         let replicate = self.functions().Replicate;
         let command = c"SET".as_ptr();
-        // SAFETY: see `Call`. The formats name what follows them: text, C text, number.
+        // SAFETY: see `Call`. The formats name the arguments behind them: Redis string, C string,
+        // number.
         unsafe {
             if ends_at == NO_EXPIRY {
                 replicate(call.ctx, command, c"ss".as_ptr(), self.name.text, text.text);
@@ -405,10 +413,11 @@ impl<'a> OpenKey<'a> {
         self.changes.push((EVENT_TEXT, c"set"));
     }
 
-    /// Of a text. Its expiry stays.
+    /// Overwrites a string. Its expiry stays.
     fn overwrite(&self, value: &[u8]) {
         let mut length = 0;
-        // SAFETY: Redis gives so many bytes that are this key's alone, until it is touched again.
+        // SAFETY: Redis returns `length` bytes that belong to this key alone until the key is
+        // touched again.
         unsafe {
             (self.functions().StringTruncate)(self.key.key.as_ptr(), value.len());
             let stands =
@@ -461,5 +470,5 @@ impl<'a> OpenKey<'a> {
     }
 }
 
-/// The key holds a list or the like.
+/// The key holds another type than a string.
 pub(crate) struct NoText;

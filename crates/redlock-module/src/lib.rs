@@ -1,18 +1,22 @@
-//! The rules of locks as a native command: what `node/locks.lua` does, by the very code of embedded and simulated nodes
-//! (`node/rules.rs`) over the keys of the server. It makes masters faster and promises nothing else.
+//! The rules of locks as a native Redis command: the work of `node/locks.lua`, by the code of
+//! embedded and simulated nodes (`node/rules.rs`) over the server's keys. It makes masters faster
+//! and promises nothing else.
 //!
-//! `redis-server --loadmodule libredlock_module.so`, or `MODULE LOAD`. A gateway tries the command whenever it connects, and
-//! speaks Lua to a master that has not got it, or for calls of another version; so masters with and without it mix.
+//! Load it with `redis-server --loadmodule libredlock_module.so`, or `MODULE LOAD`. A gateway tries
+//! the command whenever it connects. It uses Lua with a master that lacks the command, or has
+//! another version of it. So masters with and without the module mix.
 //!
-//! `REDLOCK.CALL <run_id> <call>` gives the answer, both as `node/codec.rs` says; `NOSCRIPT` when the process is another one or
-//! the call is of another version: then nothing of it ran.
+//! `REDLOCK.CALL <run_id> <call>` returns the answer; `node/codec.rs` defines both. It returns
+//! `NOSCRIPT` for another process's run_id or another version, and then nothing has run.
 //!
-//! Locks are ordinary keys, seen by every client. What is set goes to the append-only file and to replicas as plain `SET`,
-//! `DEL` and `PEXPIREAT`: a server without the module loads and follows it.
+//! Locks are ordinary keys, seen by every client. Changes go to the append-only file and to
+//! replicas as plain `SET`, `DEL` and `PEXPIREAT`, so a server without the module loads and follows
+//! them.
 //!
-//! The caller is a client, and its user is in the ACL table. The keys and the channel of hints are checked against that user.
-//! Every other caller is refused: a script, another module, a client with a user that a module made. The user is found by its
-//! name, so a module must not give its own user the name of one in the table.
+//! The caller must be a client whose user is in the ACL table. The keys and the channel of hints
+//! are checked against that user. Every other caller is refused: a script, another module, or a
+//! client whose user a module made. The user is found by its name, so a module must not give its
+//! own user the name of one in the table.
 
 mod api;
 mod space;
@@ -39,18 +43,20 @@ static MODULE: OnceLock<Module> = OnceLock::new();
 /// Called by the server when it loads the module.
 ///
 /// # Safety
-/// By the server only, with a context of its own.
+/// Only the server may call this, with a context of its own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, _: c_int) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: guaranteed by the caller.
     let joined = unsafe {
         let Some(server) = Server::join(ctx, c"redlock", c_int::from(codec::VERSION)) else {
             return api::ERR;
         };
         let Some(run_id) = server.run_id(ctx) else { return api::ERR };
-        // No `deny-oom`: releases work without memory, and acquires are refused one by one. No scripts: they have no user.
+        // No `deny-oom`: releases work without memory, and acquires are refused one by one.
+        // `deny-script`, because scripts have no user.
         let joined = server.add_command(ctx, c"redlock.call", call, c"write deny-script");
-        // It stands already where the system has kept the library through an unload: of the same process, so it holds.
+        // The system may have kept the library through an unload. Then the value is set already,
+        // for the same process, and holds.
         drop(MODULE.set(Module { server, run_id }));
         joined
     };
@@ -59,27 +65,26 @@ pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, 
 
 unsafe extern "C" fn call(ctx: *mut RawContext, arguments: *mut Text, count: c_int) -> c_int {
     let Some(module) = MODULE.get() else { return api::ERR };
-    // SAFETY: Redis gives them.
+    // SAFETY: Redis passes them to this call.
     let call = unsafe { module.server.call(ctx, arguments, count) };
-    // A panic must not unwind into the server. There is none known.
+    // A panic must not unwind into the server. None is known.
     match catch_unwind(AssertUnwindSafe(|| answer(&call, &module.run_id))) {
         Ok(Ok(answer)) => call.reply(&answer),
         Ok(Err(refusal)) => call.reply_error(refusal),
-        Err(_) => call.reply_error(c"ERR redlock: a defect of the module"),
+        Err(_) => call.reply_error(c"ERR redlock: an internal error of the module"),
     }
 }
 
-/// Runs what is asked, after all of it was read.
+/// Runs the operations of a call, after all of it was decoded.
 fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
     let (Some(for_process), Some(codec)) = (call.argument(1), call.argument(2)) else {
         return Err(c"ERR wrong number of arguments for 'redlock.call' command");
     };
-    let user =
-        call.user().ok_or(c"NOPERM redlock: the caller is no client with a user of the ACL")?;
+    let user = call.user().ok_or(c"NOPERM redlock: the caller is not a client with an ACL user")?;
     if for_process != run_id {
         return Err(c"NOSCRIPT redlock: the call is for another process");
     }
-    let asked =
+    let request =
         codec::unpack_call(Bytes::copy_from_slice(codec)).map_err(|malformed| match malformed {
             Malformed::Version(_) => c"NOSCRIPT redlock: the call has another version",
             Malformed::Call => c"ERR the call is malformed",
@@ -88,23 +93,24 @@ fn answer(call: &Call<'_>, run_id: &[u8]) -> Result<Vec<u8>, &'static CStr> {
     let now_micros = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
     let mut space = Space::new(call, user, now_micros);
     let admitted =
-        space.get(&asked.marker_key).is_ok_and(|stands| stands == Some(asked.marker.clone()));
+        space.get(&request.marker_key).is_ok_and(|stored| stored == Some(request.marker.clone()));
     let mut answer = AnswerPacker::new(now_micros, admitted);
-    if asked.ops.is_empty() {
-        // Writes the marker that stands there once more: says whether this master takes writes.
+    if request.ops.is_empty() {
+        // A call without operations writes the present marker once more, to report whether this
+        // master takes writes.
         let set = if admitted {
-            space.set(&asked.marker_key, asked.marker, Expiry::Never)
+            space.set(&request.marker_key, request.marker, Expiry::Never)
         } else {
             Ok(())
         };
         answer.write_error(&set.err().map(|error| error.to_string()).unwrap_or_default());
     }
     space.end_operation();
-    for op in &asked.ops {
-        let vote = rules::run(&mut space, &asked.settings, admitted, op);
+    for op in &request.ops {
+        let vote = rules::run(&mut space, &request.settings, admitted, op);
         space.end_operation();
         if let Some(hint) = op.hint_for(&vote) {
-            space.publish(&asked.channel, hint.as_bytes());
+            space.publish(&request.channel, hint.as_bytes());
         }
         answer.vote(&vote);
     }

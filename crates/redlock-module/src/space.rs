@@ -1,4 +1,4 @@
-//! The keys of a master, as the rules see them.
+//! The keys of a master, as [`rules`](redlock_core::node::rules) use them.
 
 use std::ffi::c_longlong;
 
@@ -12,10 +12,11 @@ pub(crate) struct Space<'a> {
     user: CallingUser<'a>,
     now_micros: u64,
     is_out_of_memory: bool,
-    /// Whether this operation has given memory back, or changed an expiry: then it may write on, as a script may that has
-    /// written. An operation that is cut off between its writes would be worse than a few bytes.
+    /// Whether this operation has released memory, or changed an expiry. Then it may go on writing,
+    /// like a script that has written. An operation cut off between its writes would be worse than
+    /// a few bytes.
     has_written: bool,
-    /// Those of this operation: each is looked for, and allowed, once. A lock and its fence.
+    /// The keys of this operation, a lock and its token watermark. Each is opened and checked once.
     open: [Option<(Bytes, OpenKey<'a>)>; 2],
 }
 
@@ -25,7 +26,7 @@ impl<'a> Space<'a> {
         Self { call, user, now_micros, is_out_of_memory, has_written: false, open: [None, None] }
     }
 
-    /// Each operation stands alone.
+    /// Closes the operation's keys and publishes their changes. Operations are independent.
     pub(crate) fn end_operation(&mut self) {
         self.has_written = false;
         let closed = std::mem::take(&mut self.open).map(|slot| slot.map(|(_, key)| key.close()));
@@ -38,12 +39,12 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// A key that the caller may use.
+    /// Opens a key that the caller may use.
     fn key(&mut self, name: &Bytes) -> Result<&mut OpenKey<'a>, KeyError> {
-        let is_it = |slot: &Option<(Bytes, OpenKey<'_>)>| {
-            slot.as_ref().is_some_and(|(stands, _)| stands == name)
+        let is_named = |slot: &Option<(Bytes, OpenKey<'_>)>| {
+            slot.as_ref().is_some_and(|(open_name, _)| open_name == name)
         };
-        let at = match self.open.iter().position(is_it) {
+        let at = match self.open.iter().position(is_named) {
             Some(at) => at,
             None => {
                 let opened = self.call.open(self.allowed(name)?).ok_or(KeyError::WrongType)?;
@@ -60,8 +61,8 @@ impl<'a> Space<'a> {
         if self.user.may_use(&name) { Ok(name) } else { Err(KeyError::Forbidden) }
     }
 
-    /// In milliseconds since 1970.
-    fn ends_in(&self, millis: u64) -> c_longlong {
+    /// Now plus `millis`, in milliseconds since 1970.
+    fn expiry_after(&self, millis: u64) -> c_longlong {
         c_longlong::try_from((self.now_micros / 1_000).saturating_add(millis))
             .unwrap_or(c_longlong::MAX / 2)
     }
@@ -85,7 +86,7 @@ impl KeySpace for Space<'_> {
             return Err(KeyError::OutOfMemory);
         }
         let ends_at = match expiry {
-            Expiry::In(millis) => Some(self.ends_in(millis)),
+            Expiry::In(millis) => Some(self.expiry_after(millis)),
             Expiry::Never => Some(NO_EXPIRY),
             Expiry::Keep => None,
         };
@@ -95,7 +96,7 @@ impl KeySpace for Space<'_> {
     }
 
     fn expire(&mut self, key: &Bytes, millis: u64) {
-        let at = self.ends_in(millis);
+        let at = self.expiry_after(millis);
         if let Ok(key) = self.key(key) {
             key.expire_at(at);
             self.has_written = true;

@@ -125,7 +125,8 @@ fn a_new_file_forgets_nothing_of_what_a_key_holds() {
     let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
     let client =
         || authenticator.identify(Some(Credential::Key(&text))).unwrap().client().unwrap().clone();
-    let one = Terms { limit: Some(400), fence_life: Duration::from_secs(10), ..Terms::default() };
+    let one =
+        Terms { limit: Some(400), watermark_life: Duration::from_secs(10), ..Terms::default() };
     let takes = |name: &str| {
         let until = Instant::now() + Duration::from_secs(60);
         client().reserve(name, 0, until, one.clone()).map(|reserved| reserved.granted(until))

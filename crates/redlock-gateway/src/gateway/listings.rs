@@ -9,7 +9,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use redlock_core::{ListCursor, LockName, LockState};
 use sha2::Sha256;
 
-use crate::overload::clients::{Client, Counter, Place};
+use crate::overload::clients::{Client, Counter, Permit};
 
 /// Listings at a time, of all clients and of one.
 const MAX: usize = 2;
@@ -50,7 +50,7 @@ pub(super) struct Listings(Counter);
 
 impl Listings {
     /// Takes a place for a listing, of this gateway's and of its client's.
-    pub(super) fn begin(&self, client: &Client) -> Result<(Place, Place), TooManyListings> {
+    pub(super) fn begin(&self, client: &Client) -> Result<(Permit, Permit), TooManyListings> {
         let refused = |max, of_this_client| TooManyListings { max, of_this_client };
         let own = client.listing.take(MAX_OF_ONE).ok_or(refused(MAX_OF_ONE, true))?;
         let place = self.0.take(MAX).ok_or(refused(MAX, false))?;

@@ -196,7 +196,7 @@ impl Access {
         } else {
             access.caller = identify(route, parts)?;
             if let Some(peer) = parts.extensions.get::<Peer>() {
-                peer.place().known();
+                peer.slot().show_key();
             }
             if let Some(client) = access.caller.client() {
                 access.client.clone_from(client);

@@ -1,46 +1,49 @@
-//! How much of everything there may be: what an amount of memory comes to, and what of it the system's file descriptors
-//! allow.
+//! Derives the limits of the process from its memory budget and the system's file descriptors.
 //!
-//! The costs are measured, at their worst and on the allocator of the release (`tests/operations/memory.rs`): resident
-//! memory of the process. What the kernel keeps for sockets comes on top, and is bounded by its own settings (tcp_mem).
+//! The costs are resident memory of the process, measured at their worst with the release's
+//! allocator (`tests/operations/memory.rs`). The kernel's socket buffers come on top; the kernel
+//! bounds them itself (`tcp_mem`).
 
 use bytesize::ByteSize;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Longest head of a request.
+/// Longest head of a request, in bytes.
 pub const HEAD: usize = 16 * KIB as usize;
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 const GIB: u64 = 1024 * MIB;
 
-/// The process without a client: program, nodes, metrics.
-const BASE: u64 = 48 * MIB;
-/// A connection with a head that is all but whole.
-const CONNECTION: u64 = 34 * KIB;
-/// The same over TLS, with a record of 16 KB behind it that is all but whole, and what the allocator cannot use between them.
-const TLS_CONNECTION: u64 = 68 * KIB;
-/// A request that is being worked on, beyond its connection.
-const REQUEST: u64 = 16 * KIB;
-/// A request that waits for a lock, beyond its connection.
-const WAITER: u64 = 8 * KIB;
+/// Bytes of the process without a client: program, nodes, metrics.
+const BASE_BYTES: u64 = 48 * MIB;
+/// Bytes of a connection whose request head is almost complete.
+const CONNECTION_BYTES: u64 = 34 * KIB;
+/// Bytes of a TLS connection: the same head, an almost complete record of 16 KB behind it, and the
+/// allocator's loss between them.
+const TLS_CONNECTION_BYTES: u64 = 68 * KIB;
+/// Bytes of a request in flight, beyond its connection.
+const REQUEST_BYTES: u64 = 16 * KIB;
+/// Bytes of a waiter, beyond its connection.
+const WAITER_BYTES: u64 = 8 * KIB;
 
-/// The smallest budget that anything can be served with.
+/// The smallest memory budget that the gateway accepts.
 pub const SMALLEST: ByteSize = ByteSize::b(64 * MIB);
-/// What the defaults below were chosen for; they grow and shrink with the budget.
+/// The budget that the default limits below belong to. They scale with the budget.
 const REFERENCE: u64 = GIB;
 const CONNECTIONS: u64 = 16_000;
 const TLS_CONNECTIONS: u64 = 12_000;
 const IN_FLIGHT: u64 = 4096;
-/// Of all connections: each waiter keeps one, and others need some too.
-const WAITERS: (u64, u64) = (5, 8);
+/// Waiters as a fraction of all connections. Each waiter keeps a connection, and other requests
+/// need some too.
+const WAITERS_PER_CONNECTIONS: (u64, u64) = (5, 8);
 
-/// Descriptors of the process itself: log, files that are read again, the listener, the runtime.
+/// File descriptors of the process itself: log, files that are read again, the listener, the
+/// runtime.
 const OWN_DESCRIPTORS: usize = 48;
-/// Of each master: votes, hints, and both once more while they are built up anew.
+/// File descriptors for each master: votes, hints, and both once more during a reconnect.
 const NODE_DESCRIPTORS: usize = 8;
 
-/// What an operator has said.
+/// The operator's settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Given {
     pub budget: ByteSize,
@@ -49,34 +52,34 @@ pub struct Given {
     pub waiters: Option<usize>,
     pub in_flight: Option<usize>,
     pub tls: bool,
-    /// Whether the locks are in this process, too.
+    /// Whether the nodes are embedded, so that this process stores the locks too.
     pub embedded: bool,
 }
 
-/// How much of everything there may be.
+/// The limits of the process.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
     pub connections: usize,
     pub waiters: usize,
     pub in_flight: usize,
-    /// Bytes for the locks of embedded nodes, of all nodes together.
+    /// Bytes for the locks of all embedded nodes together; 0 without embedded nodes.
     pub locks: u64,
     given: Given,
 }
 
 impl Capacity {
     pub fn new(given: Given) -> Self {
-        let spendable = given.budget.as_u64().saturating_sub(BASE);
+        let spendable = given.budget.as_u64().saturating_sub(BASE_BYTES);
         let locks = if given.embedded { spendable / 2 } else { 0 };
         let scaled = |of_reference: u64| {
             let spendable = spendable - locks;
-            let share =
-                u128::from(of_reference) * u128::from(spendable) / u128::from(REFERENCE - BASE);
+            let share = u128::from(of_reference) * u128::from(spendable)
+                / u128::from(REFERENCE - BASE_BYTES);
             usize::try_from(share).unwrap_or(usize::MAX).max(1)
         };
         let limit = if given.tls { TLS_CONNECTIONS } else { CONNECTIONS };
         let connections = given.connections.unwrap_or_else(|| scaled(limit));
-        let waiters = connections as u64 * WAITERS.0 / WAITERS.1;
+        let waiters = connections as u64 * WAITERS_PER_CONNECTIONS.0 / WAITERS_PER_CONNECTIONS.1;
         Self {
             connections,
             waiters: given.waiters.unwrap_or((waiters as usize).max(1)),
@@ -86,55 +89,60 @@ impl Capacity {
         }
     }
 
-    /// Connections of one address: half of all, where nothing else is said.
+    /// Connections that one address may have: half of all by default.
     pub fn connections_per_client(&self) -> usize {
         self.given.connections_per_client.unwrap_or(self.connections.div_ceil(2))
     }
 
-    /// Whether that bounds loopback too. A proxy on the same machine has all clients behind it.
+    /// Whether that limit applies to loopback too. A proxy on the same machine stands for all its
+    /// clients.
     pub fn bounds_loopback(&self) -> bool {
         self.given.connections_per_client.is_some()
     }
 
-    /// With so many connections as the descriptors allow that are left when `nodes` masters and `others` have theirs.
+    /// Lowers the connections to the descriptors that are left after those of `nodes` masters and
+    /// `others`.
     ///
     /// # Errors
-    /// None are left.
+    /// Fails when none are left.
     pub fn within(self, descriptors: u64, nodes: usize, others: usize) -> Result<Self, String> {
         let reserved = OWN_DESCRIPTORS + nodes * NODE_DESCRIPTORS + others;
         let left = usize::try_from(descriptors).unwrap_or(usize::MAX).saturating_sub(reserved);
         if left == 0 {
             return Err(format!(
-                "{descriptors} files may be open, and {reserved} are kept for the nodes and the gateway itself: raise \
-                 ulimit -n"
+                "{descriptors} files may be open, and {reserved} are kept for the nodes and the \
+                 gateway itself: raise ulimit -n"
             ));
         }
         let given = Given { connections: Some(self.connections.min(left)), ..self.given };
         Ok(if left < self.connections { Self::new(given) } else { self })
     }
 
-    /// What each limit costs at most, and all of them together.
+    /// The most bytes that each limit may cost, by flag, and their sum with the fixed costs.
     pub fn costs(&self) -> ([(&'static str, usize, ByteSize); 3], ByteSize) {
-        let connection = if self.given.tls { TLS_CONNECTION } else { CONNECTION };
+        let connection = if self.given.tls { TLS_CONNECTION_BYTES } else { CONNECTION_BYTES };
         let cost = |count: usize, each| ByteSize::b((count as u64).saturating_mul(each));
         let costs = [
             ("--max-connections", self.connections, cost(self.connections, connection)),
-            ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST)),
-            ("--max-waiters", self.waiters, cost(self.waiters, WAITER)),
+            ("--max-in-flight", self.in_flight, cost(self.in_flight, REQUEST_BYTES)),
+            ("--max-waiters", self.waiters, cost(self.waiters, WAITER_BYTES)),
         ];
         let sum = costs
             .iter()
-            .fold(BASE + self.locks, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
+            .fold(BASE_BYTES + self.locks, |sum, (_, _, cost)| sum.saturating_add(cost.as_u64()));
         (costs, ByteSize::b(sum))
     }
 
-    /// That the limits cost more than there is.
+    /// A description of the limits if they may cost more than the budget, or `None`.
     pub fn excess(&self) -> Option<String> {
         let (costs, sum) = self.costs();
         let budget = self.given.budget;
         let (dearest, _, _) = costs.iter().max_by_key(|(_, _, cost)| *cost)?;
         (sum > budget).then(|| {
-            format!("the limits may take {sum} of memory, and --memory-budget is {budget}: lower {dearest} or raise it")
+            format!(
+                "the limits may take {sum} of memory, and --memory-budget is {budget}: \
+                 lower {dearest} or raise --memory-budget"
+            )
         })
     }
 
@@ -143,11 +151,11 @@ impl Capacity {
     }
 }
 
-/// How many files may be open, after the limit that the process began with was raised as far as it may be; `None` when there
-/// is no limit.
+/// Raises the soft limit of open files to the hard limit, and returns the result. `None` means
+/// unlimited.
 pub fn descriptors() -> Option<u64> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // What is read below is what counts.
+    // A failure is harmless: the limit is read again below.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     getrlimit(Resource::Nofile).current
 }
@@ -170,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_defaults_may_take_is_within_every_budget() {
+    fn default_limits_fit_within_every_budget() {
         for budget in [SMALLEST.as_u64(), 100 * MIB, 512 * MIB, GIB, 10 * GIB, 1 << 50] {
             for tls in [false, true] {
                 for embedded in [false, true] {
@@ -188,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_cost_more_than_the_budget_are_said_with_the_dearest() {
+    fn excess_over_the_budget_names_the_dearest_limit() {
         let capacity = Capacity::new(Given { connections: Some(100_000), ..given(GIB) });
         let excess = capacity.excess().unwrap();
         assert!(excess.contains("--max-connections") && excess.contains("1.0 GiB"), "{excess}");
     }
 
     #[test]
-    fn few_descriptors_leave_the_nodes_theirs() {
+    fn few_descriptors_lower_the_connections_only() {
         let capacity = Capacity::new(given(GIB));
         let few = capacity.within(256, 5, 80).unwrap();
         assert_eq!((few.connections, few.waiters, few.in_flight), (88, 55, 4096));
@@ -203,6 +211,6 @@ mod tests {
         assert!(capacity.within(128, 5, 80).unwrap_err().contains("168 are kept"));
         let asked =
             Capacity::new(Given { waiters: Some(200), ..given(GIB) }).within(256, 5, 80).unwrap();
-        assert_eq!(asked.waiters, 200, "what was asked for stays");
+        assert_eq!(asked.waiters, 200, "an explicit setting stays");
     }
 }

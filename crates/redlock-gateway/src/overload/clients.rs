@@ -1,8 +1,9 @@
-//! The clients of this gateway, and what each has taken of what all share.
+//! The clients of this gateway, and each client's share of the common resources.
 //!
-//! Where there are keys, a client is a principal: a [`Client`] is part of its key and outlives a change of the file. Where
-//! there are none, it is an address; of IPv6 the /64 network, which one machine may have to itself. Connections are counted by
-//! address in either case: a key is shown later.
+//! With API keys, a client is a principal. Its [`Client`] belongs to the key and outlives a reload
+//! of the key file. Without keys, a client is an address; in IPv6 the /64 network, because one
+//! machine may own all of it. Connections are always counted by address, because they begin before
+//! a key is shown.
 
 mod contention;
 mod fair_queue;
@@ -23,37 +24,38 @@ pub use self::fair_queue::{ClientQueue, FairQueue};
 pub use self::quota::{Exceeded, Taken, Terms};
 use self::quota::{QuotaLedger, QuotaSlot};
 
-/// Addresses that are told apart. Those that come when there are more are one client together.
+/// Addresses with a [`Client`] of their own. Further addresses share one.
 const MAX_ADDRESSES: usize = 65_536;
 
-/// What one client has taken.
+/// The accounting of one client. [`crate::overload`] lists where each count is entered and left.
 #[derive(Debug, Default)]
 pub struct Client {
-    /// Connections that are open; of an address, not of a principal.
+    /// Open connections, of an address; a principal has none.
     pub connections: Counter,
-    /// Requests that are being worked on, but for those that are about a lock it may hold.
+    /// Requests in flight of [`RequestClass::Other`](crate::overload::RequestClass).
     pub in_flight_acquires: Counter,
-    /// Those.
+    /// Requests in flight of [`RequestClass::Held`](crate::overload::RequestClass).
     pub in_flight_held: Counter,
-    /// Those of either kind that are with the masters.
+    /// Requests of each class that are with the masters now.
     pub running_acquires: Concurrency,
     pub running_held: Concurrency,
-    /// Requests that wait for a lock.
+    /// Waiters.
     pub waiting: Counter,
-    /// The locks that they wait for.
-    pub waited: Names,
-    /// Listings.
+    /// The locks that the client waits for.
+    pub waited_locks: LockNames,
+    /// Listings under way.
     pub listing: Counter,
-    /// Requests that wait for their turn.
+    /// Requests in the fair queue.
     pub queue: Arc<ClientQueue>,
     quota: QuotaLedger,
 }
 
 impl Client {
-    /// Makes room for a lock that it asks for, with so many bytes of information beside it, until then at the latest.
+    /// Reserves quota for an acquire of `name` with `info` bytes of text. The lock may last until
+    /// `until` at the latest.
     ///
     /// # Errors
-    /// It takes too much already.
+    /// The client has used up its limit.
     pub fn reserve(
         self: &Arc<Self>,
         name: &str,
@@ -61,37 +63,37 @@ impl Client {
         until: Instant,
         terms: Terms,
     ) -> Result<Reservation, Exceeded> {
-        let (room, change) = self.quota.reserve(name, info, until, &terms)?;
+        let (slot, change) = self.quota.reserve(name, info, until, &terms)?;
         terms.taken.add(change);
-        Ok(Reservation { client: self.clone(), room: Some(room), terms })
+        Ok(Reservation { client: self.clone(), slot: Some(slot), terms })
     }
 
-    /// It has extended a lock until then.
+    /// Counts an extension of a lock until `until`.
     pub fn extended(&self, name: &str, until: Instant, terms: &Terms) {
-        self.quota.extended(name, until, terms);
+        self.quota.record_extension(name, until, terms);
     }
 
-    /// It wants to release a lock, its own or another.
+    /// Begins a release, of the client's own lock or any other.
     ///
     /// # Errors
-    /// Its releases of other locks have left too much already.
-    pub fn releases(&self, name: &str, terms: &Terms) -> Result<(), Exceeded> {
-        self.quota.may_release(name, terms)
+    /// Failed releases have left too many token watermarks already.
+    pub fn begin_release<'a>(
+        &'a self,
+        name: &'a str,
+        terms: Terms,
+    ) -> Result<PendingRelease<'a>, Exceeded> {
+        self.quota.check_release(name, &terms)?;
+        Ok(PendingRelease { client: self, name, terms, has_succeeded: false })
     }
 
-    /// It has released a lock.
+    /// Counts a release that succeeded.
     pub fn released(&self, name: &str, terms: &Terms) {
-        terms.taken.add(self.quota.released(name, terms));
+        terms.taken.add(self.quota.record_release(name, terms));
     }
 
-    /// It has released nothing, as far as is known.
-    pub fn not_released(&self, name: &str, terms: &Terms) {
-        terms.taken.add(self.quota.not_released(name, terms));
-    }
-
-    /// Whether nothing would be lost if it was lost.
+    /// Whether the client may be removed: all counts are zero.
     fn is_idle(&self) -> bool {
-        // Whoever waits for a lock waits, and whoever is in line has a connection.
+        // `waited_locks` follows `waiting`, and a request in the fair queue has a connection.
         let Self {
             connections, in_flight_acquires, in_flight_held, waiting, listing, quota, ..
         } = self;
@@ -102,49 +104,76 @@ impl Client {
     }
 }
 
-/// Room for a lock that is asked for; given back when dropped.
+/// Quota that is reserved for one acquire. Dropping it consumes the quota of a failed acquire.
 #[must_use]
 pub struct Reservation {
     client: Arc<Client>,
-    /// Until it is used.
-    room: Option<QuotaSlot>,
+    /// `None` once it is used.
+    slot: Option<QuotaSlot>,
     terms: Terms,
 }
 
 impl Reservation {
-    /// It was granted until then.
+    /// Keeps the quota for a lock that was granted until `until`.
     pub fn granted(mut self, until: Instant) {
-        if let Some(room) = self.room.take() {
-            self.client.quota.granted(room, until, &self.terms);
+        if let Some(slot) = self.slot.take() {
+            self.client.quota.record_grant(slot, until, &self.terms);
         }
     }
 
-    /// Nothing new is on the masters.
+    /// Refunds the quota, because the acquire left nothing new on the masters.
     pub fn not_granted(&mut self) {
-        if let Some(room) = self.room.take() {
-            self.terms.taken.add(self.client.quota.refund(room));
+        if let Some(slot) = self.slot.take() {
+            self.terms.taken.add(self.client.quota.refund(slot));
         }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Some(room) = self.room.take() {
-            self.terms.taken.add(self.client.quota.consume(room, &self.terms));
+        if let Some(slot) = self.slot.take() {
+            self.terms.taken.add(self.client.quota.consume(slot, &self.terms));
         }
     }
 }
 
-/// Counts what is taken and not given back yet.
+/// A release under way. Dropping it counts a token watermark: a release that failed, or whose
+/// result is unknown, may leave one.
+#[must_use]
+pub struct PendingRelease<'a> {
+    client: &'a Client,
+    name: &'a str,
+    terms: Terms,
+    has_succeeded: bool,
+}
+
+impl PendingRelease<'_> {
+    /// Counts the release of a lock.
+    pub fn succeeded(mut self) {
+        self.has_succeeded = true;
+        self.client.released(self.name, &self.terms);
+    }
+}
+
+impl Drop for PendingRelease<'_> {
+    fn drop(&mut self) {
+        if !self.has_succeeded {
+            let change = self.client.quota.record_stray_release(self.name, &self.terms);
+            self.terms.taken.add(change);
+        }
+    }
+}
+
+/// Counts permits that are held.
 #[derive(Debug, Clone, Default)]
 pub struct Counter(Arc<AtomicUsize>);
 
 impl Counter {
-    /// `None` when `most` are taken.
-    pub fn take(&self, limit: usize) -> Option<Place> {
-        let one_more = |taken: usize| (taken < limit).then_some(taken + 1);
+    /// Takes a permit; `None` when `limit` are held.
+    pub fn take(&self, limit: usize) -> Option<Permit> {
+        let one_more = |held: usize| (held < limit).then_some(held + 1);
         self.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more).ok()?;
-        Some(Place(self.clone()))
+        Some(Permit(self.clone()))
     }
 
     pub fn count(&self) -> usize {
@@ -152,18 +181,19 @@ impl Counter {
     }
 }
 
-/// What was taken of a [`Counter`]; given back when dropped.
+/// A permit of a [`Counter`]; returned when dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct Place(Counter);
+pub struct Permit(Counter);
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// How many requests of one kind run at the same time: the others of that client wait.
+/// Bounds how many requests of one class a client has with the masters at once. The client's other
+/// requests wait.
 #[derive(Debug)]
 pub struct Concurrency(Arc<Semaphore>);
 
@@ -174,39 +204,41 @@ impl Default for Concurrency {
 }
 
 impl Concurrency {
-    /// More brings no more throughput with masters that are near, and what is with the masters for longer than a round may take has no quorum.
+    /// More gives no more throughput with nearby masters. With distant ones, requests would outlast
+    /// their round and find no quorum.
     pub const MAX: usize = 256;
 
-    /// Resolves when this one may run, of so many at most; it runs until what it resolves to is dropped. `None` would be the end of
-    /// all.
+    /// Waits until fewer than `concurrent_limit` requests run. The request runs until the permit is
+    /// dropped. `None` cannot occur: the semaphore is never closed.
     pub async fn begin(&self, concurrent_limit: usize) -> Option<OwnedSemaphorePermit> {
         let share = Self::MAX.div_ceil(concurrent_limit.clamp(1, Self::MAX));
         self.0.clone().acquire_many_owned(share as u32).await.ok()
     }
 }
 
-/// Counts names that are taken and not given back yet: one that is taken more than once counts once.
+/// A set of lock names with a count for each. A name that is taken twice counts once against the
+/// limit.
 #[derive(Debug, Clone, Default)]
-pub struct Names(Arc<Mutex<HashMap<LockName, usize>>>);
+pub struct LockNames(Arc<Mutex<HashMap<LockName, usize>>>);
 
-impl Names {
-    /// `None` when `most` others are taken.
-    pub fn take(&self, name: &LockName, limit: usize) -> Option<NamePlace> {
+impl LockNames {
+    /// Takes a permit; `None` when `limit` other names are held.
+    pub fn take(&self, name: &LockName, limit: usize) -> Option<NamePermit> {
         let mut taken = self.0.lock();
         if taken.len() >= limit && !taken.contains_key(name) {
             return None;
         }
         *taken.entry(name.clone()).or_default() += 1;
-        Some(NamePlace(self.clone(), name.clone()))
+        Some(NamePermit(self.clone(), name.clone()))
     }
 }
 
-/// A name that was taken of [`Names`]; given back when dropped.
+/// A permit of [`LockNames`]; returned when dropped.
 #[derive(Debug)]
 #[must_use]
-pub struct NamePlace(Names, LockName);
+pub struct NamePermit(LockNames, LockName);
 
-impl Drop for NamePlace {
+impl Drop for NamePermit {
     fn drop(&mut self) {
         let mut taken = self.0.0.lock();
         if let Some(count) = taken.get_mut(&self.1) {
@@ -218,15 +250,15 @@ impl Drop for NamePlace {
     }
 }
 
-/// All clients that are known by their address.
+/// All clients that are identified by address.
 #[derive(Debug, Default)]
 pub struct Clients {
     by_network: Mutex<HashMap<IpAddr, Arc<Client>>>,
-    others: Arc<Client>,
+    overflow: Arc<Client>,
 }
 
 impl Clients {
-    /// The client at an address.
+    /// Returns the client at an address.
     pub fn at(&self, address: IpAddr) -> Arc<Client> {
         let network = network(address);
         let mut known = self.by_network.lock();
@@ -234,24 +266,24 @@ impl Clients {
             return client.clone();
         }
         if known.len() >= MAX_ADDRESSES {
-            return self.others.clone();
+            return self.overflow.clone();
         }
         known.entry(network).or_default().clone()
     }
 
-    /// Somebody whose address is not known.
+    /// Returns the client that stands for unknown addresses.
     pub fn unknown(&self) -> Arc<Client> {
-        self.others.clone()
+        self.overflow.clone()
     }
 
-    /// Forgets those that have nothing; called from time to time.
+    /// Removes idle clients. To be called from time to time.
     pub fn forget_idle(&self) {
         let mut known = self.by_network.lock();
         known.retain(|_, client| Arc::strong_count(client) > 1 || !client.is_idle());
     }
 }
 
-/// What is one client as far as addresses tell.
+/// The network that counts as one client: an IPv4 address, or an IPv6 /64.
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -267,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_of_ipv6_is_one_client_and_an_address_of_ipv4_is_one_however_it_is_written() {
+    fn clients_are_ipv6_networks_and_ipv4_addresses() {
         let clients = Clients::default();
         let at = |text: &str| clients.at(text.parse().unwrap());
         let same = |a: &str, b: &str| Arc::ptr_eq(&at(a), &at(b));
@@ -278,14 +310,27 @@ mod tests {
     }
 
     #[test]
-    fn who_has_taken_something_is_not_forgotten() {
+    fn a_dropped_release_counts_and_a_successful_one_is_free() {
+        let client = Client::default();
+        // Enough for one token watermark.
+        let watermark_life = std::time::Duration::from_secs(10);
+        let terms = Terms { limit: Some(200), watermark_life, ..Terms::default() };
+        for name in ["a", "b"] {
+            client.begin_release(name, terms.clone()).expect("within the limit").succeeded();
+        }
+        drop(client.begin_release("c", terms.clone()).expect("within the limit"));
+        assert!(client.begin_release("d", terms).is_err());
+    }
+
+    #[test]
+    fn a_client_with_a_permit_is_not_removed() {
         let clients = Clients::default();
         let address = "192.0.2.1".parse().unwrap();
-        let place = clients.at(address).in_flight_acquires.take(1);
-        assert!(place.is_some());
+        let permit = clients.at(address).in_flight_acquires.take(1);
+        assert!(permit.is_some());
         clients.forget_idle();
         assert!(clients.at(address).in_flight_acquires.take(1).is_none());
-        drop(place);
+        drop(permit);
         clients.forget_idle();
         assert!(clients.by_network.lock().is_empty());
     }

@@ -1,16 +1,20 @@
-//! How many requests are under way, for whom, and when none is.
+//! Bounds the requests in flight, in all and for each client, and notices when none is left.
 //!
-//! A place is taken when a request is whole, so nobody has one who does not even send its body. A client may have as many
-//! places as are still free ([the dynamic threshold of shared buffers](https://doi.org/10.1109/90.664262)): alone it gets half
-//! of them, beside k others as greedy as itself `1 / (k + 2)`, and as much stays free for whoever comes next. What keeps or ends
-//! a lock that is held goes before what asks for one: a quarter of the places is for it alone.
+//! A request takes its permits when it is complete, so a client cannot hold one without sending its
+//! body. A client may hold as many permits as are still free ([the dynamic threshold of shared
+//! buffers](https://doi.org/10.1109/90.664262)). Alone it gets half of them. Beside k others as
+//! greedy as itself it gets `1 / (k + 2)`, and as much stays free for newcomers. A quarter of the
+//! permits is reserved for [`RequestClass::Held`]: requests that keep or end a held lock go before
+//! those that ask for one.
 //!
-//! Of those who have a place only so many of one client are with the masters at the same time, so that what another one asks
-//! comes soon after, and a burst of thousands does not keep every master busy for longer than a round may take. Beside others it
-//! is 16 for each millisecond that a round takes at least, and 256 at most: 16,000 requests a second of a kind where masters are up
-//! to 16 ms away, and 256 for each round where they are farther.
+//! Only some of a client's requests in flight are with the masters at once. So another client's
+//! request is served soon, and a burst of thousands does not keep every master busy for longer than
+//! a round may take. While clients contend, the bound is 16 for each millisecond of the shortest
+//! recent round, and at most 256. That is 16,000 requests a second for each class with masters up
+//! to 16 ms away, and 256 for each round with farther ones.
 //!
-//! No semaphore over all: waiting for all of its permits would take them from the requests that may still be served while draining.
+//! No semaphore covers all requests: draining would have to take all of its permits, and so take
+//! them from requests that may still be served.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -18,59 +22,59 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use crate::overload::clients::{Client, Concurrency, ContentionTracker, Counter, Place};
+use crate::overload::clients::{Client, Concurrency, ContentionTracker, Counter, Permit};
 
-/// What a request is about.
+/// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestClass {
-    /// A lock that the caller may hold: extending or releasing it.
+    /// Extending or releasing a lock that the caller may hold.
     Held,
-    /// Anything else.
+    /// Any other request.
     Other,
 }
 
-/// All requests of a gateway.
+/// The requests of a gateway.
 pub(crate) struct Requests {
     limit: usize,
-    /// Those that do not wait.
-    in_flight_acquires: Counter,
-    /// Those of them that are not about a lock which the caller may hold.
-    others: Counter,
+    /// Requests in flight; those that wait for a lock are not counted.
+    in_flight: Counter,
+    /// Of these, the requests of [`RequestClass::Other`].
+    acquires: Counter,
     contention: ContentionTracker,
-    rounds: MinRoundTrip,
-    all: Arc<All>,
+    min_round_trip: MinRoundTrip,
+    active: Arc<ActiveCount>,
 }
 
-/// How long a round takes at least.
+/// The shortest recent round.
 #[derive(Debug)]
 struct MinRoundTrip {
     micros: AtomicU64,
-    /// Whether there was one since it was looked at last.
-    is_known: AtomicBool,
+    /// Whether a round was recorded since the last decay.
+    has_new_round: AtomicBool,
 }
 
 impl MinRoundTrip {
-    const BESIDE_OTHERS_PER_MILLI: u64 = 16;
-    const MAX_MICROS: u64 = 1_000 * Concurrency::MAX as u64 / Self::BESIDE_OTHERS_PER_MILLI;
+    const CONTENDED_PER_MILLI: u64 = 16;
+    const MAX_MICROS: u64 = 1_000 * Concurrency::MAX as u64 / Self::CONTENDED_PER_MILLI;
 
-    /// Of one client beside others.
+    /// The number of requests of a contending client that may run at once.
     fn concurrent_limit(&self) -> usize {
-        (self.micros.load(Ordering::Relaxed).max(1_000) * Self::BESIDE_OTHERS_PER_MILLI / 1_000)
+        (self.micros.load(Ordering::Relaxed).max(1_000) * Self::CONTENDED_PER_MILLI / 1_000)
             as usize
     }
 
     fn record_round(&self, round: Duration) {
         let micros = round.as_micros() as u64;
-        self.is_known.store(true, Ordering::Relaxed);
+        self.has_new_round.store(true, Ordering::Relaxed);
         if micros < self.micros.load(Ordering::Relaxed) {
             self.micros.fetch_min(micros, Ordering::Relaxed);
         }
     }
 
-    /// What was measured long ago says little: until a round tells otherwise, it takes twice as long now. Without any round
-    /// nothing changes: a flood of other requests must not gain by it.
+    /// Doubles the estimate, because an old measurement says little. Without a new round it stays:
+    /// a flood of other requests must not gain from it.
     fn decay(&self) {
-        if !self.is_known.swap(false, Ordering::Relaxed) {
+        if !self.has_new_round.swap(false, Ordering::Relaxed) {
             return;
         }
         let twice = |micros: u64| Some((2 * micros).clamp(1_000, Self::MAX_MICROS));
@@ -79,15 +83,18 @@ impl MinRoundTrip {
 }
 
 #[derive(Default)]
-struct All {
-    active: AtomicUsize,
+struct ActiveCount {
+    count: AtomicUsize,
     none_left: Notify,
 }
 
-/// A place among the requests being worked on, or among those that wait. Given back when it is dropped.
+/// Permits of all requests, of [`RequestClass::Other`] and of the client.
+type Permits = (Permit, Option<Permit>, Permit);
+
+/// A request in flight. Dropping it returns the permits.
 pub struct InFlight {
-    /// Of all, of its kind, and of the client.
-    in_flight_acquires: Option<(Place, Option<Place>, Place)>,
+    /// `None` while the request waits for a lock.
+    permits: Option<Permits>,
     running: Option<OwnedSemaphorePermit>,
 }
 
@@ -95,82 +102,80 @@ impl Requests {
     pub(crate) fn new(limit: usize) -> Self {
         Self {
             limit,
-            in_flight_acquires: Counter::default(),
-            others: Counter::default(),
+            in_flight: Counter::default(),
+            acquires: Counter::default(),
             contention: ContentionTracker::default(),
-            rounds: MinRoundTrip {
+            min_round_trip: MinRoundTrip {
                 micros: AtomicU64::new(MinRoundTrip::MAX_MICROS),
-                is_known: AtomicBool::new(false),
+                has_new_round: AtomicBool::new(false),
             },
-            all: Arc::default(),
+            active: Arc::default(),
         }
     }
 
-    /// `None` when too many are being worked on, or too many of this client.
-    pub(crate) async fn enter(&self, work: RequestClass, client: &Client) -> Option<InFlight> {
-        let in_flight_acquires = Some(self.place(work, client)?);
-        let running = match work {
+    /// Takes the permits and waits until the request may run. `None` when too many requests are in
+    /// flight, in all or of this client.
+    pub(crate) async fn enter(&self, class: RequestClass, client: &Client) -> Option<InFlight> {
+        let permits = Some(self.take_permits(class, client)?);
+        let running = match class {
             RequestClass::Held => &client.running_held,
             RequestClass::Other => &client.running_acquires,
         };
         let is_alone = self.contention.is_sole_client(client);
         let concurrent_limit =
-            if is_alone { Concurrency::MAX } else { self.rounds.concurrent_limit() };
-        Some(InFlight { in_flight_acquires, running: running.begin(concurrent_limit).await })
+            if is_alone { Concurrency::MAX } else { self.min_round_trip.concurrent_limit() };
+        Some(InFlight { permits, running: running.begin(concurrent_limit).await })
     }
 
-    /// A round has taken so long.
+    /// Records the duration of a round.
     pub(crate) fn record_round(&self, round: Duration) {
-        self.rounds.record_round(round);
+        self.min_round_trip.record_round(round);
     }
 
-    /// To be called every few seconds.
+    /// Ages the shortest round. To be called every few seconds.
     pub(crate) fn upkeep(&self) {
-        self.rounds.decay();
+        self.min_round_trip.decay();
     }
 
-    fn place(&self, work: RequestClass, client: &Client) -> Option<(Place, Option<Place>, Place)> {
-        let free = self.limit.saturating_sub(self.in_flight_acquires.count());
-        Some(match work {
+    fn take_permits(&self, class: RequestClass, client: &Client) -> Option<Permits> {
+        let free = self.limit.saturating_sub(self.in_flight.count());
+        Some(match class {
             RequestClass::Held => {
                 let of_client = client
                     .in_flight_held
                     .take(free.saturating_sub(client.in_flight_acquires.count()))?;
-                (self.in_flight_acquires.take(self.limit)?, None, of_client)
+                (self.in_flight.take(self.limit)?, None, of_client)
             }
             RequestClass::Other => {
-                // One at least.
+                // At least one.
                 let limit = (self.limit * 3).div_ceil(4);
-                let free = free.min(limit.saturating_sub(self.others.count()));
+                let free = free.min(limit.saturating_sub(self.acquires.count()));
                 let of_client = client
                     .in_flight_acquires
                     .take(free.saturating_sub(client.in_flight_held.count()))?;
-                (
-                    self.in_flight_acquires.take(self.limit)?,
-                    Some(self.others.take(limit)?),
-                    of_client,
-                )
+                (self.in_flight.take(self.limit)?, Some(self.acquires.take(limit)?), of_client)
             }
         })
     }
 
-    /// A request that is being served from now on, whole or not.
+    /// Counts a request that is being served, complete or not.
     pub(crate) fn begin(&self) -> Active {
-        self.all.active.fetch_add(1, Ordering::AcqRel);
-        Active(self.all.clone())
+        self.active.count.fetch_add(1, Ordering::AcqRel);
+        Active(self.active.clone())
     }
 
-    /// How many are being worked on, without those that wait.
+    /// Requests in flight, without those that wait.
     pub(crate) fn count(&self) -> usize {
-        self.in_flight_acquires.count()
+        self.in_flight.count()
     }
 
-    /// Resolves when there is no request.
+    /// Waits until no request is being served.
     pub(crate) async fn none_left(&self) {
         loop {
-            // Before the number is looked at, or the last one to leave between the two would not be noticed.
-            let none_left = self.all.none_left.notified();
-            if self.all.active.load(Ordering::Acquire) == 0 {
+            // Registered before the count is read, or the last drop between the two would be
+            // missed.
+            let none_left = self.active.none_left.notified();
+            if self.active.count.load(Ordering::Acquire) == 0 {
                 return;
             }
             none_left.await;
@@ -179,18 +184,19 @@ impl Requests {
 }
 
 impl InFlight {
-    /// Gives the place to others: a request that waits is no work, and there is a bound of its own for those.
+    /// Returns the permits while the request waits for a lock: waiters have a limit of their own.
     pub(crate) fn wait(&mut self) {
-        (self.in_flight_acquires, self.running) = (None, None);
+        self.permits = None;
+        self.running = None;
     }
 }
 
-/// A request that is being served; until it is dropped.
-pub struct Active(Arc<All>);
+/// A request that is being served, until this is dropped.
+pub struct Active(Arc<ActiveCount>);
 
 impl Drop for Active {
     fn drop(&mut self) {
-        if self.0.active.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.none_left.notify_waiters();
         }
     }
@@ -202,17 +208,13 @@ mod tests {
 
     use super::*;
 
-    /// How many a client gets that takes all it can.
-    fn all(
-        requests: &Requests,
-        work: RequestClass,
-        client: &Client,
-    ) -> Vec<(Place, Option<Place>, Place)> {
-        std::iter::from_fn(|| requests.place(work, client)).collect()
+    /// Takes all permits that a client can get.
+    fn all(requests: &Requests, class: RequestClass, client: &Client) -> Vec<Permits> {
+        std::iter::from_fn(|| requests.take_permits(class, client)).collect()
     }
 
     #[test]
-    fn a_client_that_takes_all_it_can_leaves_as_much_to_the_next_one() {
+    fn a_greedy_client_leaves_half_to_the_next_one() {
         let requests = Requests::new(4096);
         let [greedy, other, third] = Default::default();
         let first = all(&requests, RequestClass::Other, &greedy);
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_ask_for_locks_leave_room_for_those_who_hold_them() {
+    fn acquires_leave_permits_for_extends_and_releases() {
         let requests = Requests::new(4096);
         let clients: Vec<_> = (0..100).map(|_| Client::default()).collect();
         let asking: Vec<_> =
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_both_kinds_leaves_as_much_as_one_of_one_kind() {
+    fn a_flood_of_both_classes_leaves_as_much_as_one() {
         let requests = Requests::new(4096);
         let [greedy, other, third] = Default::default();
         let asking = all(&requests, RequestClass::Other, &greedy);
@@ -242,7 +244,7 @@ mod tests {
         assert_eq!((asking.len(), in_flight_held.len()), (1536, 512));
         assert_eq!(all(&requests, RequestClass::Other, &other).len(), 768);
         drop((asking, in_flight_held));
-        let _keeping = [
+        let _held = [
             all(&requests, RequestClass::Held, &greedy),
             all(&requests, RequestClass::Held, &other),
         ];
@@ -250,37 +252,36 @@ mod tests {
     }
 
     #[test]
-    fn one_place_serves_one_request() {
+    fn one_permit_serves_one_request() {
         let requests = Requests::new(1);
         let client = Client::default();
-        let place = requests.place(RequestClass::Other, &client);
-        assert!(place.is_some() && requests.place(RequestClass::Held, &client).is_none());
-        drop(place);
-        assert!(requests.place(RequestClass::Held, &client).is_some());
+        let permits = requests.take_permits(RequestClass::Other, &client);
+        assert!(permits.is_some() && requests.take_permits(RequestClass::Held, &client).is_none());
+        drop(permits);
+        assert!(requests.take_permits(RequestClass::Held, &client).is_some());
     }
 
     #[tokio::test]
-    async fn a_client_runs_fewer_at_a_time_beside_others_and_what_it_holds_does_not_wait_for_what_it_asks()
-     {
+    async fn a_contending_client_runs_fewer_and_its_classes_are_apart() {
         let requests = Requests::new(4096);
         let [greedy, other] = <[Client; 2]>::default();
-        let begin = async |work, client| {
-            timeout(Duration::ZERO, requests.enter(work, client)).await.ok().flatten()
+        let begin = async |class, client| {
+            timeout(Duration::ZERO, requests.enter(class, client)).await.ok().flatten()
         };
-        let all = async |work, client| {
+        let all = async |class, client| {
             let mut begun = Vec::new();
-            while let Some(one) = begin(work, client).await {
+            while let Some(one) = begin(class, client).await {
                 begun.push(one);
             }
             begun
         };
         let alone = all(RequestClass::Other, &greedy).await;
         assert_eq!(alone.len(), 256);
-        assert_eq!(requests.in_flight_acquires.count(), 256, "who gave up in line has no place");
+        assert_eq!(requests.in_flight.count(), 256, "a request that gave up holds no permit");
         assert!(begin(RequestClass::Other, &other).await.is_some());
         assert!(
             begin(RequestClass::Other, &greedy).await.is_none(),
-            "they are more than it may have now"
+            "more run than a contending client may have"
         );
         drop(alone);
         requests.record_round(Duration::from_millis(1));
@@ -288,27 +289,24 @@ mod tests {
         assert_eq!(beside.len(), 16);
         assert!(begin(RequestClass::Held, &greedy).await.is_some());
         beside[0].wait();
-        assert!(
-            begin(RequestClass::Other, &greedy).await.is_some(),
-            "who waits for a lock does not run"
-        );
+        assert!(begin(RequestClass::Other, &greedy).await.is_some(), "a waiter does not run");
     }
 
     #[test]
-    fn as_many_more_run_together_as_rounds_take_longer_and_no_more_once_they_are_quick() {
-        let rounds = Requests::new(1).rounds;
+    fn concurrency_follows_the_shortest_recent_round() {
+        let min_round_trip = Requests::new(1).min_round_trip;
         let mut seen = Vec::new();
         for _ in 0..6 {
-            seen.push(rounds.concurrent_limit());
-            rounds.record_round(Duration::from_micros(9_500));
-            rounds.decay();
+            seen.push(min_round_trip.concurrent_limit());
+            min_round_trip.record_round(Duration::from_micros(9_500));
+            min_round_trip.decay();
         }
-        assert_eq!(seen, [256; 6], "it may take twice as long");
-        rounds.record_round(Duration::from_micros(9_500));
-        assert_eq!(rounds.concurrent_limit(), 152);
-        rounds.record_round(Duration::from_micros(300));
-        assert_eq!(rounds.concurrent_limit(), 16);
-        (0..9).for_each(|_| rounds.decay());
-        assert_eq!(rounds.concurrent_limit(), 16, "nobody knows better");
+        assert_eq!(seen, [256; 6], "a round may take twice as long");
+        min_round_trip.record_round(Duration::from_micros(9_500));
+        assert_eq!(min_round_trip.concurrent_limit(), 152);
+        min_round_trip.record_round(Duration::from_micros(300));
+        assert_eq!(min_round_trip.concurrent_limit(), 16);
+        (0..9).for_each(|_| min_round_trip.decay());
+        assert_eq!(min_round_trip.concurrent_limit(), 16, "no newer round");
     }
 }

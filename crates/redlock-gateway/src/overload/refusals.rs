@@ -1,6 +1,6 @@
-//! What was refused, told in few lines: the first refusal of a kind to an address in full, or the first few to a principal,
-//! the others counted and summed up when the time is over. A stranger's requests, of which there may be thousands a second,
-//! must not fill the disk.
+//! Sums up refusals in few log lines. The first refusal of each kind to an address is logged in
+//! full, or the first ten to a principal. The others are counted and summed up at the end of the
+//! window. Thousands of a stranger's requests a second must not fill the disk.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use crate::overload::clients::network;
 
-/// How long refusals are counted together.
+/// The length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
-/// Addresses and names, each with a kind, that are told apart in that time; those that come when there are more are counted
-/// by kind alone.
-const MAX: usize = 1024;
-/// Of a kind that are told in full where a principal is known, whose name people may look for.
-const OF_A_PRINCIPAL: u64 = 10;
+/// Kinds of refusals, each with an address and principal, that are counted apart in a window.
+/// Further ones are counted by kind alone.
+const MAX_KINDS: usize = 1024;
+/// Refusals of a kind that are logged in full for a principal, whose name people may look for.
+const FULL_PER_PRINCIPAL: u64 = 10;
 
-/// To whom: an address, with the principal where one is known; and what.
+/// The key of a count: an address, the principal if known, and the kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Refusal {
     /// `None` stands for all the others.
@@ -26,7 +26,7 @@ struct Refusal {
     what: String,
 }
 
-/// The refusals of the present window.
+/// The refusals of the current window.
 #[derive(Debug, Default)]
 pub struct Refusals {
     counts: Mutex<HashMap<Refusal, Count>>,
@@ -34,11 +34,11 @@ pub struct Refusals {
 
 #[derive(Debug, Default)]
 struct Count {
-    told: u64,
-    untold: u64,
+    logged: u64,
+    summed: u64,
 }
 
-/// So many refusals that were not told one by one.
+/// A count of refusals that were not logged in full.
 #[derive(Debug)]
 pub struct Summary {
     pub address: Option<IpAddr>,
@@ -48,31 +48,31 @@ pub struct Summary {
 }
 
 impl Refusals {
-    /// Counts a refusal; true when it is to be told in full. `what` is a word of few.
+    /// Counts a refusal. Returns whether it is to be logged in full. `what` is one of few kinds.
     pub fn is_first(&self, address: IpAddr, who: Option<&str>, what: &str) -> bool {
-        let in_full = if who.is_some() { OF_A_PRINCIPAL } else { 1 };
+        let in_full = if who.is_some() { FULL_PER_PRINCIPAL } else { 1 };
         let who = who.map(str::to_owned);
         let refusal = Refusal { address: Some(network(address)), who, what: what.to_owned() };
         let mut counts = self.counts.lock();
-        let is_known = counts.contains_key(&refusal) || counts.len() < MAX;
+        let is_known = counts.contains_key(&refusal) || counts.len() < MAX_KINDS;
         let refusal =
             if is_known { refusal } else { Refusal { address: None, who: None, ..refusal } };
         let count = counts.entry(refusal).or_default();
-        let is_told = is_known && count.told < in_full;
-        *if is_told { &mut count.told } else { &mut count.untold } += 1;
-        is_told
+        let is_logged = is_known && count.logged < in_full;
+        *if is_logged { &mut count.logged } else { &mut count.summed } += 1;
+        is_logged
     }
 
-    /// Begins a new window; answers what was not told of the one before.
+    /// Begins a new window, and returns the summaries of the one before.
     pub fn take(&self) -> Vec<Summary> {
         let counts = std::mem::take(&mut *self.counts.lock());
-        let summary = |(Refusal { address, who, what }, Count { untold: refused, .. })| {
+        let summary = |(Refusal { address, who, what }, Count { summed: refused, .. })| {
             (refused > 0).then_some(Summary { address, who, what, refused })
         };
-        let mut untold: Vec<_> = counts.into_iter().filter_map(summary).collect();
-        untold
+        let mut summaries: Vec<_> = counts.into_iter().filter_map(summary).collect();
+        summaries
             .sort_by(|a, b| (b.refused, a.address, &a.what).cmp(&(a.refused, b.address, &b.what)));
-        untold
+        summaries
     }
 }
 
@@ -81,16 +81,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_addresses_than_are_told_apart_are_counted_together() {
+    fn addresses_beyond_the_limit_are_counted_together() {
         let refusals = Refusals::default();
         let first = (0..5000u32)
             .filter(|n| refusals.is_first(IpAddr::V4((*n).into()), None, "unauthenticated"))
             .count();
-        assert_eq!(first, MAX);
+        assert_eq!(first, MAX_KINDS);
         assert!(!refusals.is_first(IpAddr::V4(0.into()), None, "unauthenticated"));
-        let told: Vec<_> =
+        let summaries: Vec<_> =
             refusals.take().into_iter().map(|all| (all.address, all.refused)).collect();
-        assert_eq!(told, [(None, 5000 - MAX as u64), (Some(IpAddr::V4(0.into())), 1)]);
+        assert_eq!(summaries, [(None, 5000 - MAX_KINDS as u64), (Some(IpAddr::V4(0.into())), 1)]);
         assert!(
             refusals.take().is_empty()
                 && refusals.is_first(IpAddr::V4(0.into()), None, "unauthenticated")
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_stranger_is_refused_does_not_hide_what_a_key_at_the_same_address_is() {
+    fn a_strangers_refusals_do_not_hide_those_of_a_key() {
         let refusals = Refusals::default();
         let address = IpAddr::V4([192, 0, 2, 1].into());
         assert!(refusals.is_first(address, None, "unauthenticated"));

@@ -1,38 +1,38 @@
-//! What one client may take of the places for those who wait, so that there are some for the others.
+//! Limits each client's share of the waiters, so that some are left for the others.
 
 use redlock_core::{LockError, LockName, WaitLimit};
 
-use crate::overload::clients::{Client, NamePlace, Place};
+use crate::overload::clients::{Client, NamePermit, Permit};
 
-/// The most that one client may take.
+/// The limits of one client.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitShare {
-    /// Requests that wait.
+    /// Waiters.
     pub waiters: usize,
-    /// Locks that they wait for: each is polled.
+    /// Locks that they wait for. Each lock is polled.
     pub locks: usize,
 }
 
-/// A client's place among those who wait; given back when dropped.
+/// A client's permits for one waiter; returned when dropped.
 #[derive(Debug)]
-pub(crate) struct WaitPlace {
-    _waiter: Place,
-    _lock: NamePlace,
+pub(crate) struct WaitPermit {
+    _waiter: Permit,
+    _lock: NamePermit,
 }
 
 impl WaitShare {
-    /// No bound but those of all.
+    /// No limits but those of all clients together.
     pub const ALL: Self = Self { waiters: usize::MAX, locks: usize::MAX };
 
-    pub(crate) fn take(self, client: &Client, lock: &LockName) -> Result<WaitPlace, LockError> {
+    pub(crate) fn take(self, client: &Client, lock: &LockName) -> Result<WaitPermit, LockError> {
         let full = |max, limit| LockError::TooManyWaiters { max, limit };
         let waiter =
             client.waiting.take(self.waiters).ok_or(full(self.waiters, WaitLimit::OfCaller))?;
         let lock = client
-            .waited
+            .waited_locks
             .take(lock, self.locks)
             .ok_or(full(self.locks, WaitLimit::LocksOfCaller))?;
-        Ok(WaitPlace { _waiter: waiter, _lock: lock })
+        Ok(WaitPermit { _waiter: waiter, _lock: lock })
     }
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_has_its_share_is_told_which_and_another_is_not() {
+    fn a_client_at_its_limit_is_told_which_and_others_are_not() {
         let one = Client::default();
         let other = Client::default();
         let share = WaitShare { waiters: 3, locks: 2 };
@@ -58,11 +58,14 @@ mod tests {
         assert_eq!(refused("a"), (3, WaitLimit::OfCaller));
         assert!(take(&other, "c").is_ok());
         drop(first);
-        assert_eq!(refused("c"), (2, WaitLimit::LocksOfCaller), "another one still waits for a");
+        assert_eq!(refused("c"), (2, WaitLimit::LocksOfCaller), "another waiter still waits for a");
         drop(third);
         assert!(take(&one, "c").is_ok());
         drop(second);
         assert_eq!(one.waiting.count(), 0);
-        assert!([take(&one, "d"), take(&one, "e")].iter().all(Result::is_ok), "no name is left");
+        assert!(
+            [take(&one, "d"), take(&one, "e")].iter().all(Result::is_ok),
+            "no name is still counted"
+        );
     }
 }

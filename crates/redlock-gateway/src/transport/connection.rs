@@ -1,4 +1,4 @@
-//! From an accepted connection to requests that know their client.
+//! Serves an accepted connection, and attaches the client to each of its requests.
 
 use std::future::{Future, Ready, ready};
 use std::io;
@@ -18,20 +18,20 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower::{Service, service_fn};
 
-use crate::transport::connections::{Busy, ConnectionPlace, Connections};
+use crate::transport::connections::{Busy, ConnectionSlot, Connections};
 use crate::transport::disconnect::{Peer, SharedStream};
 use crate::transport::tls::{TlsStream, client_certificate};
 
-/// How long a handshake may take. It has a place among the connections meanwhile.
+/// How long a handshake may take. It holds a connection slot meanwhile.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// How much a client may send in it: a greeting, and a chain of certificates where one is asked for. The library would keep
-/// 64 KB of one message.
+/// Bytes that a client may send in a handshake: a greeting, and a chain of certificates where one
+/// is asked for. The library would keep 64 KB of one message.
 const HANDSHAKE_BYTES: usize = 16 * 1024;
-/// What may be encrypted and not yet taken by the client; the library would keep 64 KB.
+/// Bytes that may be encrypted and not yet taken by the client. The library would keep 64 KB.
 const UNSENT: usize = 16 * 1024;
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
-/// What answers the requests of all connections.
+/// Answers the requests of all connections.
 pub(crate) trait Application: Clone + Send + 'static {
     /// Answers one request.
     fn answer(
@@ -40,11 +40,11 @@ pub(crate) trait Application: Clone + Send + 'static {
     ) -> impl Future<Output = http::Response<Body>> + Send;
 }
 
-/// The service of one connection; it knows its client once it is accepted.
+/// The service of one connection. `peer` is set once the connection is accepted.
 #[derive(Clone)]
 pub(crate) struct Connection<A> {
     app: A,
-    place: Arc<ConnectionPlace>,
+    slot: Arc<ConnectionSlot>,
     peer: Option<Peer>,
     keep_alive: Option<HeaderValue>,
 }
@@ -52,13 +52,13 @@ pub(crate) struct Connection<A> {
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<A> Connection<A> {
-    /// `keep_alive` is what its answers say of how long it may be idle.
-    fn new(app: A, place: Arc<ConnectionPlace>, keep_alive: Option<HeaderValue>) -> Self {
-        Self { app, place, peer: None, keep_alive }
+    /// `keep_alive`: the header that announces how long the connection may be idle.
+    fn new(app: A, slot: Arc<ConnectionSlot>, keep_alive: Option<HeaderValue>) -> Self {
+        Self { app, slot, peer: None, keep_alive }
     }
 }
 
-/// The service of each connection, as long as there is a place; a connection beyond the limit is closed at once.
+/// Makes the service of each connection. A connection without a slot is closed at once.
 pub(crate) fn services<A: Application>(
     app: A,
     connections: Arc<Connections>,
@@ -70,22 +70,22 @@ pub(crate) fn services<A: Application>(
         let app = app.clone();
         let keep_alive = keep_alive.clone();
         async move {
-            let place = connections.enter(address.ip()).await;
-            place
-                .map(|place| Connection::new(app, place, keep_alive))
+            let slot = connections.enter(address.ip()).await;
+            slot.map(|slot| Connection::new(app, slot, keep_alive))
                 .ok_or_else(|| io::Error::other("too many connections"))
         }
     })
 }
 
-/// The value of `Keep-Alive`, a second less than connections may be idle: a client counts from when it gets the answer.
-/// Clients of Node.js keep a connection for 4 s without it, and then need a name server to extend a lock.
+/// The value of `Keep-Alive`: a second less than the idle timeout, because a client counts from the
+/// answer's arrival. Without the header, Node.js clients drop a connection after 4 s, and then need
+/// a name server to extend a lock.
 fn keep_alive(idle_timeout: Duration) -> Option<HeaderValue> {
     let seconds = idle_timeout.as_secs().saturating_sub(1);
     (seconds > 0).then(|| HeaderValue::try_from(format!("timeout={seconds}")).ok()).flatten()
 }
 
-/// Whether the client wants its connection to end with the answer. In HTTP/1.0 connections end without being asked to.
+/// Whether the client ends its connection after the answer. HTTP/1.0 does so by default.
 fn ends_by_itself(request: &http::Request<Incoming>) -> bool {
     let close = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"close");
     request.version() < Version::HTTP_11
@@ -103,17 +103,18 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
 
     fn call(&mut self, mut request: http::Request<Incoming>) -> Self::Future {
         if let Some(peer) = &self.peer {
-            let client = self.place.proxies().client(peer.address(), request.headers());
+            let client = self.slot.proxies().client(peer.address(), request.headers());
             request.extensions_mut().insert(peer.speaking_for(client));
         }
         let app = self.app.clone();
-        let place = self.place.clone();
-        let busy = self.place.begin();
+        let slot = self.slot.clone();
+        let busy = self.slot.begin();
         let keep_alive = if ends_by_itself(&request) { None } else { self.keep_alive.clone() };
         Box::pin(async move {
-            let busy = busy.ok_or_else(|| io::Error::other("its place was given to another"))?;
+            let busy =
+                busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
             let mut response = app.answer(request.map(Body::new)).await;
-            if place.ends() {
+            if slot.is_last_answer() {
                 response
                     .headers_mut()
                     .insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -125,7 +126,7 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
     }
 }
 
-/// The body of an answer; while it is not written, its connection is not closed for others.
+/// The body of an answer. Its connection is not closed for others until it is written.
 pub(crate) struct Answer {
     body: Body,
     _busy: Busy,
@@ -151,10 +152,10 @@ impl http_body::Body for Answer {
     }
 }
 
-/// Accepts connections, without a delay of small packets, and tells their services who is at the other end.
+/// Accepts plain connections, disables the delay of small packets, and attaches the peer.
 #[derive(Clone, Copy)]
 pub(crate) struct Plain {
-    /// How much may be read of the stream, until somebody says otherwise.
+    /// How many bytes may be read until the limit is changed.
     limit: usize,
 }
 
@@ -172,7 +173,7 @@ impl<A> Accept<TcpStream, Connection<A>> for Plain {
     fn accept(&self, stream: TcpStream, connection: Connection<A>) -> Self::Future {
         let accepted = stream
             .set_nodelay(true)
-            .and_then(|()| SharedStream::new(stream, connection.place.clone()));
+            .and_then(|()| SharedStream::new(stream, connection.slot.clone()));
         ready(accepted.map(|(mut stream, peer)| {
             stream.limit(self.limit);
             (stream, Connection { peer: Some(peer), ..connection })
@@ -180,7 +181,7 @@ impl<A> Accept<TcpStream, Connection<A>> for Plain {
     }
 }
 
-/// The same, and shakes hands before there is anything to serve.
+/// Accepts TLS connections, and completes the handshake first.
 #[derive(Clone)]
 pub(crate) struct Encrypted {
     acceptor: RustlsAcceptor<Plain>,
@@ -188,7 +189,7 @@ pub(crate) struct Encrypted {
 }
 
 impl Encrypted {
-    /// Handshakes that are under way when the sender of `end` is gone are given up.
+    /// Pending handshakes are given up when the sender of `end` is dropped.
     pub(crate) fn new(config: RustlsConfig, end: watch::Receiver<()>) -> Self {
         let acceptor = RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE);
         Self { acceptor: acceptor.acceptor(Plain { limit: HANDSHAKE_BYTES }), end }
@@ -202,22 +203,26 @@ impl<A: Send + 'static> Accept<TcpStream, Connection<A>> for Encrypted {
 
     fn accept(&self, stream: TcpStream, connection: Connection<A>) -> Self::Future {
         let address = stream.peer_addr();
-        let place = connection.place.clone();
+        let slot = connection.slot.clone();
         let handshake = self.acceptor.accept(stream, connection);
         let mut end = self.end.clone();
         Box::pin(async move {
-            let shaken = tokio::select! {
-                shaken = handshake => shaken,
+            let result = tokio::select! {
+                result = handshake => result,
                 _ = end.changed() => Err(io::Error::other("the gateway takes no new connections")),
             };
-            let accepted = shaken.and_then(|(stream, connection)| {
+            let accepted = result.and_then(|(stream, connection)| {
                 Ok((client_certificate(&stream)?, stream, connection))
             });
             let address = address?;
             let (certificate, mut stream, connection) =
-                accepted.inspect_err(|why| place.handshake_failed(address.ip(), why))?;
-            if let Some(shown) = &certificate {
-                tracing::debug!(client = %address, subject = shown.subject, "a client has shown its certificate");
+                accepted.inspect_err(|why| slot.handshake_failed(address.ip(), why))?;
+            if let Some(certificate) = &certificate {
+                tracing::debug!(
+                    client = %address,
+                    subject = certificate.subject,
+                    "a client has shown its certificate"
+                );
             }
             let (plain, session) = stream.get_mut();
             plain.limit(usize::MAX);

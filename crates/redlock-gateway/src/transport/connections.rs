@@ -1,14 +1,16 @@
-//! The open connections: how many there may be, and which one goes when another needs its place.
+//! Bounds the open connections, and chooses the one that is closed for a newcomer.
 //!
-//! A connection without a request under way can go: a client's pool expects that, and a stranger's sockets, which may never
-//! send one, must not keep others out. So when all places are taken, one of those is closed for the newcomer: first one
-//! that has not sent the whole head of a request, then one that has shown no key; among equals one of whoever has most
-//! connections, and of those the one that has been idle for longest. A connection with a request under way is never closed
-//! here, from the moment its head is read until its answer is written. When all have one, a newcomer gets one of a few
-//! spare places, where probes are answered and everybody else is told to come back; when those are taken, it is closed.
+//! A connection without a request under way may be closed: client pools expect that. Sockets of
+//! strangers, which may never send a request, must not keep others out. When all slots are taken,
+//! one such connection is closed for the newcomer. First come those that have not sent a whole
+//! request head, then those that have shown no key. Among equals, the client with most connections
+//! loses its longest idle one. A connection with a request under way is never closed here, from the
+//! head's arrival until its answer is written. When all connections have one, the newcomer gets one
+//! of a few spare slots. Probes are answered there, and all others are told to come back. When the
+//! spare slots are taken, the newcomer is closed.
 //!
-//! One address gets only a part of the places. That is for requests that are under way. A trusted proxy stands for many
-//! clients, and may have all places.
+//! One address gets only a part of the slots. At that limit, an idle connection of the same address
+//! is closed for the newcomer. A trusted proxy stands for many clients, and may have all slots.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
@@ -20,112 +22,112 @@ use rustix::net::Shutdown;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use crate::overload::clients::{Client, Clients, Place};
+use crate::overload::clients::{Client, Clients, Permit};
 use crate::overload::refusals::Refusals;
 use crate::proxies::TrustedProxies;
 use crate::telemetry::{ConnectionMetrics, ConnectionRefused};
 
-/// Places beyond the limit, for probes and for telling others to come back.
+/// Slots beyond the limit, for probes and for telling others to come back.
 pub(crate) const SPARE: usize = 16;
-/// Connections that were closed for others and have not noticed yet. When there are more, others wait to be let in: each
-/// still has its file descriptor.
-pub(crate) const LEAVING: usize = 64;
-/// How many connections are looked at to find one that can go. Of more, so many by chance.
-const LOOKED_AT: usize = 32;
-/// How long others wait for that.
-const LEAVES_WITHIN: Duration = Duration::from_secs(1);
-/// How often all of them are looked at, when there was none among those.
-const LOOK_AT_ALL: Duration = Duration::from_millis(10);
+/// Connections that were closed for others and still have their file descriptor. Beyond that
+/// number, newcomers wait.
+pub(crate) const MAX_CLOSING: usize = 64;
+/// How many connections are examined for an idle one: a random sample if there are more.
+const SAMPLE_SIZE: usize = 32;
+/// How long newcomers wait for closing connections.
+const CLOSES_WITHIN: Duration = Duration::from_secs(1);
+/// The least time between two examinations of all connections, after a sample without an idle one.
+const FULL_SCAN_PAUSE: Duration = Duration::from_millis(10);
 
-/// How many connections there may be.
+/// The limits on connections.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionLimits {
     pub(crate) connections: usize,
-    /// Of one address.
+    /// For one address.
     pub(crate) per_client: usize,
-    /// Whether that is so of loopback too.
+    /// Whether the limit per address applies to loopback too.
     pub(crate) loopback: bool,
     /// Addresses that stand for many clients.
     pub(crate) proxies: TrustedProxies,
 }
 
 impl ConnectionLimits {
-    /// Any one address may have them all.
+    /// Limits the connections in all; one address may have all of them.
     pub(crate) const fn of_all(connections: usize) -> Self {
         Self { connections, per_client: usize::MAX, loopback: false, proxies: TrustedProxies::NONE }
     }
 }
 
-/// All connections that are open.
+/// All open connections.
 pub(crate) struct Connections {
     limit: ConnectionLimits,
     clients: Arc<Clients>,
     refusals: Arc<Refusals>,
     metrics: ConnectionMetrics,
     table: Mutex<Table>,
-    /// Told when one that was closed for another has noticed.
-    left: Notify,
-    /// Connections that were let in; also the clock by which they are idle.
+    /// Notified when a connection that was closed for another is dropped.
+    closed: Notify,
+    /// Connections accepted so far. The number also serves as the clock of idleness.
     accepted: AtomicU64,
-    /// The process is about to end: nobody should come back on a connection of now.
+    /// Whether the process is about to end, so that no client should reuse its connection.
     ending: AtomicBool,
 }
 
 #[derive(Default)]
 struct Table {
-    open: Vec<Arc<Open>>,
-    leaving: usize,
-    /// For one address, and for all.
-    looked_at_all: [Option<Instant>; 2],
+    open: Vec<Arc<OpenConnection>>,
+    closing: usize,
+    /// When all connections were examined last: for one address, and for all.
+    last_full_scan: [Option<Instant>; 2],
 }
 
-/// What is known of one connection.
-struct Open {
-    /// Its state, what it has shown, and since when it has been idle.
-    word: AtomicU64,
+/// One open connection.
+struct OpenConnection {
+    /// State, flags, and idle since when, packed into one word.
+    packed: AtomicU64,
     client: Arc<Client>,
     stream: Mutex<Option<Arc<TcpStream>>>,
-    /// Its place in the table, which is locked.
-    at: AtomicU64,
+    /// Index in the table; changed under the table's lock.
+    index: AtomicU64,
 }
 
-// The states, in the lowest bits of the word.
+// States, in the lowest two bits.
 const IDLE: u64 = 0;
 const BUSY: u64 = 1;
-/// The answer is on its way out.
+/// The answer is being written.
 const ANSWERED: u64 = 2;
-/// Closed for another.
+/// Closed for another connection.
 const EVICTED: u64 = 3;
 const STATE: u64 = 3;
-// What it has shown.
+// Flags: a whole request head has come, and a key was shown.
 const HEAD: u64 = 4;
 const KEY: u64 = 8;
 const SHOWN: u64 = HEAD | KEY;
 const SINCE: u32 = 4;
 
-impl Open {
+impl OpenConnection {
     fn is_idle(&self) -> bool {
-        self.word.load(Ordering::Acquire) & STATE == IDLE
+        self.packed.load(Ordering::Acquire) & STATE == IDLE
     }
 
     fn since(&self) -> u64 {
-        self.word.load(Ordering::Acquire) >> SINCE
+        self.packed.load(Ordering::Acquire) >> SINCE
     }
 
-    /// The smallest goes first.
+    /// The order of closing, smallest first.
     fn rank(&self) -> (u64, std::cmp::Reverse<usize>, u64) {
-        let word = self.word.load(Ordering::Acquire);
-        (word & SHOWN, std::cmp::Reverse(self.client.connections.count()), word >> SINCE)
+        let packed = self.packed.load(Ordering::Acquire);
+        (packed & SHOWN, std::cmp::Reverse(self.client.connections.count()), packed >> SINCE)
     }
 
     fn change(&self, change: impl Fn(u64) -> Option<u64>) -> bool {
-        self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+        self.packed.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
-    /// Closes it, unless a request has begun meanwhile.
+    /// Closes the connection, unless a request has begun meanwhile.
     fn evict(&self) -> bool {
         let evicted = self.change(|word| (word & STATE == IDLE).then_some(word | EVICTED));
-        // Whoever waits for it to become readable finds its end.
+        // A task that waits for the stream to become readable finds its end.
         if let (true, Some(stream)) = (evicted, &*locked(&self.stream)) {
             let _ = rustix::net::shutdown(&**stream, Shutdown::Both);
         }
@@ -133,16 +135,16 @@ impl Open {
     }
 }
 
-/// The place of one connection, given back when dropped.
-pub(crate) struct ConnectionPlace {
-    open: Arc<Open>,
+/// The slot of one connection; returned when dropped.
+pub(crate) struct ConnectionSlot {
+    open: Arc<OpenConnection>,
     all: Arc<Connections>,
     is_spare: bool,
-    _of_client: Option<Place>,
+    _of_client: Option<Permit>,
 }
 
-/// A request under way: until this is dropped and what was written is flushed, its connection stays.
-pub(crate) struct Busy(Arc<ConnectionPlace>);
+/// A request under way. Its connection stays until this is dropped and the answer is flushed.
+pub(crate) struct Busy(Arc<ConnectionSlot>);
 
 impl Connections {
     pub(crate) fn new(
@@ -153,29 +155,31 @@ impl Connections {
     ) -> Arc<Self> {
         metrics.limit(limit.connections);
         let table = Mutex::default();
-        let left = Notify::new();
+        let closed = Notify::new();
         let accepted = AtomicU64::new(0);
         let ending = AtomicBool::new(false);
-        Arc::new(Self { limit, clients, refusals, metrics, table, left, accepted, ending })
+        Arc::new(Self { limit, clients, refusals, metrics, table, closed, accepted, ending })
     }
 
-    /// From now on every answer says that its connection ends with it, so that clients do not meet a closed one later.
+    /// From now on every answer announces the end of its connection, so that no client reuses a
+    /// closed one.
     pub(crate) fn end_each(&self) {
         self.ending.store(true, Ordering::Release);
     }
 
-    /// A place for a connection from this address, if there is one. To be called for one after the other.
-    pub(crate) async fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPlace>> {
+    /// Takes a slot for a connection from `address`, if there is one. Not to be called
+    /// concurrently.
+    pub(crate) async fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionSlot>> {
         let may_enter = async {
-            while locked(&self.table).leaving >= LEAVING {
-                self.left.notified().await;
+            while locked(&self.table).closing >= MAX_CLOSING {
+                self.closed.notified().await;
             }
         };
-        let _ = tokio::time::timeout(LEAVES_WITHIN, may_enter).await;
+        let _ = tokio::time::timeout(CLOSES_WITHIN, may_enter).await;
         self.enter_now(address)
     }
 
-    fn enter_now(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPlace>> {
+    fn enter_now(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionSlot>> {
         let client = self.clients.at(address);
         let is_one_client = !self.limit.proxies.contains(address);
         let is_bound =
@@ -184,36 +188,37 @@ impl Connections {
         let mut table = locked(&self.table);
         let mut of_client = client.connections.take(limit);
         if of_client.is_none() && self.evict_one(&mut table, u64::MAX, Some(&client)) {
-            // The one that goes gives its place back a moment later.
-            of_client = client.connections.take(limit + LEAVING);
+            // The closed connection returns its permit a moment later.
+            of_client = client.connections.take(limit + MAX_CLOSING);
         }
         let Some(of_client) = of_client else {
             drop(table);
             return self.refuse(address, ConnectionRefused::Client);
         };
         let since = self.accepted.fetch_add(1, Ordering::Relaxed);
-        // Whoever came a moment ago has hardly had the time to send a request, and stays while there is a spare place.
-        let is_left = table.open.len() < self.limit.connections + SPARE;
+        // A recent connection has hardly had time to send a request. It stays while a spare slot is
+        // free.
+        let has_slot_left = table.open.len() < self.limit.connections + SPARE;
         let recent = SPARE.min(self.limit.connections / 4) as u64;
-        let before = if is_left { since.saturating_sub(recent) } else { u64::MAX };
-        let has_place =
+        let before = if has_slot_left { since.saturating_sub(recent) } else { u64::MAX };
+        let is_within_limit =
             table.open.len() < self.limit.connections || self.evict_one(&mut table, before, None);
-        if !has_place && !is_left {
+        if !is_within_limit && !has_slot_left {
             drop(table);
             return self.refuse(address, ConnectionRefused::Full);
         }
-        let open = Arc::new(Open {
-            word: AtomicU64::new(since << SINCE),
+        let open = Arc::new(OpenConnection {
+            packed: AtomicU64::new(since << SINCE),
             client,
             stream: Mutex::default(),
-            at: AtomicU64::new(table.open.len() as u64),
+            index: AtomicU64::new(table.open.len() as u64),
         });
         table.open.push(open.clone());
         self.metrics.open(table.open.len());
-        Some(Arc::new(ConnectionPlace {
+        Some(Arc::new(ConnectionSlot {
             open,
             all: self.clone(),
-            is_spare: !has_place,
+            is_spare: !is_within_limit,
             _of_client: Some(of_client),
         }))
     }
@@ -233,7 +238,7 @@ impl Connections {
         None
     }
 
-    /// A handshake was not brought to its end.
+    /// Reports a failed handshake.
     pub(crate) fn handshake_failed(&self, address: IpAddr, error: &std::io::Error) {
         self.metrics.refused(ConnectionRefused::Handshake);
         if self.refusals.is_first(address, None, ConnectionRefused::Handshake.as_str()) {
@@ -243,57 +248,57 @@ impl Connections {
         }
     }
 
-    /// Closes the idle connection that comes first, of this client if one is given; none when that one is not idle since
-    /// before this.
+    /// Closes the first idle connection in the order of [`OpenConnection::rank`], of client `of` if
+    /// given. Returns false if it has been idle only since `before` or later, or if there is none.
     fn evict_one(&self, table: &mut Table, before: u64, of: Option<&Arc<Client>>) -> bool {
-        if table.leaving >= LEAVING {
+        if table.closing >= MAX_CLOSING {
             return false;
         }
-        let is_fit = |open: &&Arc<Open>| {
+        let may_close = |open: &&Arc<OpenConnection>| {
             open.is_idle() && of.is_none_or(|client| Arc::ptr_eq(&open.client, client))
         };
         let count = table.open.len();
-        let first = if count <= LOOKED_AT {
-            table.open.iter().filter(is_fit).min_by_key(|open| open.rank())
+        let first = if count <= SAMPLE_SIZE {
+            table.open.iter().filter(may_close).min_by_key(|open| open.rank())
         } else {
-            let by_chance = (0..LOOKED_AT).map(|_| &table.open[fastrand::usize(..count)]);
-            by_chance.filter(is_fit).min_by_key(|open| open.rank())
+            let sample = (0..SAMPLE_SIZE).map(|_| &table.open[fastrand::usize(..count)]);
+            sample.filter(may_close).min_by_key(|open| open.rank())
         };
         let mut chosen = first.cloned();
-        if chosen.is_none() && count > LOOKED_AT {
-            let last = &mut table.looked_at_all[usize::from(of.is_none())];
-            if last.is_some_and(|at| at.elapsed() < LOOK_AT_ALL) {
+        if chosen.is_none() && count > SAMPLE_SIZE {
+            let last = &mut table.last_full_scan[usize::from(of.is_none())];
+            if last.is_some_and(|at| at.elapsed() < FULL_SCAN_PAUSE) {
                 return false;
             }
             *last = Some(Instant::now());
-            chosen = table.open.iter().filter(is_fit).min_by_key(|open| open.rank()).cloned();
+            chosen = table.open.iter().filter(may_close).min_by_key(|open| open.rank()).cloned();
         }
         let chosen = chosen.filter(|open| open.since() < before && open.evict());
         let Some(open) = chosen else { return false };
-        table.forget(&open);
-        table.leaving += 1;
+        table.remove(&open);
+        table.closing += 1;
         self.metrics.evicted();
         true
     }
 }
 
 impl Table {
-    fn forget(&mut self, open: &Open) {
-        let at = open.at.load(Ordering::Relaxed) as usize;
-        self.open.swap_remove(at);
-        if let Some(moved) = self.open.get(at) {
-            moved.at.store(at as u64, Ordering::Relaxed);
+    fn remove(&mut self, open: &OpenConnection) {
+        let index = open.index.load(Ordering::Relaxed) as usize;
+        self.open.swap_remove(index);
+        if let Some(moved) = self.open.get(index) {
+            moved.index.store(index as u64, Ordering::Relaxed);
         }
     }
 }
 
-impl ConnectionPlace {
-    /// Whose it is.
+impl ConnectionSlot {
+    /// The client whose connection this is.
     pub(crate) fn client(&self) -> &Arc<Client> {
         &self.open.client
     }
 
-    /// Those whose word counts for the address of a client.
+    /// The proxies that are trusted to name a client's address.
     pub(crate) fn proxies(&self) -> &TrustedProxies {
         &self.all.limit.proxies
     }
@@ -303,46 +308,48 @@ impl ConnectionPlace {
         self.all.clients.at(address)
     }
 
-    /// Beyond the limit, also now.
+    /// Whether the slot is a spare one and the limit is still exceeded.
     pub(crate) fn is_spare(&self) -> bool {
         self.is_spare && locked(&self.all.table).open.len() > self.all.limit.connections
     }
 
-    /// Whether its next answer is its last one.
-    pub(crate) fn ends(&self) -> bool {
+    /// Whether the next answer ends the connection.
+    pub(crate) fn is_last_answer(&self) -> bool {
         self.all.ending.load(Ordering::Acquire) || self.is_spare()
     }
 
-    /// Whether a request of it can be served. Who has sent a whole one goes before who is idle, however short.
+    /// Whether a request can be served. It goes before idle connections, even very recent ones.
     pub(crate) fn may_serve(&self) -> bool {
         !self.is_spare() || self.all.evict_one(&mut locked(&self.all.table), u64::MAX, None)
     }
 
-    /// What is to be closed when another needs the place; false when that has come to pass already.
-    pub(crate) fn holds(&self, stream: &Arc<TcpStream>) -> bool {
+    /// Attaches the stream to close for another connection. Returns false if that has happened
+    /// already.
+    pub(crate) fn attach(&self, stream: &Arc<TcpStream>) -> bool {
         *locked(&self.open.stream) = Some(stream.clone());
         !self.is_evicted()
     }
 
-    /// Whether another has got the place. Nothing more may be read then.
+    /// Whether the connection was closed for another. Nothing more may be read then.
     pub(crate) fn is_evicted(&self) -> bool {
-        self.open.word.load(Ordering::Acquire) & STATE == EVICTED
+        self.open.packed.load(Ordering::Acquire) & STATE == EVICTED
     }
 
-    /// The head of a request was read. `None` when another has got the place before: nobody would hear the answer.
+    /// Marks a request whose head was read. `None` if the connection was closed for another: the
+    /// answer could not arrive.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Busy> {
         let begin = |word| (word & STATE != EVICTED).then_some((word & !STATE) | BUSY | HEAD);
         self.open.change(begin).then(|| Busy(self.clone()))
     }
 
-    /// Its client has shown a key.
-    pub(crate) fn known(&self) {
-        self.open.word.fetch_or(KEY, Ordering::AcqRel);
+    /// Marks that the client has shown a key.
+    pub(crate) fn show_key(&self) {
+        self.open.packed.fetch_or(KEY, Ordering::AcqRel);
     }
 
-    /// All that was written has been handed to the system.
+    /// Marks that the system has taken the whole answer.
     pub(crate) fn flushed(&self) {
-        if self.open.word.load(Ordering::Acquire) & STATE == ANSWERED {
+        if self.open.packed.load(Ordering::Acquire) & STATE == ANSWERED {
             let since = self.all.accepted.load(Ordering::Relaxed);
             self.open.change(|word| {
                 (word & STATE == ANSWERED).then_some((word & SHOWN) | (since << SINCE))
@@ -361,15 +368,15 @@ impl Drop for Busy {
     }
 }
 
-impl Drop for ConnectionPlace {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut table = locked(&self.all.table);
-        // Looked at under the lock: only there is it changed.
+        // Read under the lock, because it changes only there.
         if self.is_evicted() {
-            table.leaving -= 1;
-            self.all.left.notify_one();
+            table.closing -= 1;
+            self.all.closed.notify_one();
         } else {
-            table.forget(&self.open);
+            table.remove(&self.open);
         }
         self.all.metrics.open(table.open.len());
     }

@@ -1,9 +1,10 @@
-//! Whether a client is still there.
+//! Detects whether a client is still there.
 //!
-//! The HTTP library notices that a client has hung up when it reads from the connection. It does not read while it has
-//! bytes of a next request, or just a stray newline, that it cannot use yet. A request that waits for a lock would then wait for
-//! a client that is gone, be granted the lock, and keep it from others until it expires. So the stream is shared with
-//! whatever has to know.
+//! The HTTP library notices a hung-up client when it reads from the connection. It does not read
+//! while it has bytes of a next request, or just a stray newline, that it cannot use yet. A request
+//! that waits for a lock would then wait for a client that is gone. It would be granted the lock,
+//! and keep it from others until it expires. So the stream is shared with [`Peer`], which asks the
+//! system.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -17,13 +18,13 @@ use tokio::net::TcpStream;
 
 use crate::overload::clients::Client;
 use crate::proxies::ClientAddress;
-use crate::transport::connections::ConnectionPlace;
+use crate::transport::connections::ConnectionSlot;
 use crate::transport::tls::ClientCertificate;
 
-/// How often the connection of a client that waits is looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// How long an answer may wait for its client to take it, or to acknowledge it, before the connection is given up.
-const UNREAD: Duration = Duration::from_secs(30);
+/// How often the connection of a waiting client is checked.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// How long an answer may stay unacknowledged before the connection is given up.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
 /// The other end of a connection.
 #[derive(Clone)]
@@ -31,7 +32,7 @@ pub(crate) struct Peer {
     stream: Arc<TcpStream>,
     address: SocketAddr,
     certificate: Option<Arc<ClientCertificate>>,
-    place: Arc<ConnectionPlace>,
+    slot: Arc<ConnectionSlot>,
     /// The client that a trusted proxy speaks for.
     behind: Option<(ClientAddress, Arc<Client>)>,
 }
@@ -47,24 +48,25 @@ impl Peer {
         self.behind.as_ref().map(|_| self.address)
     }
 
-    /// Counts what requests take where there are no keys. Connections are counted for the other end of the connection.
+    /// The client that its requests count for, where there are no keys. Connections count for the
+    /// other end of the connection.
     pub(crate) fn client(&self) -> &Arc<Client> {
-        self.behind.as_ref().map_or(self.place.client(), |(_, client)| client)
+        self.behind.as_ref().map_or(self.slot.client(), |(_, client)| client)
     }
 
-    /// The same connection for one request of this client.
+    /// Returns the peer of one request, which came for `client`.
     pub(crate) fn speaking_for(&self, client: ClientAddress) -> Self {
         let is_other = client != self.address.into();
-        let behind = is_other.then(|| (client, self.place.client_at(client.ip)));
+        let behind = is_other.then(|| (client, self.slot.client_at(client.ip)));
         Self { behind, ..self.clone() }
     }
 
-    /// Its place among the connections.
-    pub(crate) fn place(&self) -> &Arc<ConnectionPlace> {
-        &self.place
+    /// The slot of the connection.
+    pub(crate) fn slot(&self) -> &Arc<ConnectionSlot> {
+        &self.slot
     }
 
-    /// The same client, with its certificate.
+    /// Adds the client's certificate.
     pub(crate) fn with_certificate(self, certificate: Option<ClientCertificate>) -> Self {
         Self { certificate: certificate.map(Arc::new), ..self }
     }
@@ -73,14 +75,14 @@ impl Peer {
         self.certificate.as_deref()
     }
 
-    /// Resolves when the client has closed its side of the connection.
+    /// Waits until the client has closed its side of the connection.
     pub(crate) async fn gone(&self) {
         while !self.is_gone() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
     }
 
-    /// As the system has told so far, also when there is something left to read.
+    /// Whether the system has reported the end of the stream, also with bytes left to read.
     fn is_gone(&self) -> bool {
         let readiness = pin!(self.stream.ready(Interest::READABLE));
         match readiness.poll(&mut Context::from_waker(Waker::noop())) {
@@ -91,33 +93,33 @@ impl Peer {
     }
 }
 
-/// The stream of a connection, which its [`Peer`] looks at too.
+/// The stream of a connection, shared with its [`Peer`].
 pub(crate) struct SharedStream {
     stream: Arc<TcpStream>,
-    place: Arc<ConnectionPlace>,
-    /// How much may still be read.
+    slot: Arc<ConnectionSlot>,
+    /// Bytes that may still be read.
     left: usize,
 }
 
 impl SharedStream {
-    pub(crate) fn new(stream: TcpStream, place: Arc<ConnectionPlace>) -> io::Result<(Self, Peer)> {
+    pub(crate) fn new(stream: TcpStream, slot: Arc<ConnectionSlot>) -> io::Result<(Self, Peer)> {
         let address = stream.peer_addr()?;
-        rustix::net::sockopt::set_tcp_user_timeout(&stream, UNREAD.as_millis() as u32)?;
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, UNACKNOWLEDGED.as_millis() as u32)?;
         let stream = Arc::new(stream);
-        if !place.holds(&stream) {
-            return Err(io::Error::other("its place was given to another"));
+        if !slot.attach(&stream) {
+            return Err(io::Error::other("the connection was closed for another one"));
         }
         let peer = Peer {
             stream: stream.clone(),
             address,
             certificate: None,
-            place: place.clone(),
+            slot: slot.clone(),
             behind: None,
         };
-        Ok((Self { stream, place, left: usize::MAX }, peer))
+        Ok((Self { stream, slot, left: usize::MAX }, peer))
     }
 
-    /// Lets no more than so many bytes be read from now on.
+    /// Limits the bytes that may be read from now on.
     pub(crate) fn limit(&mut self, left: usize) {
         self.left = left;
     }
@@ -131,14 +133,15 @@ impl AsyncRead for SharedStream {
     ) -> Poll<io::Result<()>> {
         loop {
             std::task::ready!(self.stream.poll_read_ready(context))?;
-            // What came since belongs to a request that could not be answered: it must not be carried out.
-            if self.place.is_evicted() {
+            // Bytes that came since belong to a request that cannot be answered: it must not be
+            // carried out.
+            if self.slot.is_evicted() {
                 return Poll::Ready(Ok(()));
             }
             let room = buffer.remaining();
             let mut drained = false;
-            // A read that leaves room has taken all there was. Saying so saves the next read, which would find nothing; the
-            // stream's own reader does the same.
+            // A read that leaves room in the buffer has taken all there was. Reporting that saves
+            // the next read, which would find nothing; the stream's own reader does the same.
             let read = self.stream.try_io(Interest::READABLE, || {
                 let got = self.stream.try_read_buf(buffer)?;
                 drained = 0 < got && got < room;
@@ -148,7 +151,7 @@ impl AsyncRead for SharedStream {
             if got > self.left {
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "too much was sent",
+                    "the client sent too many bytes in its handshake",
                 )));
             }
             self.left -= got;
@@ -199,7 +202,7 @@ impl AsyncWrite for SharedStream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.place.flushed();
+        self.slot.flushed();
         Poll::Ready(Ok(()))
     }
 

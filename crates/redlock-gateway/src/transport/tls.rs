@@ -1,10 +1,11 @@
 //! HTTPS: the server's configuration from its files, and the subject of a client's certificate.
 //!
-//! When the files change, new connections get the new certificate; those that are open go on with what they began with. A
-//! certificate that cannot be used is not taken: the one before stays, and the log says why. Clients may show a certificate
-//! of their own, where an authority for them is given; one that does not verify ends the handshake.
+//! When the files change, new connections get the new certificate; open ones keep theirs. An
+//! unusable certificate is not taken: the previous one stays, and the log says why. Clients may
+//! show a certificate of their own where `--tls-client-ca` is given; one that does not verify ends
+//! the handshake.
 //!
-//! It does not know connections.
+//! This module does not know connections.
 
 mod subject;
 
@@ -28,40 +29,43 @@ use x509_cert::der::Decode;
 use crate::config::TlsFiles;
 use crate::reload::{Content, Reload, Watched, read};
 
-/// Where it is told what became of the files.
+/// Metrics of the certificate files.
 pub(crate) struct CertificateMetrics {
-    /// When the server's certificate ends.
+    /// When the server's certificate ends, in seconds since 1970.
     pub(crate) expiry: Gauge,
     pub(crate) failures: Counter,
 }
 
-/// What stands in the files, followed by one of the tasks; must be called on a tokio runtime.
+/// Loads the files, and spawns a task that reloads them on change. To be called on a tokio runtime.
+///
+/// # Errors
+/// A file cannot be read or used.
 pub(crate) fn follow(
     files: &TlsFiles,
     reload: &Reload,
-    told: CertificateMetrics,
+    metrics: CertificateMetrics,
     tasks: &mut JoinSet<()>,
 ) -> Result<RustlsConfig, String> {
     let mut watched = Watched::new(paths(files), reload);
     let current = RustlsConfig::from_config(Arc::new(configuration(files, watched.contents())?));
-    told.expiry.set(expiry(files, watched.contents()));
+    metrics.expiry.set(expiry(files, watched.contents()));
     let files = files.clone();
-    let followed = current.clone();
+    let served = current.clone();
     tasks.spawn(async move {
         loop {
             watched.changed().await;
             match configuration(&files, watched.contents()) {
                 Ok(config) => {
-                    followed.reload_from_config(Arc::new(config));
-                    told.expiry.set(expiry(&files, watched.contents()));
+                    served.reload_from_config(Arc::new(config));
+                    metrics.expiry.set(expiry(&files, watched.contents()));
                     let cert = files.cert.display();
-                    tracing::info!(%cert, "new connections get the certificate that was read now");
+                    tracing::info!(%cert, "new connections get the certificate just read");
                 }
                 Err(error) => {
-                    told.failures.increment(1);
+                    metrics.failures.increment(1);
                     tracing::error!(
                         error,
-                        "what was read now cannot be used: the certificate before stays"
+                        "the new certificate files cannot be used: the previous certificate stays"
                     );
                 }
             }
@@ -73,13 +77,13 @@ pub(crate) fn follow(
 /// A client's certificate, which was verified when its connection began.
 #[derive(Debug)]
 pub(crate) struct ClientCertificate {
-    /// As [`subject`] writes it.
+    /// In the notation of [`subject`].
     pub(crate) subject: String,
-    /// The last moment at which it is valid; connections outlive it.
+    /// The last moment at which the certificate is valid. Connections may outlive it.
     pub(crate) ends: SystemTime,
 }
 
-/// The certificate that the client has shown; none where it has no subject.
+/// The client's certificate; `None` without one, or if it has no subject.
 pub(crate) fn client_certificate<S>(
     stream: &TlsStream<S>,
 ) -> io::Result<Option<ClientCertificate>> {
@@ -92,7 +96,10 @@ pub(crate) fn client_certificate<S>(
     Ok(subject.map(|subject| ClientCertificate { subject, ends }))
 }
 
-/// Whether HTTPS could be served with these files.
+/// Checks whether HTTPS could be served with these files.
+///
+/// # Errors
+/// A file cannot be read or used.
 pub(crate) fn check(files: &TlsFiles) -> Result<(), String> {
     configuration(files, &read(&paths(files))).map(drop)
 }
@@ -105,7 +112,7 @@ fn paths(files: &TlsFiles) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Of the server's certificate, in seconds since 1970; 0 where it cannot be told.
+/// The end of the server's certificate, in seconds since 1970; 0 if unknown.
 fn expiry(files: &TlsFiles, contents: &[Content]) -> f64 {
     let chain =
         contents.first().and_then(|cert| certificates("--tls-cert", &files.cert, cert).ok());
@@ -115,7 +122,7 @@ fn expiry(files: &TlsFiles, contents: &[Content]) -> f64 {
     })
 }
 
-/// From the contents of the files, in the order of [`paths`].
+/// Builds the configuration from the files' contents, in the order of [`paths`].
 fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig, String> {
     let [cert, key, client_ca @ ..] = contents else {
         return Err("--tls-cert, --tls-key: not read".into());
@@ -130,16 +137,16 @@ fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig,
     let clients = match (&files.client_ca, client_ca) {
         (Some(path), [content]) => {
             let mut trusted = RootCertStore::empty();
-            let ineligible = |error: &dyn std::fmt::Display| {
+            let unusable = |error: &dyn std::fmt::Display| {
                 format!("--tls-client-ca: {}: {error}", path.display())
             };
             for certificate in certificates("--tls-client-ca", path, content)? {
-                trusted.add(certificate).map_err(|error| ineligible(&error))?;
+                trusted.add(certificate).map_err(|error| unusable(&error))?;
             }
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider.clone());
-            // A client without one may have a key instead.
-            verifier.allow_unauthenticated().build().map_err(|error| ineligible(&error))?
+            // A client without a certificate may have a key instead.
+            verifier.allow_unauthenticated().build().map_err(|error| unusable(&error))?
         }
         _ => WebPkiClientVerifier::no_client_auth(),
     };
@@ -162,7 +169,7 @@ fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig,
         })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     if files.client_ca.is_some() {
-        // A session that is taken up again would not look at the client's certificate again.
+        // A resumed session would not check the client's certificate again.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
     }

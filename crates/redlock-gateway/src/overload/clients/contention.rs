@@ -1,43 +1,49 @@
-//! Whether a client is alone. Who is alone need not be held back for anybody's sake.
+//! Detects whether a client is the only one. A sole client need not be held back for others.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Sees who comes, by whatever it is that each has of its own.
+/// Notes each client's requests, by the address in memory of a value that is the client's own.
 #[derive(Debug)]
 pub struct ContentionTracker {
     began: Instant,
-    /// Who came last, as an address in memory.
-    last: AtomicUsize,
-    /// Until when it is remembered that it was somebody else than before, in milliseconds.
-    until: AtomicU64,
+    /// The client of the last request, as an address in memory; 0 before the first.
+    last_client: AtomicUsize,
+    /// When the contention ends, in milliseconds since `began`.
+    contended_until: AtomicU64,
 }
 
 impl Default for ContentionTracker {
     fn default() -> Self {
-        Self { began: Instant::now(), last: AtomicUsize::new(0), until: AtomicU64::new(0) }
+        Self {
+            began: Instant::now(),
+            last_client: AtomicUsize::new(0),
+            contended_until: AtomicU64::new(0),
+        }
     }
 }
 
 impl ContentionTracker {
-    /// So that who asks for something every second finds the room that is kept for it.
-    const REMEMBERED: u64 = 2_000;
+    /// Milliseconds. A client that asks once a second still finds the resources that are kept for
+    /// it.
+    const MEMORY_MILLIS: u64 = 2_000;
 
-    /// This client comes. Whether nobody else has come for two seconds.
+    /// Notes a request of this client. Returns whether no other client has come for two seconds.
     pub fn is_sole_client<T>(&self, client: &T) -> bool {
-        let came = std::ptr::from_ref(client).addr();
-        if self.last.load(Ordering::Relaxed) != came && self.last.swap(came, Ordering::Relaxed) != 0
+        let address = std::ptr::from_ref(client).addr();
+        if self.last_client.load(Ordering::Relaxed) != address
+            && self.last_client.swap(address, Ordering::Relaxed) != 0
         {
-            self.until.store(self.now() + Self::REMEMBERED, Ordering::Relaxed);
+            self.contended_until.store(self.now() + Self::MEMORY_MILLIS, Ordering::Relaxed);
         }
         self.is_alone(client)
     }
 
-    /// The same of one that is no company to others.
+    /// Returns the same without noting the request. A probe must not hold back others.
     pub fn is_alone<T>(&self, client: &T) -> bool {
-        let last = self.last.load(Ordering::Relaxed);
+        let last = self.last_client.load(Ordering::Relaxed);
         (last == 0 || last == std::ptr::from_ref(client).addr())
-            && self.now() >= self.until.load(Ordering::Relaxed)
+            && self.now() >= self.contended_until.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> u64 {
@@ -50,18 +56,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_beside_another_is_not_alone_for_a_while_and_a_probe_is_no_company() {
+    fn a_second_client_counts_for_two_seconds_and_a_probe_never() {
         let contention = ContentionTracker::default();
         let [one, other, probe] = [1_u8; 3];
         assert!(contention.is_alone(&probe) && contention.is_sole_client(&one));
-        assert!(!contention.is_alone(&probe), "the one has come");
-        assert!(contention.is_sole_client(&one), "the probe has not");
+        assert!(!contention.is_alone(&probe), "a client has come");
+        assert!(contention.is_sole_client(&one), "a probe is not noted");
         assert!(
             !contention.is_sole_client(&other)
                 && !contention.is_sole_client(&one)
                 && !contention.is_sole_client(&one)
         );
-        contention.until.store(0, Ordering::Relaxed);
-        assert!(contention.is_sole_client(&one), "after a while");
+        contention.contended_until.store(0, Ordering::Relaxed);
+        assert!(contention.is_sole_client(&one), "after two seconds");
     }
 }

@@ -1,17 +1,18 @@
-//! FairQueue at the threads that serve requests: fair queueing by client.
+//! Fair queueing by client, before the threads that serve requests.
 //!
-//! A runtime polls what is ready in the order in which it became ready. Beside a client with 64 connections that asks again as
-//! soon as it is answered, every step of somebody else's request (in, to the masters, back, out) would come after 64 of its
-//! steps. So a client that is not alone and asks for more than a little at a time stands in a line of its own, and those who have a line are
-//! let on in turn, a few requests between two looks at everything else that is ready. Who asks for little never waits
-//! here, and while the threads keep up a line is let on as fast as it comes.
+//! A runtime polls ready tasks in the order in which they became ready. Consider a client with 64
+//! connections that asks again as soon as it is answered. Every step of another client's request
+//! (in, to the masters, back, out) would come after 64 of its steps. So a client that is not alone,
+//! and asks for more than a burst, waits in a queue of its own. The queues are served in turn, a
+//! few requests between two passes over all ready tasks. A client within its burst never waits
+//! here. While the threads keep up, a queue is served as fast as it fills.
 //!
 //! ```text
-//!  request ─► within the burst of its client? ─ yes ──────────────► served
-//!                        │ no                                         ▲
-//!                        ▼                                            │
-//!              line of its client ─► one of each line in turn, BATCH ─┘
-//!                                    between two passes over all that is ready
+//!  request ─► within its client's burst? ─ yes ──────────────────────► served
+//!                        │ no                                            ▲
+//!                        ▼                                               │
+//!              queue of its client ─► one of each queue in turn, BATCH ──┘
+//!                                     between two passes over all ready tasks
 //! ```
 
 use parking_lot::{Mutex, MutexGuard};
@@ -26,29 +27,29 @@ use tokio::sync::oneshot;
 
 use super::contention::ContentionTracker;
 
-/// What a client may ask within a window without standing in line, for each thread: 7,800 requests a second. A thread answers
-/// two to six times as many.
+/// Requests of a client within a window that need not queue, for each thread: 7,800 a second. A
+/// thread answers two to six times as many.
 const BURST: u64 = 4;
-/// In microseconds.
+/// Length of a window, in microseconds.
 const WINDOW: u64 = 512;
-/// Requests that are let on between two passes, for each thread.
+/// Requests that are served between two passes, for each thread.
 const BATCH: usize = 4;
 
-/// The turns of all clients.
+/// The queues of all clients.
 #[derive(Debug)]
 pub struct FairQueue {
     began: Instant,
     threads: usize,
     contention: ContentionTracker,
-    /// Those in which somebody waits, the next one first.
+    /// The queues that are not empty, the next one first.
     queues: Mutex<VecDeque<Arc<ClientQueue>>>,
 }
 
-/// The line of one client.
+/// The queue of one client.
 #[derive(Debug, Default)]
 pub struct ClientQueue {
-    /// The number of the window in which it asked last; in the lower byte, how often.
-    asked: AtomicU64,
+    /// The number of the client's last window; in the lower byte, its requests in that window.
+    window_and_count: AtomicU64,
     waiting: Mutex<VecDeque<oneshot::Sender<()>>>,
 }
 
@@ -62,7 +63,7 @@ impl FairQueue {
         })
     }
 
-    /// Resolves when it is the turn of the client whose line this is. For the sake of who only probes nobody is held back.
+    /// Waits for the turn of the client that owns `queue`. A probe holds nobody back.
     pub async fn take(self: &Arc<Self>, queue: &Arc<ClientQueue>, is_probe: bool) {
         let is_alone = if is_probe {
             self.contention.is_alone(&**queue)
@@ -70,8 +71,8 @@ impl FairQueue {
             self.contention.is_sole_client(&**queue)
         };
         if !is_alone && !queue.is_within_burst(self.window(), BURST * self.threads as u64) {
-            // An error would be the end of all lines, and nothing to wait for.
-            let _ = self.stand_in_line(queue).await;
+            // An error would mean that the queue is gone, and nothing is left to wait for.
+            let _ = self.enqueue(queue).await;
         }
     }
 
@@ -79,42 +80,42 @@ impl FairQueue {
         self.began.elapsed().as_micros() as u64 / WINDOW
     }
 
-    fn stand_in_line(self: &Arc<Self>, queue: &Arc<ClientQueue>) -> oneshot::Receiver<()> {
-        let (turn, its_turn) = oneshot::channel();
+    fn enqueue(self: &Arc<Self>, queue: &Arc<ClientQueue>) -> oneshot::Receiver<()> {
+        let (turn, served) = oneshot::channel();
         let mut queues = self.queues();
         let mut waiting = queue.waiting();
         if queues.is_empty() {
-            tokio::spawn(self.clone().let_on());
+            tokio::spawn(self.clone().serve_all());
         }
         if waiting.is_empty() {
             queues.push_back(queue.clone());
         }
         waiting.push_back(turn);
-        its_turn
+        served
     }
 
-    /// Until nobody is in line.
-    async fn let_on(self: Arc<Self>) {
-        // First of all too: what has just been spawned or woken is polled before what was ready.
+    /// Serves the queues until all are empty.
+    async fn serve_all(self: Arc<Self>) {
+        // Also before the first batch: a spawned or woken task is polled before the ready ones.
         loop {
             pass().await;
-            if !self.let_some_on() {
+            if !self.serve_batch() {
                 return;
             }
         }
     }
 
-    /// Whether somebody is left.
-    fn let_some_on(&self) -> bool {
+    /// Serves one batch. Returns whether a request is left.
+    fn serve_batch(&self) -> bool {
         let mut queues = self.queues();
         for _ in 0..BATCH * self.threads {
             let Some(queue) = queues.pop_front() else { break };
             let mut waiting = queue.waiting();
-            // Whoever has hung up has no turn.
+            // A request whose client has hung up takes no turn.
             while waiting.pop_front().is_some_and(|turn| turn.send(()).is_err()) {}
-            let is_over = waiting.is_empty();
+            let is_empty = waiting.is_empty();
             drop(waiting);
-            if !is_over {
+            if !is_empty {
                 queues.push_back(queue);
             }
         }
@@ -126,8 +127,8 @@ impl FairQueue {
     }
 }
 
-/// Resolves when everything has been polled that is ready now. The runtime's own way to yield would also wait for a look at the
-/// sockets, which a busy thread takes seldom.
+/// Waits until every task that is ready now has been polled. The runtime's own yield would also
+/// wait for its check of the sockets, which a busy thread makes seldom.
 async fn pass() {
     let mut is_over = false;
     poll_fn(|context| {
@@ -143,11 +144,11 @@ async fn pass() {
 impl ClientQueue {
     fn is_within_burst(&self, window: u64, limit: u64) -> bool {
         let limit = limit.min(0xff);
-        let ask = |asked: u64| match asked >> 8 == window {
-            true => (asked & 0xff < limit).then_some(asked + 1),
+        let count_one = |window_and_count: u64| match window_and_count >> 8 == window {
+            true => (window_and_count & 0xff < limit).then_some(window_and_count + 1),
             false => (limit > 0).then_some((window << 8) + 1),
         };
-        self.asked.fetch_update(Ordering::Relaxed, Ordering::Relaxed, ask).is_ok()
+        self.window_and_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count_one).is_ok()
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<oneshot::Sender<()>>> {
@@ -161,20 +162,20 @@ mod tests {
 
     use super::*;
 
-    fn line_up(
+    fn enqueue_many(
         fair_queue: &Arc<FairQueue>,
         queue: &Arc<ClientQueue>,
         count: usize,
     ) -> Vec<oneshot::Receiver<()>> {
-        (0..count).map(|_| fair_queue.stand_in_line(queue)).collect()
+        (0..count).map(|_| fair_queue.enqueue(queue)).collect()
     }
 
-    fn let_on(queue: &mut [oneshot::Receiver<()>]) -> usize {
+    fn served(queue: &mut [oneshot::Receiver<()>]) -> usize {
         queue.iter_mut().filter(|turn| !turn.is_empty()).count()
     }
 
     #[test]
-    fn who_asks_for_little_does_not_wait_and_who_asks_for_much_does() {
+    fn only_requests_beyond_the_burst_wait() {
         let queue = ClientQueue::default();
         assert_eq!(
             (0..6).map(|_| queue.is_within_burst(7, 4)).collect::<Vec<_>>(),
@@ -182,31 +183,31 @@ mod tests {
         );
         assert!(queue.is_within_burst(8, 4), "the next window");
         let many = (0..1000).filter(|_| queue.is_within_burst(9, BURST * 1024)).count();
-        assert_eq!(many, 255, "and no more than can be counted");
+        assert_eq!(many, 255, "no more than the byte can count");
         assert!(!queue.is_within_burst(10, 0));
     }
 
     #[tokio::test]
-    async fn a_client_in_line_is_let_on_beside_a_thousand_requests_of_another_that_came_before() {
+    async fn a_queue_is_served_beside_a_thousand_earlier_requests() {
         let fair_queue = FairQueue::new(1);
         let [greedy, modest] = <[Arc<ClientQueue>; 2]>::default();
-        let mut flood = line_up(&fair_queue, &greedy, 1000);
-        let mut two = line_up(&fair_queue, &modest, 2);
-        assert!(fair_queue.let_some_on());
-        assert_eq!((let_on(&mut flood), let_on(&mut two)), (2, 2));
-        assert!(fair_queue.let_some_on());
-        assert_eq!(let_on(&mut flood), 6, "alone it has all turns");
+        let mut flood = enqueue_many(&fair_queue, &greedy, 1000);
+        let mut two = enqueue_many(&fair_queue, &modest, 2);
+        assert!(fair_queue.serve_batch());
+        assert_eq!((served(&mut flood), served(&mut two)), (2, 2));
+        assert!(fair_queue.serve_batch());
+        assert_eq!(served(&mut flood), 6, "a sole queue has all turns");
     }
 
     #[tokio::test]
-    async fn everything_that_is_ready_comes_between_two_batches_of_a_flood() {
+    async fn all_ready_tasks_are_polled_between_two_batches() {
         let fair_queue = FairQueue::new(1);
         let greedy = Arc::<ClientQueue>::default();
-        // As something of the runtime: what it is blocked on is not in the queue of what is ready.
+        // Spawned, because the task that the runtime blocks on is not in the queue of ready tasks.
         let watcher = tokio::spawn(async move {
-            let mut flood = line_up(&fair_queue, &greedy, 10 * BATCH);
+            let mut flood = enqueue_many(&fair_queue, &greedy, 10 * BATCH);
             for passes in 0..=10 {
-                assert_eq!(let_on(&mut flood), passes * BATCH);
+                assert_eq!(served(&mut flood), passes * BATCH);
                 pass().await;
                 if passes == 0 {
                     pass().await;
@@ -217,17 +218,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_hangs_up_in_line_takes_no_turn_and_who_comes_after_the_end_of_all_lines_is_let_on()
-    {
+    async fn hung_up_requests_take_no_turn_and_later_ones_are_served() {
         let fair_queue = FairQueue::new(1);
         let client = Arc::<ClientQueue>::default();
-        drop(line_up(&fair_queue, &client, 100));
-        let mut next = line_up(&fair_queue, &client, 1);
-        fair_queue.let_some_on();
-        assert_eq!(let_on(&mut next), 1);
+        drop(enqueue_many(&fair_queue, &client, 100));
+        let mut next = enqueue_many(&fair_queue, &client, 1);
+        fair_queue.serve_batch();
+        assert_eq!(served(&mut next), 1);
         while Arc::strong_count(&fair_queue) > 1 {
             yield_now().await;
         }
-        fair_queue.stand_in_line(&client).await.unwrap();
+        fair_queue.enqueue(&client).await.unwrap();
     }
 }

@@ -1,11 +1,12 @@
-//! How much of the masters' memory a client takes by way of this gateway.
+//! Estimates how much of the masters' memory a client uses through this gateway.
 //!
-//! The figures are estimates. They bound nothing by themselves: the caller says how much a client may take, if that is
-//! bounded at all. Another gateway's locks are not known here, and a restarted gateway begins with nothing.
+//! The estimate bounds nothing by itself: the caller passes the limit, if there is one. It does not
+//! include other gateways' locks, and starts at zero after a restart.
 //!
-//! A client's locks are counted in groups that end at about the same time, so a client costs a few kilobytes here
-//! however many locks it has. A release or an extension says nothing of the lock's former end. It takes one lock off the
-//! group that ends first. The number of locks stays right; a lock that nobody released may count for one TTL longer.
+//! Locks are counted in groups that end at about the same time. So a client costs a few kilobytes
+//! here, however many locks it has. A release or an extension does not say when its lock would have
+//! ended, so it takes one lock off the group that ends first. The number of locks stays right. A
+//! lock that nobody released may count for one TTL longer.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -14,49 +15,50 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names that left a fence lately. A name that leaves it again is not counted again. Its slot follows from its hash, and a
-/// newer name takes it.
+/// Names with a recent token watermark, which is not counted twice. A name's slot follows from its
+/// hash, and a newer name replaces it.
 const RECENT: usize = 256;
-/// A client that was refused has its figures looked at again then.
+/// When a refused client may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Bytes that a lock and its fence take on a master: two keys, their values and what Redis needs for them.
+/// Bytes of a lock and its token watermark on a master: two keys, their values, and Redis'
+/// overhead.
 ///
-/// The figures are the growth of `used_memory` on redis-server 7.0.15, with the prefix `lock:`. A name of 6 bytes takes 336
-/// to 399 bytes, depending on when the tables grow. A name of 20 takes 377 bytes, one of 235 takes 803. A name of 6 with
-/// 900 bytes of metadata takes 1,298.
+/// The figures are the growth of `used_memory` on redis-server 7.0.15, with the prefix `lock:`. A
+/// name of 6 bytes takes 336 to 399 bytes, depending on when the tables grow. A name of 20 takes
+/// 377 bytes, one of 235 takes 803. A name of 6 with 900 bytes of metadata takes 1,298.
 fn lock_bytes(name: &str, info: usize) -> u64 {
     (360 + 2 * name.len() + info) as u64
 }
 
-/// Bytes of the fence alone. Measured likewise: 161 with names of 20 bytes, 420 with 236.
-fn fence_bytes(name: &str) -> u64 {
+/// Bytes of the token watermark alone. Measured likewise: 161 with names of 20 bytes, 420 with 236.
+fn watermark_bytes(name: &str) -> u64 {
     (185 + name.len()) as u64
 }
 
-/// What a client may take of the masters' memory now.
+/// The limit on a client's use of the masters' memory now.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// In bytes; `None` while there is enough for all.
+    /// In bytes; `None` while there is enough for all clients.
     pub limit: Option<u64>,
-    /// How long a fence outlives what it is for.
-    pub fence_life: Duration,
-    /// What all clients have taken.
+    /// How long a token watermark outlives its lock or failed acquire.
+    pub watermark_life: Duration,
+    /// The use of all clients together.
     pub taken: Taken,
 }
 
-/// A client takes as much of the masters' memory as it may while that is short.
+/// The error of a client that has reached its limit while the masters' memory is short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exceeded {
-    /// Bytes that it takes, about.
+    /// Estimated bytes that the client uses.
     pub taken: u64,
-    /// Bytes that it may take.
+    /// Bytes that the client may use.
     pub limit: u64,
     pub retry_after: Duration,
 }
 
-/// Bytes of the masters' memory that the clients of this gateway have taken since it began, less those they gave back. What
-/// ends by itself stays counted: only differences over a short time mean anything.
+/// Bytes of the masters' memory that this gateway's clients have taken since it started, less those
+/// they released. Expired locks stay counted, so only differences over a short time mean anything.
 #[derive(Debug, Clone, Default)]
 pub struct Taken(Arc<AtomicI64>);
 
@@ -70,7 +72,7 @@ impl Taken {
     }
 }
 
-/// What one client takes.
+/// The estimate for one client.
 #[derive(Debug, Default)]
 pub(super) struct QuotaLedger(Mutex<Table>);
 
@@ -78,12 +80,12 @@ pub(super) struct QuotaLedger(Mutex<Table>);
 struct Table {
     began: Instant,
     hasher: RandomState,
-    /// Locks that it holds or asks for, each with its fence.
-    locks: Lapsing,
-    /// Fences that its own locks and tries have left.
-    fences: Lapsing,
-    /// Fences that its releases of other locks have left.
-    strays: Lapsing,
+    /// Locks that the client holds or asks for, each with its token watermark.
+    locks: ExpiringBytes,
+    /// Token watermarks of its own locks and failed acquires.
+    watermarks: ExpiringBytes,
+    /// Token watermarks of releases that found no lock of this client.
+    stray_watermarks: ExpiringBytes,
     recent: Vec<u64>,
 }
 
@@ -92,18 +94,18 @@ impl Default for Table {
         Self {
             began: Instant::now(),
             hasher: RandomState::new(),
-            locks: Lapsing::default(),
-            fences: Lapsing::default(),
-            strays: Lapsing::default(),
+            locks: ExpiringBytes::default(),
+            watermarks: ExpiringBytes::default(),
+            stray_watermarks: ExpiringBytes::default(),
             recent: Vec::new(),
         }
     }
 }
 
-/// Bytes that end by themselves, in groups by their end.
+/// Bytes that expire, grouped by expiry.
 #[derive(Debug, Default)]
-struct Lapsing {
-    /// By milliseconds since the table began.
+struct ExpiringBytes {
+    /// Keyed by expiry, in milliseconds since the table began.
     groups: BTreeMap<u64, Group>,
     bytes: u64,
 }
@@ -114,20 +116,20 @@ struct Group {
     bytes: u64,
 }
 
-/// Room that was made for a lock.
+/// The bytes reserved for one lock.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QuotaSlot {
-    end: u64,
+    group_end: u64,
     bytes: u64,
-    fence: u64,
-    name: u64,
+    watermark: u64,
+    name_hash: u64,
 }
 
-/// By how much an operation changes the memory in use, in bytes.
+/// The change in memory use by an operation, in bytes.
 pub(super) type Change = i64;
 
 impl QuotaLedger {
-    /// Makes room for a lock that is asked for, until then at the latest.
+    /// Reserves bytes for an acquire whose lock may last until `until` at the latest.
     pub(super) fn reserve(
         &self,
         name: &str,
@@ -141,95 +143,112 @@ impl QuotaLedger {
         if let Some(limit) = terms.limit.filter(|limit| taken + bytes > *limit) {
             return Err(Exceeded { taken, limit, retry_after: RETRY_AFTER });
         }
-        let end = table.add(|table| &mut table.locks, bytes, until + terms.fence_life);
-        let room =
-            QuotaSlot { end, bytes, fence: fence_bytes(name), name: table.hasher.hash_one(name) };
-        Ok((room, bytes as Change))
+        let end = table.add(|table| &mut table.locks, bytes, until + terms.watermark_life);
+        let slot = QuotaSlot {
+            group_end: end,
+            bytes,
+            watermark: watermark_bytes(name),
+            name_hash: table.hasher.hash_one(name),
+        };
+        Ok((slot, bytes as Change))
     }
 
-    /// The lock was granted until then.
-    pub(super) fn granted(&self, room: QuotaSlot, until: Instant, terms: &Terms) {
+    /// Moves the reserved bytes to a lock that was granted until `until`.
+    pub(super) fn record_grant(&self, slot: QuotaSlot, until: Instant, terms: &Terms) {
         let mut table = self.table();
-        table.locks.remove(room.end, room.bytes);
-        table.add(|table| &mut table.locks, room.bytes, until + terms.fence_life);
+        table.locks.remove(slot.group_end, slot.bytes);
+        table.add(|table| &mut table.locks, slot.bytes, until + terms.watermark_life);
     }
 
-    /// A lock was extended until then.
-    pub(super) fn extended(&self, name: &str, until: Instant, terms: &Terms) {
+    /// Moves the bytes of one lock to an expiry of `until`.
+    pub(super) fn record_extension(&self, name: &str, until: Instant, terms: &Terms) {
         let mut table = self.table();
         let bytes = table.locks.take_earliest().unwrap_or_else(|| lock_bytes(name, 0));
-        table.add(|table| &mut table.locks, bytes, until + terms.fence_life);
+        table.add(|table| &mut table.locks, bytes, until + terms.watermark_life);
     }
 
-    /// A lock was released. Its fence stays for a while.
-    pub(super) fn released(&self, name: &str, terms: &Terms) -> Change {
+    /// Replaces a lock by its token watermark, which stays for a while.
+    pub(super) fn record_release(&self, name: &str, terms: &Terms) -> Change {
         let mut table = self.table();
         let freed = table.locks.take_earliest().unwrap_or_default() as Change;
         let name_hash = table.hasher.hash_one(name);
-        table.leave_fence(|table| &mut table.fences, name_hash, fence_bytes(name), terms) - freed
+        table.add_watermark(|table| &mut table.watermarks, name_hash, watermark_bytes(name), terms)
+            - freed
     }
 
-    /// It was not granted. What was tried may leave fences on the masters.
-    pub(super) fn consume(&self, room: QuotaSlot, terms: &Terms) -> Change {
+    /// Consumes the reservation of a failed acquire, which may leave token watermarks on the
+    /// masters.
+    pub(super) fn consume(&self, slot: QuotaSlot, terms: &Terms) -> Change {
         let mut table = self.table();
-        table.locks.remove(room.end, room.bytes);
-        table.leave_fence(|table| &mut table.fences, room.name, room.fence, terms)
-            - room.bytes as Change
+        table.locks.remove(slot.group_end, slot.bytes);
+        table.add_watermark(|table| &mut table.watermarks, slot.name_hash, slot.watermark, terms)
+            - slot.bytes as Change
     }
 
-    /// No key is left of this try.
-    pub(super) fn refund(&self, room: QuotaSlot) -> Change {
-        self.table().locks.remove(room.end, room.bytes);
-        -(room.bytes as Change)
+    /// Refunds the reservation of an acquire that left no key on the masters.
+    pub(super) fn refund(&self, slot: QuotaSlot) -> Change {
+        self.table().locks.remove(slot.group_end, slot.bytes);
+        -(slot.bytes as Change)
     }
 
-    /// Whether a release may be tried. One that finds no lock leaves a fence, and may come from somebody who has no lock.
-    pub(super) fn may_release(&self, name: &str, terms: &Terms) -> Result<(), Exceeded> {
+    /// Checks whether a release may be tried. A release that finds no lock leaves a token
+    /// watermark, and any client may send one.
+    pub(super) fn check_release(&self, name: &str, terms: &Terms) -> Result<(), Exceeded> {
         let Some(limit) = terms.limit else { return Ok(()) };
-        let taken = self.table().strays.bytes;
-        let fits = taken + fence_bytes(name) <= limit;
+        let taken = self.table().stray_watermarks.bytes;
+        let fits = taken + watermark_bytes(name) <= limit;
         fits.then_some(()).ok_or(Exceeded { taken, limit, retry_after: RETRY_AFTER })
     }
 
-    /// A release found no lock of this client, or did not get through.
-    pub(super) fn not_released(&self, name: &str, terms: &Terms) -> Change {
+    /// Counts the token watermark of a release that found no lock of this client, or failed.
+    pub(super) fn record_stray_release(&self, name: &str, terms: &Terms) -> Change {
         let mut table = self.table();
         let name_hash = table.hasher.hash_one(name);
-        table.leave_fence(|table| &mut table.strays, name_hash, fence_bytes(name), terms)
+        table.add_watermark(
+            |table| &mut table.stray_watermarks,
+            name_hash,
+            watermark_bytes(name),
+            terms,
+        )
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.table().bytes() == 0
     }
 
-    /// As it is now: what has ended is gone.
+    /// Locks the table and removes expired groups.
     fn table(&self) -> MutexGuard<'_, Table> {
         let mut table = self.0.lock();
         let now = table.millis(Instant::now());
-        let Table { locks, fences, strays, .. } = &mut *table;
-        [locks, fences, strays].into_iter().for_each(|lapsing| lapsing.end(now));
+        let Table { locks, watermarks, stray_watermarks, .. } = &mut *table;
+        [locks, watermarks, stray_watermarks].into_iter().for_each(|expiring| expiring.expire(now));
         table
     }
 }
 
 impl Table {
     fn bytes(&self) -> u64 {
-        self.locks.bytes + self.fences.bytes + self.strays.bytes
+        self.locks.bytes + self.watermarks.bytes + self.stray_watermarks.bytes
     }
 
     fn millis(&self, at: Instant) -> u64 {
         at.saturating_duration_since(self.began).as_millis() as u64
     }
 
-    fn add(&mut self, to: impl FnOnce(&mut Self) -> &mut Lapsing, bytes: u64, end: Instant) -> u64 {
+    fn add(
+        &mut self,
+        to: impl FnOnce(&mut Self) -> &mut ExpiringBytes,
+        bytes: u64,
+        end: Instant,
+    ) -> u64 {
         let now = self.millis(Instant::now());
         let end = self.millis(end);
         to(self).add(bytes, now, end)
     }
 
-    fn leave_fence(
+    fn add_watermark(
         &mut self,
-        to: impl FnOnce(&mut Self) -> &mut Lapsing,
+        to: impl FnOnce(&mut Self) -> &mut ExpiringBytes,
         name: u64,
         bytes: u64,
         terms: &Terms,
@@ -237,11 +256,11 @@ impl Table {
         if self.remember(name) {
             return 0;
         }
-        self.add(to, bytes, Instant::now() + terms.fence_life);
+        self.add(to, bytes, Instant::now() + terms.watermark_life);
         bytes as Change
     }
 
-    /// Whether it was known already.
+    /// Returns whether the name was there already.
     fn remember(&mut self, name: u64) -> bool {
         if self.recent.is_empty() {
             self.recent = vec![0; RECENT];
@@ -250,10 +269,12 @@ impl Table {
     }
 }
 
-impl Lapsing {
-    /// Answers the end of the group: the given one, or up to an eighth of the time until then, or a second, later.
+impl ExpiringBytes {
+    /// Adds bytes, and returns the expiry of their group. It is at most an eighth of the remaining
+    /// time, or a second, after `end`.
     ///
-    /// Ends are multiples of a power of two. So a lifetime of a day has at most 120 groups, one of five minutes 60.
+    /// Expiries are multiples of a power of two. So a lifetime of a day has at most 120 groups, one
+    /// of five minutes 60.
     fn add(&mut self, bytes: u64, now: u64, end: u64) -> u64 {
         let step = (end.saturating_sub(now) / 16).next_power_of_two().max(1024);
         let end = end.next_multiple_of(step);
@@ -264,7 +285,7 @@ impl Lapsing {
         end
     }
 
-    /// Takes one off a group, if that has not ended or been used up by releases.
+    /// Removes one entry from its group, unless the group has expired or releases have used it up.
     fn remove(&mut self, end: u64, bytes: u64) {
         let Some(group) = self.groups.get_mut(&end) else { return };
         let bytes = if group.count == 1 { group.bytes } else { bytes.min(group.bytes) };
@@ -276,7 +297,7 @@ impl Lapsing {
         }
     }
 
-    /// Takes one of average size off the group that ends first.
+    /// Removes an entry of average size from the group that ends first.
     fn take_earliest(&mut self) -> Option<u64> {
         let (&end, group) = self.groups.first_key_value()?;
         let bytes = group.bytes / group.count;
@@ -284,7 +305,7 @@ impl Lapsing {
         Some(bytes)
     }
 
-    fn end(&mut self, now: u64) {
+    fn expire(&mut self, now: u64) {
         while let Some(first) = self.groups.first_entry().filter(|first| *first.key() <= now) {
             self.bytes -= first.remove().bytes;
         }
@@ -297,16 +318,16 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
     const LOCK: u64 = 362;
-    const FENCE: u64 = 186;
+    const WATERMARK: u64 = 186;
 
     fn terms(limit: Option<u64>) -> Terms {
-        Terms { limit, fence_life: SECOND * 10, ..Terms::default() }
+        Terms { limit, watermark_life: SECOND * 10, ..Terms::default() }
     }
 
     fn take(quota: &QuotaLedger, name: &str, ttl: Duration, terms: &Terms) -> Result<(), Exceeded> {
         let until = Instant::now() + ttl;
-        let (room, _) = quota.reserve(name, 0, until, terms)?;
-        quota.granted(room, until, terms);
+        let (slot, _) = quota.reserve(name, 0, until, terms)?;
+        quota.record_grant(slot, until, terms);
         Ok(())
     }
 
@@ -314,114 +335,125 @@ mod tests {
         quota.table().bytes()
     }
 
-    /// As if so much time had passed.
+    /// Moves the clock forward.
     fn pass(quota: &QuotaLedger, time: Duration) {
         let mut table = quota.table();
         table.began = table.began.checked_sub(time).expect("the machine has run for longer");
     }
 
     #[test]
-    fn nothing_is_refused_without_a_bound() {
+    fn nothing_is_refused_without_a_limit() {
         let quota = QuotaLedger::default();
         let free = terms(None);
-        (0..100_000)
-            .for_each(|n: u32| take(&quota, &n.to_string(), SECOND * 60, &free).expect("room"));
+        (0..100_000).for_each(|n: u32| {
+            take(&quota, &n.to_string(), SECOND * 60, &free).expect("within the limit")
+        });
         assert!(bytes(&quota) > 36_000_000);
-        quota.may_release("unknown", &free).expect("room");
+        quota.check_release("unknown", &free).expect("within the limit");
     }
 
     #[test]
-    fn a_bound_counts_what_is_held_and_names_both() {
+    fn a_refusal_names_both_use_and_limit() {
         let quota = QuotaLedger::default();
-        let two = terms(Some(2 * LOCK + FENCE));
-        take(&quota, "a", SECOND * 60, &two).expect("room");
-        take(&quota, "b", SECOND * 60, &two).expect("room");
-        let refused = take(&quota, "c", SECOND * 60, &two).expect_err("too much");
-        assert_eq!((refused.taken, refused.limit), (2 * LOCK, 2 * LOCK + FENCE));
-        assert_eq!(quota.released("a", &two), FENCE as i64 - LOCK as i64);
-        take(&quota, "a", SECOND * 60, &two).expect("room");
-        assert_eq!(quota.released("a", &two), -(LOCK as i64), "the fence of a name counts once");
+        let two = terms(Some(2 * LOCK + WATERMARK));
+        take(&quota, "a", SECOND * 60, &two).expect("within the limit");
+        take(&quota, "b", SECOND * 60, &two).expect("within the limit");
+        let refused = take(&quota, "c", SECOND * 60, &two).expect_err("over the limit");
+        assert_eq!((refused.taken, refused.limit), (2 * LOCK, 2 * LOCK + WATERMARK));
+        assert_eq!(quota.record_release("a", &two), WATERMARK as i64 - LOCK as i64);
+        take(&quota, "a", SECOND * 60, &two).expect("within the limit");
+        assert_eq!(
+            quota.record_release("a", &two),
+            -(LOCK as i64),
+            "a name's watermark counts once"
+        );
     }
 
     #[test]
-    fn metadata_counts_until_the_lock_ends_however_often_extended() {
+    fn metadata_counts_until_an_extended_lock_ends() {
         let quota = QuotaLedger::default();
         let free = terms(None);
         let until = Instant::now() + SECOND * 60;
-        let (room, change) = quota.reserve("a", 1000, until, &free).expect("room");
-        quota.granted(room, until, &free);
+        let (slot, change) = quota.reserve("a", 1000, until, &free).expect("within the limit");
+        quota.record_grant(slot, until, &free);
         assert_eq!(change, LOCK as i64 + 1000);
-        (0..10).for_each(|_| quota.extended("a", until + SECOND * 60, &free));
+        (0..10).for_each(|_| quota.record_extension("a", until + SECOND * 60, &free));
         assert_eq!(bytes(&quota), LOCK + 1000);
         pass(&quota, SECOND * 150);
         assert!(quota.is_empty());
     }
 
     #[test]
-    fn locks_of_another_gateway_count_once_extended_here() {
+    fn another_gateways_lock_counts_once_extended_here() {
         let quota = QuotaLedger::default();
         let free = terms(None);
-        quota.extended("a", Instant::now() + SECOND, &free);
+        quota.record_extension("a", Instant::now() + SECOND, &free);
         assert_eq!(bytes(&quota), LOCK);
     }
 
     #[test]
-    fn tries_that_leave_nothing_cost_nothing_and_others_a_fence() {
+    fn a_failed_acquire_costs_a_watermark_or_nothing() {
         let quota = QuotaLedger::default();
         let free = terms(None);
         let until = Instant::now() + SECOND;
-        let asks = || quota.reserve("a", 0, until, &free).expect("room").0;
-        let first = asks();
-        let second = asks();
+        let reserve = || quota.reserve("a", 0, until, &free).expect("within the limit").0;
+        let first = reserve();
+        let second = reserve();
         assert_eq!(quota.refund(first), -(LOCK as i64));
-        assert_eq!(quota.consume(second, &free), FENCE as i64 - LOCK as i64);
-        assert_eq!(bytes(&quota), FENCE);
-        assert_eq!(quota.consume(asks(), &free), -(LOCK as i64), "the fence of a name counts once");
+        assert_eq!(quota.consume(second, &free), WATERMARK as i64 - LOCK as i64);
+        assert_eq!(bytes(&quota), WATERMARK);
+        assert_eq!(
+            quota.consume(reserve(), &free),
+            -(LOCK as i64),
+            "a name's watermark counts once"
+        );
         pass(&quota, SECOND * 13);
         assert!(quota.is_empty());
     }
 
     #[test]
-    fn a_client_that_only_releases_is_bounded_and_a_holder_is_not() {
+    fn stray_releases_are_limited_and_a_holders_are_not() {
         let quota = QuotaLedger::default();
         let few = terms(Some(10 * LOCK));
-        (0..10).for_each(|n| take(&quota, &format!("{n}"), SECOND * 60, &few).expect("room"));
-        take(&quota, "more", SECOND * 60, &few).expect_err("too much");
-        quota.may_release("0", &few).expect("who holds locks may release them");
-        let strays = (0..1000).take_while(|n| {
-            let name = format!("{n:03}");
-            let may = quota.may_release(&name, &few).is_ok();
-            may.then(|| quota.not_released(&name, &few)).is_some()
+        (0..10).for_each(|n| {
+            take(&quota, &format!("{n}"), SECOND * 60, &few).expect("within the limit")
         });
-        assert_eq!(strays.count() as u64, 10 * LOCK / (FENCE + 2));
+        take(&quota, "more", SECOND * 60, &few).expect_err("over the limit");
+        quota.check_release("0", &few).expect("a holder may release its locks");
+        let stray_watermarks = (0..1000).take_while(|n| {
+            let name = format!("{n:03}");
+            let may = quota.check_release(&name, &few).is_ok();
+            may.then(|| quota.record_stray_release(&name, &few)).is_some()
+        });
+        assert_eq!(stray_watermarks.count() as u64, 10 * LOCK / (WATERMARK + 2));
         pass(&quota, SECOND * 13);
-        quota.may_release("0", &few).expect("fences end");
+        quota.check_release("0", &few).expect("watermarks expire");
     }
 
     #[test]
-    fn a_group_that_has_ended_is_not_taken_off_twice() {
+    fn an_expired_group_is_not_removed_twice() {
         let quota = QuotaLedger::default();
         let free = terms(None);
-        let (room, _) = quota.reserve("a", 0, Instant::now(), &free).expect("room");
+        let (slot, _) = quota.reserve("a", 0, Instant::now(), &free).expect("within the limit");
         pass(&quota, SECOND * 20);
-        quota.refund(room);
-        quota.released("b", &free);
-        assert_eq!(bytes(&quota), FENCE);
+        quota.refund(slot);
+        quota.record_release("b", &free);
+        assert_eq!(bytes(&quota), WATERMARK);
     }
 
     #[test]
-    fn groups_of_a_client_stay_few_and_end_little_later() {
-        let mut lapsing = Lapsing::default();
+    fn groups_stay_few_and_end_little_later() {
+        let mut expiring = ExpiringBytes::default();
         let day = 86_400_000;
         for now in (0..2 * day).step_by(3_217) {
-            lapsing.end(now);
+            expiring.expire(now);
             let left = now * 7_919 % day;
-            let end = lapsing.add(1, now, now + left);
+            let end = expiring.add(1, now, now + left);
             assert!(
                 end >= now + left && end - (now + left) <= (left / 8).max(1024),
                 "{end} for {left} ms at {now}"
             );
-            assert!(lapsing.groups.len() <= 120, "{}", lapsing.groups.len());
+            assert!(expiring.groups.len() <= 120, "{}", expiring.groups.len());
         }
     }
 }

@@ -6,7 +6,7 @@ use x509_cert::Certificate;
 use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::der::{Encode, Error, Tag, Tagged};
 
-/// Written here and not looked up: the text is what permissions are given to, so no library may change it.
+/// Fixed here, because permissions refer to this text and no library update may change it.
 const NAMES: [(&str, &str); 11] = [
     ("2.5.4.3", "CN"),
     ("2.5.4.7", "L"),
@@ -21,18 +21,19 @@ const NAMES: [(&str, &str); 11] = [
     ("1.2.840.113549.1.9.1", "emailAddress"),
 ];
 
-/// The subject in the notation of RFC 4514, but in the order of the certificate: `C=DE,O=Example,CN=ci` for what
-/// `openssl req -subj /C=DE/O=Example/CN=ci` asked for.
+/// The subject in the notation of RFC 4514, but in the order of the certificate:
+/// `C=DE,O=Example,CN=ci` for `openssl req -subj /C=DE/O=Example/CN=ci`.
 ///
-/// Attributes have the names above, others their number with `#` and the value's encoding in hexadecimal; so has a value
-/// that is no text. Attributes that share one place are joined by `+`. In values `"`, `+`, `,`, `;`, `<`, `>`, `\`, a `#` in
-/// front and a space at either end stand after a backslash; a control character is a backslash and two hexadecimal digits.
+/// An attribute without a name above is written as its number, with `#` and the value's encoding in
+/// hexadecimal. So is the value of an attribute that is no text. Attributes of one RDN are joined
+/// by `+`. In values a backslash precedes `"`, `+`, `,`, `;`, `<`, `>`, `\`, a `#` in front, and a
+/// space at either end. A control character is written as a backslash and two hexadecimal digits.
 ///
-/// `None` when it is empty, as it may be when all names are alternative ones.
+/// `None` when the subject is empty, as it may be when all names are alternative ones.
 pub(super) fn subject(certificate: &Certificate) -> Result<Option<String>, Error> {
     let mut text = String::new();
-    for place in certificate.tbs_certificate().subject().iter_rdn() {
-        for (at, attribute) in place.iter().enumerate() {
+    for rdn in certificate.tbs_certificate().subject().iter_rdn() {
+        for (at, attribute) in rdn.iter().enumerate() {
             match (at, text.is_empty()) {
                 (_, true) => {}
                 (0, false) => text.push(','),
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_no_name_or_is_no_text_is_shown_by_number_and_encoding() {
+    fn unnamed_attributes_and_no_texts_are_shown_encoded() {
         for (oid, tag, expected) in [
             ("2.5.4.3", Tag::PrintableString, "CN=x"),
             ("2.5.4.12", Tag::Utf8String, "2.5.4.12=#0C0178"),
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_a_meaning_in_the_text_is_escaped() {
+    fn special_characters_are_escaped() {
         for (value, expected) in [
             ("ci", "ci"),
             ("", ""),
