@@ -1,4 +1,4 @@
-//! How operations ended, as it is counted.
+//! Counts how operations end.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use redlock_core::{LockError, NodeAnswer};
 
 use crate::telemetry::{OfLock, Operation, OutcomeLabel, WaitEnd};
 
-/// An acquire that was decided so long after its begin, or not; with a wait it took longer.
+/// Counts an acquire. `result` has the time to its decision, `elapsed` also the wait.
 pub(super) fn count_acquire(
     telemetry: OfLock<'_>,
     result: Result<Duration, &LockError>,
@@ -34,7 +34,7 @@ pub(super) fn count_acquire(
     result.err().into_iter().for_each(|error| count_failures(telemetry, Operation::Acquire, error));
 }
 
-/// Why nodes failed, where that decided.
+/// Counts the failures of nodes that cost an operation its majority.
 pub(super) fn count_failures(telemetry: OfLock<'_>, operation: Operation, error: &LockError) {
     let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
     for report in reports {
@@ -48,7 +48,7 @@ pub(super) fn count_failures(telemetry: OfLock<'_>, operation: Operation, error:
     }
 }
 
-/// Whether an acquire that ended so has left nothing on the masters.
+/// Whether an acquire that ended with this error has left nothing on the masters.
 pub(super) fn leaves_nothing(error: &LockError) -> bool {
     use LockError::*;
     match error {
@@ -76,7 +76,7 @@ pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: OutcomeLabel
     }
 }
 
-/// Counts an acquire whose client went away before the decision.
+/// Counts an acquire whose client goes away before the decision.
 pub(super) struct Cancelled<'a> {
     telemetry: OfLock<'a>,
     started: Instant,
@@ -85,7 +85,7 @@ pub(super) struct Cancelled<'a> {
 }
 
 impl<'a> Cancelled<'a> {
-    /// Counts it when this is dropped before [`Cancelled::ended`].
+    /// Counts a cancelled acquire when the guard is dropped before [`Cancelled::ended`].
     pub(super) fn unless_ended(telemetry: OfLock<'a>, started: Instant, waits: bool) -> Self {
         Self { telemetry, started, waits, is_armed: true }
     }
