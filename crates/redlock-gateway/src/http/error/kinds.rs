@@ -1,4 +1,4 @@
-//! The table of errors: status, code, title, and a detail as an example.
+//! The table of errors: status, code, title, and an example of a detail.
 
 use http::StatusCode as S;
 
@@ -8,7 +8,7 @@ use crate::remedy::section;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProblemKind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
 
-/// The table, with a detail as an example of each.
+/// Builds the table, with an example of a detail for each kind.
 macro_rules! kinds {
     ($($name:ident: $status:ident, $code:literal, $title:literal, $detail:literal;)+) => {
         $(pub(crate) const $name: ProblemKind = ProblemKind(S::$status, $code, $title);)+
@@ -49,7 +49,7 @@ kinds! {
 }
 
 impl ProblemKind {
-    /// The section for operators, where it is theirs to do something.
+    /// The section of the operators' documentation, for errors that an operator can mend.
     pub(super) fn runbook(self) -> Option<&'static str> {
         match self.1 {
             "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
@@ -62,11 +62,11 @@ impl ProblemKind {
     }
 }
 
-/// Nobody hears of it.
+/// For a client that is gone: nobody receives it.
 pub(crate) const ABANDONED: ProblemKind =
     ProblemKind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
 
-/// Every code.
+/// All error codes.
 pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|(ProblemKind(_, code, _), _)| *code)
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_operator_can_mend_names_a_section() {
+    fn errors_that_operators_can_mend_name_a_section() {
         for (kind, _) in ALL {
             let is_operators = kind.0 == S::SERVICE_UNAVAILABLE || kind.1 == "quota_exceeded";
             assert_eq!(kind.runbook().is_some(), is_operators, "{kind:?}");
