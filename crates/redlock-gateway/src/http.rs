@@ -287,8 +287,16 @@ impl Observer {
         hosts: Hosts,
         fair_queue: Arc<FairQueue>,
     ) -> Self {
-        let (refusals, last_mention) = Default::default();
-        Self { labels, telemetry, audit, refusals, has_keys, hosts, fair_queue, last_mention }
+        Self {
+            labels,
+            telemetry,
+            audit,
+            refusals: Refusals::default(),
+            has_keys,
+            hosts,
+            fair_queue,
+            last_mention: Mutex::default(),
+        }
     }
 
     /// Identification: gives the request an id, a label, a span and an audit record, and finds its

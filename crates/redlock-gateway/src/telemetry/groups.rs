@@ -1,4 +1,4 @@
-//! Counters for groups of locks whose names match a pattern of the configuration: what a name is never a label for.
+//! Metrics for configured groups of locks. Lock names are never labels; groups are.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::labels::{
 };
 use crate::pattern::{Group, MAX_GROUPS, Pattern};
 
-/// The groups of one lock name.
+/// The groups of one lock name, as a bit set.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct InGroups(u64);
 
