@@ -14,6 +14,7 @@ pub mod wire;
 
 use parking_lot::Mutex;
 use std::any::Any;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -111,10 +112,12 @@ pub fn openapi_document() -> serde_json::Value {
 /// Makes the answer to a request whose handler panicked.
 type Panicked = fn(Box<dyn Any + Send>) -> Response;
 
+type Routes = CatchPanic<Router, Panicked>;
+
 /// The service: the routes, and the layers around every request.
 #[derive(Clone)]
 pub struct App {
-    routes: CatchPanic<Router, Panicked>,
+    routes: Routes,
     observer: Arc<Observer>,
 }
 
@@ -217,7 +220,9 @@ impl App {
             observer.take_turn(context.client.as_ref(), context.is_probe).await;
         }
         let mut response = match observer.admit(&mut context, &request) {
-            Ok(()) => route(&mut routes, request, context.span.as_ref()).await,
+            Ok(()) => match route(&mut routes, request, context.span.as_ref()).await {
+                Ok(response) => response.map(Body::new),
+            },
             Err(error) => error.into_response(),
         };
         let is_turn_due = observer.is_turn_due(&context);
@@ -251,15 +256,13 @@ struct RequestContext<'a> {
 }
 
 /// Routing: calls the handler of the path, within the request's span.
-async fn route(
-    routes: &mut CatchPanic<Router, Panicked>,
+fn route(
+    routes: &mut Routes,
     request: Request,
     span: Option<&RequestSpan>,
-) -> Response {
-    match RequestSpan::within(span, routes.call(request)).await {
-        Ok(response) => response.map(Body::new),
-        Err(never) => match never {},
-    }
+) -> impl Future<Output = Result<<Routes as Service<Request>>::Response, Infallible>> {
+    // Not `async`: such a function would store the request in its future twice.
+    RequestSpan::within(span, routes.call(request))
 }
 
 /// Takes the problem out of an answer, if the answer is an error.

@@ -210,7 +210,9 @@ pub fn network(text: &str) -> Result<IpNet, String> {
     };
     // Otherwise every client could claim any address.
     if network.prefix_len() == 0 {
-        return Err("this is every address, so every client would be a proxy; name the proxies".into());
+        return Err(
+            "this is every address, so every client would be a proxy; name the proxies".into()
+        );
     }
     Ok(network)
 }

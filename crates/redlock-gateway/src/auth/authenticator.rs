@@ -66,7 +66,10 @@ impl Authenticator {
             let old = current.load();
             let gone = old.missing_in(&keys).join(", ");
             if !gone.is_empty() {
-                tracing::warn!(keys = gone, "--auth-keys: these keys were removed and let nobody in any more");
+                tracing::warn!(
+                    keys = gone,
+                    "--auth-keys: these keys were removed and let nobody in any more"
+                );
             }
             keys.go_on_from(&old);
             current.store(Arc::new(keys));

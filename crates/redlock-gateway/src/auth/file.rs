@@ -153,7 +153,8 @@ impl Entry {
     fn check(self, name: Arc<str>) -> Result<Key, String> {
         if self.hashes.is_empty() && self.certificate.is_none() {
             return Err(
-                "it has neither a hash nor a certificate; `redlock-gateway key new` prints a hash".into(),
+                "it has neither a hash nor a certificate; `redlock-gateway key new` prints a hash"
+                    .into(),
             );
         }
         let hash = |text: &String| {

@@ -46,7 +46,8 @@ pub(super) fn check(
         if !known.contains(name.as_str()) {
             return if is_of_redlock(name) { Ok(()) } else { Err(unknown(name, value, &known)) };
         }
-        let is_empty = value.to_str().is_some_and(|text| text.chars().all(|c| c == ',' || c.is_whitespace()));
+        let is_empty =
+            value.to_str().is_some_and(|text| text.chars().all(|c| c == ',' || c.is_whitespace()));
         if is_empty && name != MAY_BE_EMPTY {
             return Err(format!(
                 "{name}: it is set and empty, as if a template failed; give it a value, or unset it"

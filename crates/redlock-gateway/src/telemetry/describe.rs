@@ -20,10 +20,7 @@ pub(super) fn describe() {
     gauge!("redlock_waiting_locks", "Locks that at least one request waits for.");
     gauge!("redlock_waiters_limit", "Maximum number of waiting requests.");
     gauge!("redlock_requests_in_flight", "Requests in flight, without waiting ones.");
-    gauge!(
-        "redlock_requests_in_flight_limit",
-        "Maximum number of requests in flight."
-    );
+    gauge!("redlock_requests_in_flight_limit", "Maximum number of requests in flight.");
     gauge!("redlock_quorum", "Number of nodes that make a majority.");
     gauge!("redlock_ready", "1 while /readyz answers 200, else 0.");
     counter!(
@@ -112,7 +109,10 @@ fn describe_nodes() {
         Unit::Bytes,
         "Memory limit of a node: its maxmemory, or --master-memory if it sets none."
     );
-    gauge!("redlock_node_evicted_keys", "Keys that a node has evicted. Above 0, locks may be lost.");
+    gauge!(
+        "redlock_node_evicted_keys",
+        "Keys that a node has evicted. Above 0, locks may be lost."
+    );
     gauge!(
         "redlock_node_quarantine_remaining_seconds",
         Unit::Seconds,
