@@ -50,10 +50,12 @@ pub enum Command {
     /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the
     /// configuration cannot be used.
     Check(Settings),
-    /// Change the node set or max_ttl: stop the votes of the given nodes, wait until no lock of the
-    /// old configuration can live, and write the new markers. All nodes must answer. The command
-    /// can be interrupted and run again. Stop the old gateways first: a running one admits a
-    /// leaving node again if that node loses its data.
+    /// Move the nodes to another node set, max_ttl or clock_skew
+    ///
+    /// Stops the votes of the given nodes, waits until no lock of the old configuration can live,
+    /// and writes the new markers. All nodes must answer. The command can be interrupted and run
+    /// again. Stop the old gateways first: a running one admits a leaving node again if that node
+    /// loses its data.
     Reconfigure {
         /// Carry out the change. Without this flag the command only prints what it would do.
         #[arg(long)]
@@ -98,7 +100,8 @@ pub enum KeyCommand {
     /// locking anybody out, put the new hash beside the old one in `hashes`. Remove the old hash
     /// when nobody uses the old key any more.
     New {
-        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]; locks belong to it, whichever of its keys acquired them
+        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]. Locks belong to it, whichever of its
+        /// keys acquired them
         #[arg(value_parser = key_name)]
         name: String,
         /// Allowed verbs, separated by commas

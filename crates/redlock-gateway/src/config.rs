@@ -400,7 +400,7 @@ impl Config {
         }
         if let Some(keys) = keys.filter(|_| settings.allow_anonymous) {
             return Err(format!(
-                "--allow-anonymous: not allowed beside --auth-keys {}: with keys nobody is served without one; remove \
+                "--allow-anonymous: not allowed beside --auth-keys {}: with keys nobody is served without one; leave out \
                  one of the two",
                 keys.display()
             ));

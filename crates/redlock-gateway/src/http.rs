@@ -213,14 +213,14 @@ impl App {
     }
 
     /// Answers a request: passes it through the layers around the routes, in this order.
-    pub async fn answer(self, mut request: Request) -> Response {
-        let Self { mut routes, observer } = self;
+    pub async fn answer(mut self, mut request: Request) -> Response {
+        let observer = &*self.observer;
         let mut context = observer.identify(&mut request);
         if !observer.has_keys {
             observer.take_turn(context.client.as_ref(), context.is_probe).await;
         }
         let mut response = match observer.admit(&mut context, &request) {
-            Ok(()) => match route(&mut routes, request, context.span.as_ref()).await {
+            Ok(()) => match route(&mut self.routes, request, context.span.as_ref()).await {
                 Ok(response) => response.map(Body::new),
             },
             Err(error) => error.into_response(),

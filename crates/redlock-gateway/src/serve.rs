@@ -77,9 +77,8 @@ pub fn check_files(config: &Config) -> Result<(), String> {
 }
 
 /// Serves until `shutdown` resolves, then finishes requests in flight within the configured grace.
-// / `started` is called once the server listens. `admin` serves probes and metrics alone. `reload`
-// makes
-/// all watched files be read again.
+/// `started` is called once the server listens. `admin` serves probes and metrics alone. `reload`
+/// makes all watched files be read again.
 ///
 /// # Errors
 /// A socket, a file or the nodes' settings cannot be used, or the server failed.

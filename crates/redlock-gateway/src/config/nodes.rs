@@ -107,7 +107,7 @@ impl Given<'_> {
             )),
             (0, _) => Ok(Nodes::Embedded(EMBEDDED_NODES)),
             (given, _) if self.embedded => Err(format!(
-                "--embedded: not allowed beside --node, of which {given} are given; remove one of the two"
+                "--embedded: not allowed beside --node, of which {given} are given; leave out one of the two"
             )),
             (given, _) if given > max => Err(format!("--node: {given} nodes given; allowed are 1 to {max}")),
             _ => Ok(Nodes::Redis(urls.into_iter().map(|url| password.give(url)).collect())),

@@ -134,8 +134,7 @@ pub(super) struct ListQuery {
     #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
     pub(super) prefix: String,
     /// Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
-    /// last page has no
-    /// `next_cursor`.
+    /// last page has no `next_cursor`.
     #[serde(default = "default_limit")]
     #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
     pub(super) limit: u32,

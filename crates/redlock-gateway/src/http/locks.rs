@@ -155,8 +155,7 @@ pub(super) async fn extend(
 /// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
 /// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
 /// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-/// a
-/// `Lock-Token` or `force=true`.
+/// a `Lock-Token` or `force=true`.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(

@@ -1,6 +1,5 @@
 //! The JSON bodies, their schemas, and conversions from the core's types, which are not
-//! serializable.
-//! `extract` checks what requests ask for; `error` has the texts of errors.
+//! serializable. `extract` checks what requests ask for; `error` has the texts of errors.
 //!
 //! Optional fields are omitted, never null: several client generators drop or mistype nullable
 //! fields.
@@ -84,8 +83,8 @@ pub struct Lease {
     /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
     /// How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-    /// round trip −
-    /// `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the time left.
+    /// round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+    /// time left.
     pub validity_ms: u32,
     /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
     /// waiting included.
@@ -186,9 +185,9 @@ pub enum LockStateBody {
 pub struct NodeAnswerBody {
     /// `host:port`. Only a number, `node-1`, for a key without the metrics permission.
     pub node: String,
-    // / `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there is
-    // no answer: `timeout`, / `down`, `quarantined`, `clock` (the clocks are too far apart),
-    // `overloaded`, `error`.
+    /// `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there is
+    /// no answer: `timeout`, `down`, `quarantined`, `clock` (the clocks are too far apart),
+    /// `overloaded`, `error`.
     pub state: String,
     /// A sentence for people. Only for keys with the metrics permission, or where there are no
     /// keys.
@@ -294,8 +293,8 @@ impl LockList {
     "node": "10.0.0.1:6379", "state": "admitted", "since": "2025-11-21T11:39:54.822Z", "restarts": 0, "evicted_keys": 0
 }] }))]
 pub struct Health {
-    // / `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
-    // only `alive`.
+    /// `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
+    /// only `alive`.
     pub status: String,
     /// Every node, and whether it may vote. Only for callers that may see metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -319,10 +318,10 @@ pub struct Health {
 pub struct NodeHealth {
     /// `host:port`.
     pub node: String,
-    // / `admitted` (votes), `catching_up` (votes, and gets the locks granted while it was away:
-    // restart no other node yet), / `quarantined` (waits until no lock that it may have lost can
-    // live), `connecting` (no connection; retried) or / `refused` (may not vote until an operator
-    // acts).
+    /// `admitted` (votes), `catching_up` (votes, and gets the locks granted while it was away:
+    /// restart no other node yet), `quarantined` (waits until no lock that it may have lost can
+    /// live), `connecting` (no connection; retried) or `refused` (may not vote until an operator
+    /// acts).
     pub state: String,
     /// The start of this state, by this gateway's wall clock, RFC 3339.
     #[schema(format = DateTime)]
