@@ -196,7 +196,7 @@ pub struct AuditGuard {
     request_id: String,
     address: Option<ClientAddress>,
     proxy: Option<SocketAddr>,
-    ended: bool,
+    is_ended: bool,
 }
 
 impl AuditGuard {
@@ -211,7 +211,7 @@ impl AuditGuard {
             request_id,
             address,
             proxy,
-            ended: false,
+            is_ended: false,
         }
     }
 
@@ -230,11 +230,11 @@ impl AuditGuard {
 
     /// Ends the request without a line: a sum over several refusals counts it.
     pub fn summed_up(mut self) {
-        self.ended = true;
+        self.is_ended = true;
     }
 
     pub fn end(mut self, end: RequestEnd<'_>) {
-        self.ended = true;
+        self.is_ended = true;
         self.record(Some(end));
     }
 
@@ -245,7 +245,7 @@ impl AuditGuard {
 
 impl Drop for AuditGuard {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.is_ended {
             self.record(None);
         }
     }

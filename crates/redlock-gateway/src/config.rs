@@ -38,7 +38,7 @@ pub use self::value::{clock_skew, show, ttl};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Limit on counts. A larger count is a mistake.
-const MANY: usize = 1_000_000;
+const MAX_COUNT: usize = 1_000_000;
 /// Default of `--drain-delay`. Kubernetes stops sending requests after about 1 s; a load balancer
 /// that probes every 2 s needs about 4 s.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
@@ -110,18 +110,18 @@ pub struct Settings {
     /// connections]
     ///
     /// Each waiting request keeps a connection, so --max-connections should be larger.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MANY))]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MAX_COUNT))]
     max_waiters: Option<usize>,
     /// Maximum number of requests that wait for the same lock; others are answered 429
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", default_value = "1024")]
-    #[arg(value_parser = count(MANY))]
+    #[arg(value_parser = count(MAX_COUNT))]
     pub max_waiters_per_lock: usize,
     /// Maximum number of waiting requests of one client; others are answered 429 [default: a
     /// quarter of --max-waiters]
     ///
     /// A client is an API key, or without keys an address. All clients behind a proxy are one,
     /// unless it is a --trusted-proxy.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MANY))]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     pub max_waiters_per_client: Option<usize>,
     /// Maximum number of locks that requests of one client wait for; others are answered 429
     ///
@@ -133,7 +133,7 @@ pub struct Settings {
         env = "REDLOCK_MAX_WAITED_LOCKS_PER_CLIENT",
         default_value = "1024"
     )]
-    #[arg(value_parser = count(MANY))]
+    #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
     /// Memory that the process may take; limits that are not given follow from it
     ///
@@ -153,7 +153,7 @@ pub struct Settings {
     /// one without a key so far, then one of the address with most connections. When all have
     /// requests under way, a few more connections are answered 503 (except for probes), and others
     /// are closed. The limit of open files (ulimit -n) bounds the number too.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MANY))]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MAX_COUNT))]
     max_connections: Option<usize>,
     /// Maximum number of open connections of one address, or of one /64 network of IPv6; idle ones
     /// of the same address are closed first [default: half of --max-connections; no limit for
@@ -162,7 +162,7 @@ pub struct Settings {
     /// A proxy in front is one address for all its clients: name it with --trusted-proxy, or give
     /// the number of
     /// --max-connections.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MANY))]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     max_connections_per_client: Option<usize>,
     /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8;
     /// repeat for each [default: none]
@@ -188,7 +188,7 @@ pub struct Settings {
     pub idle_timeout: Duration,
     /// Maximum number of requests in flight, without waiting ones; others are answered 503
     /// [default: 4096 for 1GiB]
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MANY))]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MAX_COUNT))]
     max_in_flight: Option<usize>,
     /// Threads that serve requests [default: half of the cores, at least 1]
     ///

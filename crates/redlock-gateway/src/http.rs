@@ -306,7 +306,7 @@ impl Observer {
     /// client.
     fn identify(&self, request: &mut Request) -> RequestContext<'_> {
         let started = Instant::now();
-        if let Some(uri) = encoded(request.uri()) {
+        if let Some(uri) = with_encoded_slashes(request.uri()) {
             *request.uri_mut() = uri;
         }
         let id = match request.headers().get(&REQUEST_ID) {
@@ -547,7 +547,7 @@ fn no_such_path() -> ApiError {
 
 /// Encodes the slashes in the name of a lock's path, if there are any: some clients do not encode
 /// them, and some proxies decode them on the way.
-fn encoded(uri: &Uri) -> Option<Uri> {
+fn with_encoded_slashes(uri: &Uri) -> Option<Uri> {
     let name = uri.path().strip_prefix("/locks/").filter(|name| name.contains('/'))?;
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let path = format!("/locks/{}{query}", name.replace('/', "%2F")).parse().ok()?;

@@ -139,9 +139,9 @@ pub async fn run(
         Some(files) => {
             let expiry = telemetry.certificate_expiry(&files.cert);
             let failures = telemetry.reload_failures(Reloaded::Tls);
-            let told = tls::CertificateMetrics { expiry, failures };
+            let metrics = tls::CertificateMetrics { expiry, failures };
             let encrypted =
-                Encrypted::new(tls::follow(files, reload, told, &mut tasks)?, end_of_handshakes);
+                Encrypted::new(tls::follow(files, reload, metrics, &mut tasks)?, end_of_handshakes);
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections_in))
         }
     };
@@ -160,13 +160,13 @@ pub async fn run(
     handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
     server.await??;
     sum_up(&app, &refusals);
-    write_the_rest(&audit, telemetry).await;
+    flush_pending(&audit, telemetry).await;
     tracing::info!("stopped");
     Ok(())
 }
 
 /// Writes what memory still holds: audit lines to the disk, spans to the collector.
-async fn write_the_rest(audit: &Audit, telemetry: Arc<Telemetry>) {
+async fn flush_pending(audit: &Audit, telemetry: Arc<Telemetry>) {
     if let Some(file) = audit.file() {
         file.finish().await;
     }

@@ -28,7 +28,7 @@ use redlock_core::node::{
 use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
-use self::groups::{Groups, InGroups};
+use self::groups::{GroupSet, Groups};
 use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::labels::{Operation, OutcomeLabel, WaitEnd};
 pub use self::logging::{Log, check_filter, start_logging};
@@ -84,7 +84,7 @@ pub struct Telemetry {
 /// Time between two warnings that many requests could cause.
 const MENTION_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Method, route and status.
+/// Labels of a request: method, route and status.
 type RequestLabels = (&'static str, Cow<'static, str>, u16);
 
 struct NodeMetrics {
@@ -172,8 +172,8 @@ impl Telemetry {
     }
 
     /// The counters for operations on this lock.
-    pub fn of(&self, name: &LockName) -> OfLock<'_> {
-        OfLock { telemetry: self, groups: self.groups.of(name) }
+    pub fn of(&self, name: &LockName) -> LockCounters<'_> {
+        LockCounters { telemetry: self, groups: self.groups.of(name) }
     }
 
     pub fn quota_exceeded(&self) {
@@ -270,12 +270,12 @@ impl Telemetry {
 
 /// The counters for operations on one lock: those of all locks, and those of its groups.
 #[derive(Clone, Copy)]
-pub struct OfLock<'a> {
+pub struct LockCounters<'a> {
     telemetry: &'a Telemetry,
-    groups: InGroups,
+    groups: GroupSet,
 }
 
-impl OfLock<'_> {
+impl LockCounters<'_> {
     pub fn operation(self, operation: Operation, outcome: OutcomeLabel) {
         if let Some(counter) =
             &self.telemetry.handles.operations[operation as usize][outcome as usize]

@@ -47,8 +47,8 @@ struct Shared {
 struct Queue {
     lines: VecDeque<String>,
     bytes: usize,
-    reopen: bool,
-    end: bool,
+    is_reopening: bool,
+    is_ending: bool,
 }
 
 impl AuditFile {
@@ -64,7 +64,7 @@ impl AuditFile {
             failures: OnceLock::new(),
             ended: Notify::new(),
         });
-        let mut writer = Writer { shared: shared.clone(), file, broken_off: false };
+        let mut writer = Writer { shared: shared.clone(), file, has_partial_line: false };
         let started = std::thread::Builder::new().name("audit".into()).spawn(move || writer.run());
         started.map_err(|error| format!("--audit-log: {}: {error}", path.display()))?;
         Ok(Self(shared))
@@ -91,7 +91,7 @@ impl AuditFile {
     /// Continues in a new file of the same name, after the old one was moved away. If that file
     /// cannot be opened, the old one stays in use.
     pub fn reopen(&self) {
-        self.0.queue().reopen = true;
+        self.0.queue().is_reopening = true;
         self.0.changed.notify_one();
     }
 
@@ -102,7 +102,7 @@ impl AuditFile {
 
     pub(super) fn write(&self, line: String) {
         let mut queue = self.0.queue();
-        if queue.end || queue.bytes + line.len() > MOST_BYTES {
+        if queue.is_ending || queue.bytes + line.len() > MOST_BYTES {
             drop(queue);
             self.0.failed();
             lost(&line, &"the queue of lines is full");
@@ -122,7 +122,7 @@ impl AuditFile {
     }
 
     fn end(&self) {
-        self.0.queue().end = true;
+        self.0.queue().is_ending = true;
         self.0.changed.notify_one();
     }
 }
@@ -156,17 +156,19 @@ struct Writer {
     shared: Arc<Shared>,
     file: File,
     /// The last write failed, perhaps within a line.
-    broken_off: bool,
+    has_partial_line: bool,
 }
 
 impl Writer {
     fn run(&mut self) {
         let shared = self.shared.clone();
         loop {
-            let is_idle = |queue: &mut Queue| queue.lines.is_empty() && !queue.reopen && !queue.end;
+            let is_idle = |queue: &mut Queue| {
+                queue.lines.is_empty() && !queue.is_reopening && !queue.is_ending
+            };
             let mut queue = shared.queue();
             shared.changed.wait_while(&mut queue, is_idle);
-            if std::mem::take(&mut queue.reopen) {
+            if std::mem::take(&mut queue.is_reopening) {
                 drop(queue);
                 self.reopen();
                 continue;
@@ -187,11 +189,11 @@ impl Writer {
             if shared.failed() {
                 tracing::error!(%error, "--audit-log: a line could not be written; it is tried again every second");
             }
-            let is_patient = |queue: &mut Queue| !queue.reopen && !queue.end;
+            let is_patient = |queue: &mut Queue| !queue.is_reopening && !queue.is_ending;
             let mut queue = shared.queue();
             shared.changed.wait_while_for(&mut queue, is_patient, RETRY);
-            let reopen = std::mem::take(&mut queue.reopen);
-            let end = queue.end;
+            let reopen = std::mem::take(&mut queue.is_reopening);
+            let end = queue.is_ending;
             drop(queue);
             if reopen {
                 self.reopen();
@@ -209,15 +211,15 @@ impl Writer {
 
     /// Appends a line with one write, because other processes may append to the same file.
     fn append(&mut self, line: &str) -> io::Result<()> {
-        let start = if self.broken_off { "\n" } else { "" };
+        let start = if self.has_partial_line { "\n" } else { "" };
         let written = self.file.write_all(format!("{start}{line}\n").as_bytes());
-        self.broken_off = written.is_err();
+        self.has_partial_line = written.is_err();
         written
     }
 
     fn reopen(&mut self) {
         match open(&self.shared.path) {
-            Ok(file) => (self.file, self.broken_off) = (file, false),
+            Ok(file) => (self.file, self.has_partial_line) = (file, false),
             Err(error) => tracing::error!(error, "--audit-log: the old file stays in use"),
         }
     }

@@ -71,7 +71,7 @@ impl Authenticator {
                     "--auth-keys: these keys were removed and let nobody in any more"
                 );
             }
-            keys.go_on_from(&old);
+            keys.inherit_from(&old);
             current.store(Arc::new(keys));
         }
     }

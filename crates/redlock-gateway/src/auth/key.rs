@@ -26,7 +26,7 @@ pub enum Verb {
     Release,
     /// See who holds a lock.
     Inspect,
-    /// See which locks are held, of those that the rule names.
+    /// List held locks among those that the rule names.
     List,
     /// Release any lock, and extend and release with the tokens of others.
     Force,
@@ -64,7 +64,7 @@ pub(super) struct Rule {
 /// One principal and its permissions.
 pub(super) struct Key {
     pub(super) name: Arc<str>,
-    /// More than one while the key is being replaced.
+    /// Hashes of its texts: more than one while the key is being replaced.
     pub(super) hashes: Vec<Hash>,
     pub(super) certificate: Option<String>,
     pub(super) rules: Vec<Rule>,
@@ -145,7 +145,7 @@ impl Keys {
 
     /// Inherits quota and rate from the old keys of the same names. Call it before the keys are in
     /// use.
-    pub(super) fn go_on_from(&self, old: &Self) {
+    pub(super) fn inherit_from(&self, old: &Self) {
         for (name, key) in &self.by_name {
             let Some(was) = old.by_name.get(name) else { continue };
             let _ = key.client.set(was.client().clone());

@@ -20,7 +20,7 @@ pub struct LeaseView {
     pub expires_at: u64,
     pub nodes_granted: usize,
     pub nodes_total: usize,
-    /// Whether an earlier request with the same idempotency key was granted it.
+    /// Whether an earlier request with the same idempotency key got the grant.
     pub replayed: bool,
 }
 

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use redlock_core::node::Reason;
 use redlock_core::{LockError, NodeAnswer};
 
-use crate::telemetry::{OfLock, Operation, OutcomeLabel, WaitEnd};
+use crate::telemetry::{LockCounters, Operation, OutcomeLabel, WaitEnd};
 
 /// Counts an acquire. `result` has the time to its decision, `elapsed` also the wait.
 pub(super) fn count_acquire(
-    telemetry: OfLock<'_>,
+    telemetry: LockCounters<'_>,
     result: Result<Duration, &LockError>,
     waits: bool,
     elapsed: Duration,
@@ -35,7 +35,7 @@ pub(super) fn count_acquire(
 }
 
 /// Counts the failures of nodes that cost an operation its majority.
-pub(super) fn count_failures(telemetry: OfLock<'_>, operation: Operation, error: &LockError) {
+pub(super) fn count_failures(telemetry: LockCounters<'_>, operation: Operation, error: &LockError) {
     let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
     for report in reports {
         match &report.answer {
@@ -78,7 +78,7 @@ pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: OutcomeLabel
 
 /// Counts an acquire whose client goes away before the decision.
 pub(super) struct Cancelled<'a> {
-    telemetry: OfLock<'a>,
+    telemetry: LockCounters<'a>,
     started: Instant,
     waits: bool,
     is_armed: bool,
@@ -86,11 +86,11 @@ pub(super) struct Cancelled<'a> {
 
 impl<'a> Cancelled<'a> {
     /// Counts a cancelled acquire when the guard is dropped before [`Cancelled::ended`].
-    pub(super) fn unless_ended(telemetry: OfLock<'a>, started: Instant, waits: bool) -> Self {
+    pub(super) fn unless_ended(telemetry: LockCounters<'a>, started: Instant, waits: bool) -> Self {
         Self { telemetry, started, waits, is_armed: true }
     }
 
-    pub(super) fn ended(mut self) -> OfLock<'a> {
+    pub(super) fn ended(mut self) -> LockCounters<'a> {
         self.is_armed = false;
         self.telemetry
     }

@@ -124,7 +124,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
     }
 }
 
-/// Which locks to list.
+/// The query of a listing.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -23,7 +23,7 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 
 /// Acquire a lock
 ///
-/// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+/// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 /// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 /// arrival. 409 then means that the wait ended without a grant. When too many requests wait
 /// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -221,7 +221,7 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
     Ok(resolved)
 }
 
-/// Look at a lock
+/// Inspect a lock
 ///
 /// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 #[utoipa::path(

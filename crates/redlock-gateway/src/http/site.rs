@@ -32,7 +32,7 @@ pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
 pub struct Hosts {
     /// Whether the gateway listens on a loopback address.
     pub is_loopback: bool,
-    /// In lower case, without ports.
+    /// Allowed host names, in lower case, without ports.
     pub allowed: Vec<String>,
 }
 

@@ -27,7 +27,7 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000)]
     pub ttl_ms: Option<Value>,
-    /// How long to wait while somebody else holds the lock, in milliseconds, up to the configured
+    /// How long to wait while the lock is held, in milliseconds, up to the configured
     /// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000)]

@@ -23,9 +23,9 @@ use redlock_core::node::{Op, RoundTrace, Vote};
 
 /// Limit on a client's `tracestate`, in bytes: each queued span keeps it. 512 bytes is the length
 /// that every participant must pass on.
-const LONGEST_STATE: usize = 512;
+const MAX_TRACE_STATE: usize = 512;
 /// Time limit for sending the last spans when the process ends.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The destination of spans, and their common parts.
 pub struct Traces {
@@ -56,9 +56,9 @@ impl Traces {
         Ok(Self { provider, tracer, nodes: nodes.into() })
     }
 
-    /// Sends the queued spans. Blocks for [`LAST_WORDS`] at most.
+    /// Sends the queued spans. Blocks for [`SHUTDOWN_TIMEOUT`] at most.
     pub fn finish(&self) {
-        if let Err(error) = self.provider.shutdown_with_timeout(LAST_WORDS) {
+        if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
             tracing::warn!(%error, "the last spans could not be sent");
         }
     }
@@ -160,7 +160,7 @@ struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key).filter(|value| value.len() <= LONGEST_STATE)?.to_str().ok()
+        self.0.get(key).filter(|value| value.len() <= MAX_TRACE_STATE)?.to_str().ok()
     }
 
     fn keys(&self) -> Vec<&str> {

@@ -4,7 +4,7 @@ use http::StatusCode as S;
 
 use crate::remedy::section;
 
-/// Status, code and title.
+/// A kind of error: status, code and title.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProblemKind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
 
