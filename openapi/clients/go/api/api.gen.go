@@ -263,7 +263,7 @@ type AcquireBody struct {
 	// maximum (300000 by default). Without it the configured default applies (30000).
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 
-	// WaitMs How long to wait while somebody else holds the lock, in milliseconds, up to the configured
+	// WaitMs How long to wait while the lock is held, in milliseconds, up to the configured
 	// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
 	WaitMs *int32 `json:"wait_ms,omitempty"`
 }
@@ -643,7 +643,7 @@ type ClientInterface interface {
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// GetLock Look at a lock
+	// GetLock Inspect a lock
 	//
 	// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 	//
@@ -674,7 +674,7 @@ type ClientInterface interface {
 
 	// AcquireLockWithBody Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
 	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -689,7 +689,7 @@ type ClientInterface interface {
 
 	// AcquireLock Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
 	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -803,7 +803,7 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 	return c.Client.Do(req)
 }
 
-// GetLock Look at a lock
+// GetLock Inspect a lock
 //
 // The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 //
@@ -864,7 +864,7 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 
 // AcquireLockWithBody Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 // `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 // arrival. 409 then means that the wait ended without a grant. When too many requests wait
 // already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -889,7 +889,7 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 
 // AcquireLock Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 // `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 // arrival. 409 then means that the wait ended without a grant. When too many requests wait
 // already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -1484,7 +1484,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLockWithResponse(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*ReleaseLockResponse, error)
 
-	// GetLockWithResponse Look at a lock
+	// GetLockWithResponse Inspect a lock
 	//
 	// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 	//
@@ -1517,7 +1517,7 @@ type ClientWithResponsesInterface interface {
 
 	// AcquireLockWithBodyWithResponse Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
 	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -1532,7 +1532,7 @@ type ClientWithResponsesInterface interface {
 
 	// AcquireLockWithResponse Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
 	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -2561,7 +2561,7 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 	return ParseReleaseLockResponse(rsp)
 }
 
-// GetLockWithResponse Look at a lock
+// GetLockWithResponse Inspect a lock
 //
 // The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 //
@@ -2612,7 +2612,7 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 
 // AcquireLockWithBodyWithResponse Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 // `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 // arrival. 409 then means that the wait ended without a grant. When too many requests wait
 // already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -2633,7 +2633,7 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 
 // AcquireLockWithResponse Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
 // `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
 // arrival. 409 then means that the wait ended without a grant. When too many requests wait
 // already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.

@@ -12,14 +12,14 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Look at a lock
+         * Inspect a lock
          * @description The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
          */
         get: operations["getLock"];
         put?: never;
         /**
          * Acquire a lock
-         * @description 201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+         * @description 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
          *     `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
          *     arrival. 409 then means that the wait ended without a grant. When too many requests wait
          *     already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -197,7 +197,7 @@ export interface components {
             ttl_ms?: number;
             /**
              * Format: int32
-             * @description How long to wait while somebody else holds the lock, in milliseconds, up to the configured
+             * @description How long to wait while the lock is held, in milliseconds, up to the configured
              *     maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
              * @example 10000
              */

@@ -31,8 +31,7 @@ class AcquireBody:
             without control characters, line separators and bidirectional controls. Example: nightly-report on host-7.
         ttl_ms (int | Unset): How long the lock lives without an extension, in milliseconds: from 10 to the configured
             maximum (300000 by default). Without it the configured default applies (30000). Example: 30000.
-        wait_ms (int | Unset): How long to wait while somebody else holds the lock, in milliseconds, up to the
-            configured
+        wait_ms (int | Unset): How long to wait while the lock is held, in milliseconds, up to the configured
             maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. Example: 10000.
     """
 

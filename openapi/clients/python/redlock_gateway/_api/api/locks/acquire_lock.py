@@ -133,7 +133,7 @@ def sync_detailed(
 ) -> Response[Lease | Problem]:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
     `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
     arrival. 409 then means that the wait ended without a grant. When too many requests wait
     already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -180,7 +180,7 @@ def sync(
 ) -> Lease | Problem | None:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
     `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
     arrival. 409 then means that the wait ended without a grant. When too many requests wait
     already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -222,7 +222,7 @@ async def asyncio_detailed(
 ) -> Response[Lease | Problem]:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
     `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
     arrival. 409 then means that the wait ended without a grant. When too many requests wait
     already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
@@ -267,7 +267,7 @@ async def asyncio(
 ) -> Lease | Problem | None:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody else holds it. With
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
     `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
     arrival. 409 then means that the wait ended without a grant. When too many requests wait
     already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
