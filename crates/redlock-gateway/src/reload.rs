@@ -18,7 +18,7 @@ const LARGEST: u64 = 4 << 20;
 /// Limit on the reads within [`SETTLE`]: a file that changes all the time must not hide the others.
 const MAX_READS: u32 = 10;
 
-/// An operator's order to read all files again. Every [`Watched`] gets it.
+/// An operator's order to read all files again. Every watcher gets it.
 #[derive(Debug, Clone)]
 pub struct Reload(Arc<watch::Sender<()>>);
 
@@ -29,7 +29,7 @@ impl Default for Reload {
 }
 
 impl Reload {
-    /// Makes every [`Watched`] report its files, changed or not.
+    /// Makes every watcher report its files, changed or not.
     pub fn trigger(&self) {
         self.0.send_replace(());
     }

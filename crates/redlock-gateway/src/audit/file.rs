@@ -114,7 +114,7 @@ impl AuditFile {
         self.0.changed.notify_one();
     }
 
-    /// Resolves when all lines are in the file or in the log, or after [`PATIENCE`]. Later lines go
+    /// Resolves when all lines are in the file or in the log, or after 5 s. Later lines go
     /// to the log.
     pub async fn finish(&self) {
         self.end();

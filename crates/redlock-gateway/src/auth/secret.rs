@@ -21,7 +21,7 @@ const ALGORITHM: &str = "sha256:";
 /// The name of callers without a key.
 pub(super) const ANONYMOUS: &str = "anonymous";
 
-/// Whether a text is 1 to 64 characters of `[A-Za-z0-9_-]`, and not [`ANONYMOUS`].
+/// Whether a text is 1 to 64 characters of `[A-Za-z0-9_-]`, and not `anonymous`.
 pub fn is_key_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(allowed) && text != ANONYMOUS

@@ -81,8 +81,8 @@ impl Route {
         self.app.gateway.limits()
     }
 
-    /// Whether a browser sent the request, with credentials it adds by itself, for a page without a
-    /// say here.
+    /// Whether a browser sent the request for a page that may not call this service. The browser adds
+    /// credentials by itself.
     fn is_of_other_site(&self, parts: &Parts) -> bool {
         // With keys, listed pages are not trusted either: such a page brings a key of its own, and
         // must not use the credentials of its visitors.

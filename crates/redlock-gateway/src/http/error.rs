@@ -297,17 +297,16 @@ impl ApiError {
             }
             Refusal::ClientGone => ABANDONED.because("the client closed the connection while it waited"),
             Refusal::Overloaded => {
-                let detail = "too many requests are in flight, or too many of this client; some are kept for others";
+                let detail = "too many requests are in flight, or too many of this client; some slots are reserved for others";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
                 let of = if of_this_client { "of this client" } else { "of all clients" };
-                let detail = format!("a listing costs more than a lock does: {max} at a time {of} is allowed here");
+                let detail = format!("too many listings are under way; allowed here are {max} at a time {of}");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(
-                "cursor is none of a listing of this prefix with this key; give back next_cursor of the last page, or \
-                 leave it out",
+                "cursor was not returned to this key for this prefix; send next_cursor of the page before, or omit cursor",
             ),
         }
     }
@@ -367,7 +366,7 @@ impl ApiError {
                     }
                     WaitLimit::LocksOfCaller => {
                         format!(
-                            "requests of this client are waiting for {max} locks here, as many as those of one may"
+                            "requests of this client are waiting for {max} locks here, as many as one client may wait for"
                         )
                     }
                 };
@@ -403,7 +402,7 @@ impl Problem {
 }
 
 impl IntoResponse for ApiError {
-    /// Makes the answer without its body. [`Problem::render`] adds that later, with the request id.
+    /// Makes the answer without its body. `Problem::render` adds that later, with the request id.
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();
         let headers = response.headers_mut();

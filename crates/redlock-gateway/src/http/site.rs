@@ -119,7 +119,7 @@ pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin
     if sites.peek().is_some() {
         return !sites.all(|site| site == "same-origin" || site == "none");
     }
-    // Old browsers send nothing else. Nor do new ones to a target without HTTPS that is not
+    // Old browsers send only `Origin`. So do new ones, to a target that is neither HTTPS nor
     // loopback.
     let target = uri.authority().map(|authority| authority.as_str().as_bytes());
     let host = target

@@ -56,7 +56,7 @@ impl Traces {
         Ok(Self { provider, tracer, nodes: nodes.into() })
     }
 
-    /// Sends the queued spans. Blocks for [`SHUTDOWN_TIMEOUT`] at most.
+    /// Sends the queued spans. Blocks for 2 s at most.
     pub fn finish(&self) {
         if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
             tracing::warn!(%error, "the last spans could not be sent");
