@@ -101,7 +101,7 @@ pub async fn run(
     let audit = audit(&config, reload)?;
     let gateway = assemble(&config, &names, &telemetry)?;
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
-    // Connections are counted per address: many connections to one must not count at the other.
+    // Clients are counted per listening address: connections to one do not count at the other.
     let clients = Arc::new(Clients::default());
     let operators = Arc::new(Clients::default());
     let public = config.public;

@@ -1,6 +1,6 @@
-//! Owners and tokens where API keys are in use. A client's token differs from the one on the nodes,
-//! and only its principal can derive one from the other. So a token that was stolen or read from a
-//! node is useless to everybody else.
+//! Owners and tokens where API keys are in use. The nodes store a token that is derived from the
+//! client's token and its principal. So a token that was stolen, or read from a node, is useless to
+//! everybody else.
 
 use std::sync::Arc;
 
@@ -45,7 +45,8 @@ pub(super) fn owner(
     idempotency_key: Option<&str>,
 ) -> (OwnerChoice, Option<Owner>) {
     let derived = idempotency_key.map(|key| derived_owner(cluster, name, principal, key));
-    // The nodes get a second owner, which only this principal can derive from the first.
+    // The nodes get an owner derived from the shown one and the principal, so no other principal
+    // can present it.
     let shown = principal.map(|_| derived.unwrap_or_else(|| locks.fresh_owner()));
     let known = shown.zip(principal).map(|(shown, principal)| shown.bound_to(principal));
     let owner = match (known, derived) {
@@ -81,10 +82,10 @@ fn derived_owner(
 /// Finds out whose grant a token belongs to: that of the principal that presents it, or of the
 /// lock's holder where the principal may use the tokens of others.
 ///
-/// Where there are principals, a release is checked against the lock first. A token that cannot be
-/// the principal's is not sent to the nodes: even a refused release changes a lock's token
-/// watermark. Otherwise anybody who may release some lock could disturb its repair and its fencing
-/// tokens.
+/// Where there are principals, the lock is read first, except for an extension without force. A
+/// token that cannot be the principal's is not sent to the nodes: even a refused release changes a
+/// lock's token watermark. Otherwise anybody who may release some lock could disturb its repair and
+/// its fencing tokens.
 pub(super) async fn resolve(
     locks: &Redlock,
     name: &LockName,
