@@ -1,7 +1,7 @@
-//! What a request costs in the gateway apart from its locks: the way to the handler, headers, JSON in and out, problems,
-//! metrics. Times follow the machine and the hour; allocations do not.
+//! The cost of a request in the gateway without its locks: routing, headers, JSON in and out,
+//! problems, metrics. Times depend on the machine and its load; allocations do not.
 //!
-//! `cargo bench -p redlock-gateway --bench pure`, or with `-- problem` behind it for some of them.
+//! `cargo bench -p redlock-gateway --bench pure`, or with `-- problem` to run only some.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ fn held() -> ApiError {
 mod request {
     use super::*;
 
-    /// Routing, percent-decoding and checking of the name, to a handler that does nothing.
+    /// Routing, and decoding and checking the name, to a handler that does nothing.
     #[divan::bench(args = ["/locks/a", "/locks/reports%2Fnightly%2F2026-11-21"])]
     fn routed_to_its_name(bencher: Bencher, path: &str) {
         let mut router = Router::new().route("/locks/{name}", get(async |_: Name| ()));
@@ -110,7 +110,7 @@ mod request {
 mod access {
     use super::*;
 
-    /// What a key costs a request: who sent it, whether it may, and the owner that the nodes know.
+    /// The cost of a key: identification, permission, and the owner on the nodes.
     #[divan::bench(args = [1, 1000])]
     fn key(bencher: Bencher, keys: usize) {
         let secrets: Vec<_> =
@@ -161,7 +161,7 @@ mod answer {
         bencher.bench(|| json_line(black_box(&problem)));
     }
 
-    /// Without its body, which is written on the way out.
+    /// Without the body, which is written on the way out.
     #[divan::bench]
     fn problem_response(bencher: Bencher) {
         bencher.with_inputs(held).bench_values(IntoResponse::into_response);

@@ -1,9 +1,10 @@
-//! The record of who did what, for people who have to answer for it: one JSON object a line, apart from the log.
+//! The record of who did what, for people who have to answer for it: one JSON object per line,
+//! apart from the log.
 //!
-//! In it are all requests that were denied and all forced releases, always; of many that were refused to the same client one
-//! after the other, the first and their number; with a file of its own also everything that
-//! changed a lock, or tried to. Never a token, a key or a hash of one. A line is handed over before its request is answered,
-//! also when the client has gone away in the middle.
+//! It always has denied requests and forced releases. Of repeated refusals to one client it has the
+//! first and their number. With `--audit-log` it also has every change of a lock, tried or done. It
+//! never has a token, a key or a hash of a key. A line is handed to the writer before the answer
+//! leaves, or when the client goes away midway.
 
 mod file;
 
@@ -19,27 +20,27 @@ pub use self::file::{AuditFile, TARGET};
 use crate::overload::refusals::Summary;
 use crate::proxies::ClientAddress;
 
-/// What a request is about, as far as it got.
+/// The subject of a request, as far as the request got.
 #[derive(Debug, Default)]
 pub struct AuditEntry {
-    /// The principal, or that of which the name was claimed.
+    /// The principal, or the key name that the request claimed without proof.
     pub who: Option<String>,
     pub what: Option<&'static str>,
     /// The lock's name.
     pub lock: Option<String>,
     /// The label of the holder, or of the request that wants the lock.
     pub owner: Option<String>,
-    /// Whether it changes locks.
+    /// Whether the request changes a lock.
     pub changes: bool,
-    /// Whether it takes a lock away from its holder.
+    /// Whether the request takes a lock away from its holder.
     pub forces: bool,
-    /// Whether the nodes have been told to.
+    /// Whether the nodes have been asked to do so.
     pub is_sent: bool,
-    /// Whether it has had its turn, as its principal's.
+    /// Whether the request has passed the fair queue of its principal.
     pub had_turn: bool,
 }
 
-/// The entry of a request, for everything that the request passes through to add to.
+/// The entry of a request. Every layer that the request passes adds to it.
 #[derive(Clone)]
 pub struct AuditContext {
     entry: Arc<Mutex<AuditEntry>>,
@@ -51,7 +52,7 @@ impl AuditContext {
         self.entry.lock()
     }
 
-    /// Whether what changes a lock has to wait until it can be recorded.
+    /// Whether changes of locks must wait until they can be recorded.
     pub fn is_refusing(&self) -> bool {
         self.audit.file.as_ref().is_some_and(AuditFile::is_refusing)
     }
@@ -60,7 +61,7 @@ impl AuditContext {
 #[derive(Serialize)]
 struct AuditLine<'a> {
     time: String,
-    /// Absent when nobody is known to have sent it.
+    /// Absent when the sender is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     who: Option<&'a str>,
     what: &'a str,
@@ -71,15 +72,15 @@ struct AuditLine<'a> {
     outcome: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
-    /// Requests that were refused one after the other and have no lines of their own.
+    /// Number of refusals that this line sums up, after a first one with its own line.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<&'a str>,
-    /// The client's, with its port where that is known. Absent in a sum over many addresses.
+    /// The client's address, with its port where known. Absent in a sum over many addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
-    /// The trusted proxy that named the address.
+    /// The trusted proxy that named the client's address.
     #[serde(skip_serializing_if = "Option::is_none")]
     proxy: Option<String>,
 }
@@ -87,39 +88,39 @@ struct AuditLine<'a> {
 /// How a request ended.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestEnd<'a> {
-    /// As the client is told.
+    /// The HTTP status of the answer.
     pub status: u16,
-    /// The code of the problem, if it ended with one.
+    /// The code of the problem, if the answer is one.
     pub problem: Option<&'a str>,
-    /// Whether it was refused for who sent it.
+    /// Whether the sender was not allowed in, or not allowed to do this.
     pub is_denied: bool,
 }
 
-/// Where the lines go.
+/// Destination of audit lines.
 pub struct Audit {
     file: Option<AuditFile>,
 }
 
 impl Audit {
-    /// Into the log, as `redlock_audit`; only what is denied or forced.
+    /// Writes to the log, with the target `redlock_audit`. Records only denied and forced requests.
     pub fn logged() -> Self {
         Self { file: None }
     }
 
-    /// To the end of a file. `refuses`: whether nothing that changes a lock may go on while it cannot be written.
+    /// Appends to a file. With `refuses`, no lock may change while the file cannot be written.
     ///
     /// # Errors
-    /// Why it cannot be opened.
+    /// The file cannot be opened.
     pub fn to_file(path: &Path, refuses: bool) -> Result<Self, String> {
         Ok(Self { file: Some(AuditFile::start(path, refuses)?) })
     }
 
-    /// The file, where there is one: then everything that changes a lock is recorded.
+    /// The audit file, if there is one. With a file, every change of a lock is recorded.
     pub fn file(&self) -> Option<&AuditFile> {
         self.file.as_ref()
     }
 
-    /// Writes a line, when this is something to write of.
+    /// Writes a line if the request has to be recorded.
     fn record(&self, end: Option<RequestEnd<'_>>, request: &AuditGuard) {
         let entry = request.context.entry();
         let is_denied = end.is_some_and(|end| end.is_denied);
@@ -147,7 +148,7 @@ impl Audit {
         });
     }
 
-    /// Sums up what was refused after the first, which has a line of its own.
+    /// Writes a line that sums up refusals after the first, which has its own line.
     pub fn refused(&self, Summary { who, what, refused, address }: &Summary) {
         self.write(&AuditLine {
             time: now(),
@@ -189,13 +190,13 @@ fn now() -> String {
     humantime::format_rfc3339_micros(SystemTime::now()).to_string()
 }
 
-/// A request that is to be recorded, at its end or when it is dropped before.
+/// A request that may have to be recorded. Dropped before its end, it is recorded as `client_gone`.
 pub struct AuditGuard {
     context: AuditContext,
     request_id: String,
     address: Option<ClientAddress>,
     proxy: Option<SocketAddr>,
-    ended: bool,
+    is_ended: bool,
 }
 
 impl AuditGuard {
@@ -210,7 +211,7 @@ impl AuditGuard {
             request_id,
             address,
             proxy,
-            ended: false,
+            is_ended: false,
         }
     }
 
@@ -218,7 +219,7 @@ impl AuditGuard {
         self.context.clone()
     }
 
-    /// The principal, or that of which the name was claimed.
+    /// The principal, or the key name that the request claimed without proof.
     pub fn who(&self) -> Option<String> {
         self.context.entry().who.clone()
     }
@@ -227,13 +228,13 @@ impl AuditGuard {
         self.context.entry().had_turn
     }
 
-    /// Without a line: it is summed up with others.
+    /// Ends the request without a line: a sum over several refusals counts it.
     pub fn summed_up(mut self) {
-        self.ended = true;
+        self.is_ended = true;
     }
 
     pub fn end(mut self, end: RequestEnd<'_>) {
-        self.ended = true;
+        self.is_ended = true;
         self.record(Some(end));
     }
 
@@ -244,7 +245,7 @@ impl AuditGuard {
 
 impl Drop for AuditGuard {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.is_ended {
             self.record(None);
         }
     }
@@ -255,7 +256,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_request_that_is_dropped_in_the_middle_is_recorded_too() {
+    async fn a_request_dropped_midway_is_recorded() {
         let path = std::env::temp_dir().join(format!("redlock-audit-{}", std::process::id()));
         let audit = Arc::new(Audit::to_file(&path, false).unwrap());
         let open = |forces, changes| {

@@ -1,10 +1,12 @@
-//! Who may do what. Keys are named, stored as hashes and read from one file; each has permissions on lock names.
+//! Who may do what. Keys have names, are stored as hashes and come from one file. Each has
+//! permissions on lock names.
 //!
-//! A name is the principal: the tokens of a lock work only for the principal that acquired it, so a key can be replaced
-//! without its locks being lost, and a stolen token is worth nothing to another key. Without a file everybody is the
-//! same, may do all that a holder may, and nobody may release by force.
+//! A key's name is its principal. The tokens of a lock work only for the principal that acquired
+//! it. So a key can be replaced without losing its locks, and a stolen token is useless with
+//! another key. Without a keys file all callers are alike: they may do what a holder may. A forced
+//! release is then possible on a loopback address only.
 //!
-//! Knows nothing of HTTP, and of locks only their names.
+//! This module does not know HTTP, and of locks only their names.
 
 mod authenticator;
 mod file;

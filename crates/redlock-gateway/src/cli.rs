@@ -1,4 +1,4 @@
-//! The command line: what the program can be told to do.
+//! The command line: commands, flags and their help.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,8 +11,9 @@ use crate::config::{Settings, clock_skew, ttl};
 
 /// Distributed locks over plain HTTP, on independent Redis masters.
 ///
-/// Without --node it starts five in-memory nodes inside this process: good for trying it out, without any durability.
-/// With --node (once for each master; 3 or 5 is right) it uses those and nothing else.
+/// Without --node it starts five in-memory nodes inside this process: for trying it out, without
+/// durability. With --node it uses only the given Redis masters. Repeat the flag for each master; 3
+/// or 5 are right.
 ///
 /// Try:  curl -i -X POST http://127.0.0.1:8080/locks/demo
 ///
@@ -35,37 +36,46 @@ pub enum Command {
     Key(KeyCommand),
     /// Print the OpenAPI document.
     Openapi {
-        /// Version of the OpenAPI specification: 3.1, or its twin in 3.0 for generators that know no newer one.
+        /// Version of the OpenAPI specification: 3.1, or 3.0 for generators that do not support
+        /// 3.1.
         #[arg(long, default_value = "3.1", value_parser = ["3.0", "3.1"])]
         version: String,
     },
-    /// Validate the configuration and look at every node, without changing anything
+    /// Validate the configuration and probe every node, without changing anything
     ///
-    /// Says of each node whether it answers, its version, role, policy, durability and clock, whether its rules run natively
-    /// or in Lua, whether it would be admitted, and what to do where it would not. Give it the flags of the gateway, --bootstrap too.
+    /// Prints for each node whether it answers, its version, role, policy, durability and clock.
+    /// Prints also whether its rules run natively or in Lua, whether it would be admitted, and what
+    /// to do if not. Pass the gateway's flags, --bootstrap too.
     ///
-    /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the configuration cannot be used.
+    /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the
+    /// configuration cannot be used.
     Check(Settings),
-    /// After an intended change of the node set or of max_ttl: stop the votes of the given nodes, wait until no lock of
-    /// the old configuration can live, and write the new markers. All nodes must answer. It can be interrupted and run
-    /// again. Stop the old gateways before: one that still runs takes a leaving node up again if that loses its data.
+    /// Move the nodes to another node set, max_ttl or clock_skew
+    ///
+    /// Stops the votes of the given nodes, waits until no lock of the old configuration can live,
+    /// and writes the new markers. All nodes must answer. The command can be interrupted and run
+    /// again. Stop the old gateways first: a running one admits a leaving node again if that node
+    /// loses its data.
     Reconfigure {
-        /// Do it. Without this flag it only says what it would do.
+        /// Carry out the change. Without this flag the command only prints what it would do.
         #[arg(long)]
         yes: bool,
-        /// When the node set changes, in part or wholly: a node that the gateways used until now; repeat for each, also for those that stay.
+        /// When the node set changes: a node that the gateways used until now. Repeat for each,
+        /// also for those that stay.
         #[arg(long = "old-node", value_name = "URL")]
         old_nodes: Vec<String>,
-        /// The --cluster that the gateways used until now, if they used one.
+        /// The --cluster of the gateways until now, if they had one.
         #[arg(long, value_name = "NAME")]
         old_cluster: Option<String>,
-        /// The --max-ttl that the gateways used until now; wanted when no marker of theirs is left that tells it.
+        /// The --max-ttl of the gateways until now. Needed when no marker that states it is left.
         #[arg(long, value_name = "TIME", requires = "old_nodes", value_parser = ttl)]
         old_max_ttl: Option<Ttl>,
-        /// The --clock-skew that the gateways used until now, the longest where they differed; wanted when a marker does not tell it.
+        /// The --clock-skew of the gateways until now, the longest where they differed. Needed when
+        /// a marker does not state it.
         #[arg(long, value_name = "DURATION", value_parser = clock_skew())]
         old_clock_skew: Option<Duration>,
-        /// Say that no nodes were used before these. Otherwise nodes that tell of none want the old ones named.
+        /// Confirm that no nodes were used before. Otherwise nodes whose markers name no old nodes
+        /// require --old-node.
         #[arg(long, conflicts_with_all = ["old_nodes", "old_cluster", "old_max_ttl", "old_clock_skew"])]
         no_old_nodes: bool,
         #[command(flatten)]
@@ -75,7 +85,7 @@ pub enum Command {
     Completions { shell: clap_complete::Shell },
     /// Write the manual pages of all commands (troff).
     Man {
-        /// Where to: redlock-gateway.1, redlock-gateway-check.1 and so on
+        /// Directory for redlock-gateway.1, redlock-gateway-check.1 and so on
         #[arg(long, value_name = "DIR")]
         dir: PathBuf,
     },
@@ -83,15 +93,18 @@ pub enum Command {
 
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
-    /// Make a key: prints it once, and what stands for it in the file of --auth-keys. Nothing is stored.
+    /// Make a key: prints it once, followed by its entry for the file of --auth-keys. Nothing is
+    /// stored.
     ///
-    /// The first line is the key; the rest is TOML, to be appended to the file. To replace a key without locking anybody
-    /// out, put the new hash beside the old one in `hashes`, and take the old one out when nobody uses it any more.
+    /// The first line is the key. The rest is TOML: append it to the file. To replace a key without
+    /// locking anybody out, put the new hash beside the old one in `hashes`. Remove the old hash
+    /// when nobody uses the old key any more.
     New {
-        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]; locks belong to it, whichever of its keys acquired them
+        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]. Locks belong to it, whichever of its
+        /// keys acquired them
         #[arg(value_parser = key_name)]
         name: String,
-        /// What it may do, separated by commas
+        /// Allowed verbs, separated by commas
         #[arg(
             long,
             value_name = "LIST",
@@ -100,13 +113,15 @@ pub enum KeyCommand {
             default_value = "acquire,extend,release,inspect"
         )]
         verbs: Vec<Verb>,
-        /// To which locks, separated by commas: exact names, or patterns with * for any text
+        /// Allowed locks, separated by commas: exact names, or patterns with * for any text
         #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "*")]
         names: Vec<String>,
-        /// Until when, such as 2027-01-31 or 2027-01-31T12:00:00Z [default: for ever]
+        /// Date on which the key expires, such as 2027-01-31 or 2027-01-31T12:00:00Z [default:
+        /// never]
         #[arg(long, value_name = "DATE")]
         expires: Option<String>,
-        /// The file that it is for: only looked at, and a warning given when others can read it
+        /// The keys file that the entry is for. Only its mode is read, to warn when others can read
+        /// or write it
         #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]
         auth_keys: Option<PathBuf>,
     },

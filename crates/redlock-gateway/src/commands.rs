@@ -1,4 +1,4 @@
-//! The operator's commands that do not serve: `check` and `reconfigure`, which talk to nodes, and `key new`.
+//! The operator's commands: `check` and `reconfigure`, which talk to nodes, and `key new`.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ use crate::output;
 use crate::remedy::{in_flags, in_words};
 use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
 
-/// Reports every node on standard output; true when a gateway would start and a majority be admitted.
+/// Prints a report on every node. Returns whether a gateway would start with an admitted majority.
 pub async fn check(config: &Config) -> bool {
     println!("configuration: valid");
     print_capacity(config);
@@ -32,7 +32,8 @@ pub async fn check(config: &Config) -> bool {
     check_nodes(config).await && starts.is_ok()
 }
 
-/// What only the start would find out, but for the address: a gateway may be serving there.
+/// Checks what only a start would find out, except the listening address: a gateway may serve
+/// there.
 fn starts(config: &Config) -> Result<(), String> {
     within_descriptors(config.clone())?;
     config.settings.audit_log.as_deref().map_or(Ok(()), AuditFile::check)
@@ -70,7 +71,7 @@ async fn check_nodes(config: &Config) -> bool {
                 print_probe(&master, &found, config.settings.clock_skew);
             }
             Err(why) => {
-                // A server without TLS waits for the rest of what it takes for a command.
+                // A server without TLS takes the handshake for an incomplete command and waits.
                 let is_silent = url.is_tls() && why.detail == "no answer in time";
                 let remedy = why.remedy.or(is_silent.then_some(Remedy::MatchTls));
                 let remedy =
@@ -86,7 +87,7 @@ async fn check_nodes(config: &Config) -> bool {
         (admitted, later) = (new, 0);
     } else if config.settings.bootstrap {
         println!(
-            "--bootstrap: WOULD NOT COUNT: {new} of {} nodes are new, and it wants all",
+            "--bootstrap: WOULD NOT COUNT: {new} of {} nodes are new, and all must be",
             urls.len()
         );
     }
@@ -101,7 +102,7 @@ async fn check_nodes(config: &Config) -> bool {
     enough
 }
 
-/// What the limits may take of memory, and what of them the file descriptors allow.
+/// Prints how much memory the limits may take, and how many connections the file descriptors allow.
 fn print_capacity(config: &Config) {
     let (costs, sum) = config.capacity.costs();
     let costs = costs.map(|(flag, count, cost)| format!("{flag} {count}: {cost}")).join(", ");
@@ -118,7 +119,7 @@ fn print_capacity(config: &Config) {
             "  WARNING: only {} connections, as far as ulimit -n goes in this shell",
             within.capacity.connections
         ),
-        // An error is one of the start.
+        // The start reports its own errors.
         Ok(_) | Err(_) => {}
     }
 }
@@ -166,13 +167,17 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
     }
 }
 
-/// Prints a line of a run that must not wait for its reader, or end with it: the nodes give no votes until it is done.
+/// Prints a line of a reconfiguration. It must neither wait for its reader nor end with it: the
+/// nodes give no votes until the reconfiguration is done.
 macro_rules! say {
     ($($word:tt)*) => { output::print(format!($($word)*) + "\n") };
 }
 
-/// Moves all nodes to this configuration's markers, as [`reconfigure`](redlock_core::reconfigure) does it; without `really`
-/// only says what would be done.
+/// Gives all nodes the markers of this configuration, by [`redlock_core::reconfigure`]. Without
+/// `really`, only prints what would be done.
+///
+/// # Errors
+/// The flag that is missing or wrong, or the node that could not be changed.
 pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Result<(), String> {
     let Nodes::Redis(urls) = &config.nodes else {
         return Err("--node: none given; embedded nodes have no markers".into());
@@ -248,8 +253,8 @@ fn print_progress(progress: Progress<'_>) {
         }
         Progress::VotesStopped(wait) => say!(
             "these nodes give no votes now; waiting {} until no lock of the old configuration can live\n\
-             start no gateway of the new configuration before this ends, and let none of the old one run on: it would take\n\
-             a leaving node up again when that loses its data",
+             start no gateway of the new configuration before this ends, and stop every gateway of the old one: a running one\n\
+             admits a leaving node again when that node loses its data",
             show(wait)
         ),
     }
@@ -260,23 +265,23 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
         ReconfigureError::Unfit(master, diagnosis) => format!("{master}: {}", in_words(&diagnosis)),
         ReconfigureError::OtherSet(left) => format!(
             "--old-node: the markers are of node set {left}, and the nodes given ({old_given}) are not that set; name every \
-             node that the gateways used until now (and --old-cluster, if they used a name), so that those which leave stop \
+             node that the gateways used until now (and --old-cluster, if they used a name), so that leaving nodes stop \
              voting too"
         ),
         error @ ReconfigureError::TooFewStopped { .. } => format!("--old-node: {error}"),
         ReconfigureError::OldUnknown => {
-            "--old-node: not all of these nodes have a marker that tells which nodes the gateways used until now; name every one of those, or \
-             say --no-old-nodes"
+            "--old-node: not all of these nodes have a marker that names the nodes of the gateways until now; name each of \
+             those, or give --no-old-nodes"
                 .into()
         }
         ReconfigureError::MaxTtlUnknown => {
-            "--old-max-ttl: no marker is left that tells how long a lock of the old nodes may live; say the --max-ttl that the \
-             gateways used until now"
+            "--old-max-ttl: no marker is left that states how long a lock of the old nodes may live; give the --max-ttl that \
+             the gateways used until now"
                 .into()
         }
         ReconfigureError::ClockSkewUnknown => {
-            "--old-clock-skew: not all markers tell it (those of older versions do not); say the --clock-skew that the gateways \
-             used until now, the longest where they differed"
+            "--old-clock-skew: not all markers state it (those of older versions do not); give the --clock-skew that the \
+             gateways used until now, the longest where they differed"
                 .into()
         }
         error @ (ReconfigureError::Unreachable(..)
@@ -288,13 +293,13 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
     }
 }
 
-/// The configuration that is being left, as far as markers do not tell it.
+/// The configuration to leave, as far as markers do not state it.
 pub struct OldCluster {
     pub nodes: Vec<String>,
     pub name: Option<String>,
     pub max_ttl: Option<Ttl>,
     pub clock_skew: Option<Duration>,
-    /// There was none.
+    /// Whether the operator confirms that there was no old configuration.
     pub is_none: bool,
 }
 
@@ -307,7 +312,7 @@ impl OldCluster {
         self.nodes.iter().map(parse).collect()
     }
 
-    /// Under one name, markers cannot tell one list of nodes from another.
+    /// Refuses a changed list under an unchanged name: markers could not tell the two lists apart.
     fn check_name(
         &self,
         config: &Config,
@@ -328,7 +333,7 @@ impl OldCluster {
     }
 }
 
-/// The nodes, each with the settings of its place in the list.
+/// The nodes, each with the settings of its position in the list.
 fn masters(config: &Config, urls: &[RedisUrl]) -> Vec<Master> {
     let names: Vec<String> = urls.iter().map(|url| url.name().to_owned()).collect();
     let cluster = cluster_name(config, &names);
@@ -337,10 +342,10 @@ fn masters(config: &Config, urls: &[RedisUrl]) -> Vec<Master> {
     urls.iter().enumerate().map(master).collect()
 }
 
-/// The lines of a new key: itself, and what stands for it in the keys file.
+/// Makes a key. Returns the key's text, an empty line, and the TOML entry for the keys file.
 ///
 /// # Errors
-/// What of it the file would not take.
+/// The argument that the keys file would not accept.
 pub fn new_key(
     name: &str,
     verbs: &[Verb],
@@ -370,11 +375,11 @@ pub fn new_key(
     Ok(format!("{}\n\n{entry}", secret.expose()))
 }
 
-/// What is wrong with who else can read a key that goes to this output, and the file that it is for.
+/// Warnings about others who can read the key in `output`, or read or write the keys file.
 pub fn exposures(keys: Option<&Path>, output: &impl AsFd) -> Vec<String> {
     let output = output.as_fd().try_clone_to_owned().and_then(|fd| File::from(fd).metadata()).ok();
     let output = output.as_ref().and_then(|file| exposed_mode(file, 0o077)).map(|mode| {
-        format!("the key stands in a file now of which the mode is {mode:04o}: others can read it; make another, after umask 077")
+        format!("the key was written to a file with mode {mode:04o}: others can read it; make another key, after umask 077")
     });
     let keys = keys.and_then(Keys::exposure).map(|exposure| format!("--auth-keys: {exposure}"));
     keys.into_iter().chain(output).collect()

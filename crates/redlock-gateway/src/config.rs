@@ -1,8 +1,9 @@
 //! Flags, environment and file to validated plain values, before anything is bound or connected.
 //!
-//! A flag beats its environment variable, which beats the file, which beats the default. Every setting stands once, as a
-//! flag of [`Settings`]: the variable and the default belong to the flag, and the file fills in defaults. Every error names
-//! the setting, the value and what is allowed; no error shows a password.
+//! A flag beats its environment variable, which beats the file, which beats the default. Every
+//! setting is declared once, as a flag of [`Settings`] with its variable and default; the file
+//! replaces defaults. Every error names the setting, the value and what is allowed. No error shows
+//! a password.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,29 +37,31 @@ use self::value::{DAY, count, duration, listed};
 pub use self::value::{clock_skew, show, ttl};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// More of anything is a mistake.
-const MANY: usize = 1_000_000;
-/// Kubernetes takes about a second to stop sending requests, a load balancer that asks every two seconds four.
+/// Limit on counts. A larger count is a mistake.
+const MAX_COUNT: usize = 1_000_000;
+/// Default of `--drain-delay`. Kubernetes stops sending requests after about 1 s; a load balancer
+/// that probes every 2 s needs about 4 s.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
-/// Every setting; each can also stand in the file given by --config, under the name of the field. Each value is within its
-/// own limits; [`Config::new`] looks at whether they go together.
+/// Every setting. Each may also stand in the file of --config, under the name of the field. Each
+/// value is within its own limits; [`Config::new`] checks that the values go together.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// Address and port to listen on
     ///
-    /// An address that is not loopback is refused without --auth-keys, unless --allow-anonymous is given.
+    /// A non-loopback address is refused without --auth-keys or --allow-anonymous.
     #[arg(long, value_name = "ADDR", env = "REDLOCK_LISTEN", default_value = "127.0.0.1:8080")]
     #[arg(value_parser = value::address)]
     pub listen: SocketAddr,
-    /// Address and port for /livez, /readyz, /healthz and /metrics alone, which --listen has too [default: none]
+    /// Second address and port, for /livez, /readyz, /healthz and /metrics only [default: none]
     ///
-    /// Plain HTTP without keys, for whoever can reach it: kubelets, load balancers, Prometheus. Its connections are not among
+    /// It serves plain HTTP without keys to anybody who can reach it: kubelets, load balancers,
+    /// Prometheus. --listen serves these paths too. The connections do not count for
     /// --max-connections.
     #[arg(long, value_name = "ADDR", env = "REDLOCK_ADMIN_LISTEN", value_parser = value::address)]
     pub admin_listen: Option<SocketAddr>,
-    /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for each [default: five
-    /// in-memory nodes]
+    /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for
+    /// each [default: five in-memory nodes]
     #[arg(
         long = "node",
         value_name = "URL",
@@ -67,16 +70,16 @@ pub struct Settings {
         hide_env_values = true
     )]
     nodes: Vec<String>,
-    /// File with the password of those nodes whose URL has none: one line [default: none]
+    /// File with one line: the password of those nodes whose URL has none [default: none]
     ///
-    /// URLs are seen by whoever lists processes or reads a pod's definition; a file, such as a mounted secret, is not. Read at the
-    /// start.
+    /// Anybody who lists processes or reads a pod's definition sees the URLs, but not a file such
+    /// as a mounted secret. The file is read at the start.
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_PASSWORD_FILE")]
     node_password_file: Option<PathBuf>,
-    /// Without --node, say that this is meant: locks in the memory of this process, which no other gateway knows of
+    /// Accept in-memory nodes when no --node is given: no other gateway knows their locks
     ///
-    /// Wanted on an address that is not loopback: a list of nodes that a template left out must not give every gateway locks of
-    /// its own.
+    /// Needed on a non-loopback address. Otherwise a template that leaves out the nodes would give
+    /// every gateway locks of its own.
     #[arg(long, env = "REDLOCK_EMBEDDED", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     embedded: bool,
@@ -87,77 +90,87 @@ pub struct Settings {
     config: Option<PathBuf>,
     #[command(flatten)]
     pub limits: Limits,
-    /// How long a round waits for a node; never more than a tenth of the TTL
+    /// How long a round waits for a node, at most a tenth of the TTL
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]
     pub node_timeout: Duration,
-    /// Part of a TTL that clocks running at different rates may eat
+    /// Part of a TTL that clocks with different rates may take
     #[arg(long, value_name = "FACTOR", env = "REDLOCK_DRIFT_FACTOR", default_value = "0.01")]
     #[arg(value_parser = value::factor)]
     pub drift_factor: f64,
-    /// How far apart the clocks of gateways and nodes may be
+    /// Maximum difference between the clocks of gateways and nodes
     #[arg(long, value_name = "DURATION", env = "REDLOCK_CLOCK_SKEW", default_value = "2s")]
     #[arg(value_parser = clock_skew())]
     pub clock_skew: Duration,
-    /// Put before a lock's name to make its key on the nodes; may be empty
+    /// Prefix of the keys on the nodes, before the lock's name; may be empty
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX", default_value = "lock:")]
     #[arg(value_parser = value::key_prefix)]
     pub key_prefix: String,
-    /// Requests that may wait for a lock at the same time; more are answered 429 [default: 5 for 8 connections]
+    /// Maximum number of requests that wait for a lock; others are answered 429 [default: 5 for 8
+    /// connections]
     ///
-    /// Each keeps a connection: --max-connections should be larger.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MANY))]
+    /// Each waiting request keeps a connection, so --max-connections should be larger.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MAX_COUNT))]
     max_waiters: Option<usize>,
-    /// Requests that may wait for the same lock; more are answered 429
+    /// Maximum number of requests that wait for the same lock; others are answered 429
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_LOCK", default_value = "1024")]
-    #[arg(value_parser = count(MANY))]
+    #[arg(value_parser = count(MAX_COUNT))]
     pub max_waiters_per_lock: usize,
-    /// Requests of one client that may wait at the same time; more are answered 429 [default: a quarter of --max-waiters]
+    /// Maximum number of waiting requests of one client; others are answered 429 [default: a
+    /// quarter of --max-waiters]
     ///
-    /// A client is an API key; without keys it is an address. Behind a proxy all are one, unless it is a --trusted-proxy.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MANY))]
+    /// A client is an API key, or without keys an address. All clients behind a proxy are one,
+    /// unless it is a --trusted-proxy.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     pub max_waiters_per_client: Option<usize>,
-    /// Locks that requests of one client may wait for at the same time; more are answered 429
+    /// Maximum number of locks that requests of one client wait for; others are answered 429
     ///
-    /// Each is polled, about twice a second, and less often when more than 300 are waited for in all.
+    /// Each lock is polled about twice a second, and less often when more than 300 are waited for
+    /// in all.
     #[arg(
         long,
         value_name = "N",
         env = "REDLOCK_MAX_WAITED_LOCKS_PER_CLIENT",
         default_value = "1024"
     )]
-    #[arg(value_parser = count(MANY))]
+    #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
-    /// Memory that the process may take; the limits below are derived from it where they are not given
+    /// Memory that the process may take; limits that are not given follow from it
     ///
-    /// `check` shows what each of them takes at most.
+    /// `check` shows how much memory each limit takes at most.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", default_value = "1GiB", value_parser = value::memory)]
     memory_budget: ByteSize,
     /// Memory of a master that sets no maxmemory
     ///
-    /// While less than a third of a master's memory is free, clients that take more than twice what is free get no new locks:
-    /// 429. Without --node the locks share half of --memory-budget.
+    /// While less than a third of a master's memory is free, a client that takes more than twice
+    /// the free memory gets no new locks: 429. Without --node the locks share half of
+    /// --memory-budget.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
-    /// Open connections [default: 16000 of 1GiB, 12000 with HTTPS]
+    /// Maximum number of open connections [default: 16000 for 1GiB, 12000 with HTTPS]
     ///
-    /// When there are more, idle ones are closed first: those that have not sent a request, then those that have shown no
-    /// key, then of the address that has most. When all have requests under way, some more are answered 503, but for
-    /// probes, and the rest is closed. Never more than the limit of open files leaves (ulimit -n).
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MANY))]
+    /// When all are taken, an idle connection is closed: first one without a request so far, then
+    /// one without a key so far, then one of the address with most connections. When all have
+    /// requests under way, a few more connections are answered 503 (except for probes), and others
+    /// are closed. The limit of open files (ulimit -n) bounds the number too.
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MAX_COUNT))]
     max_connections: Option<usize>,
-    /// Open connections of one address, or of one /64 network of IPv6; more are closed at once, idle ones of the same
-    /// address first [default: half of --max-connections; no bound for loopback and for --trusted-proxy]
+    /// Maximum number of open connections of one address, or of one /64 network of IPv6; idle ones
+    /// of the same address are closed first [default: half of --max-connections; no limit for
+    /// loopback and for --trusted-proxy]
     ///
-    /// A proxy in front is one address, with all clients behind it: name it with --trusted-proxy, or give as many as
+    /// A proxy in front is one address for all its clients: name it with --trusted-proxy, or give
+    /// the number of
     /// --max-connections.
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MANY))]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     max_connections_per_client: Option<usize>,
-    /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8; repeat for each [default: none]
+    /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8;
+    /// repeat for each [default: none]
     ///
-    /// A client's address is then the last one in X-Forwarded-For or Forwarded that is no trusted proxy's. It counts for limits,
-    /// refusals, the log and the audit log. The proxy has to add to one of the two headers in every request. Where both are
-    /// there and name different clients, and where neither can be read, the proxy's own address counts.
+    /// The client's address is then the last one in X-Forwarded-For or Forwarded that is no trusted
+    /// proxy. It counts for limits, refusals, the log and the audit log. The proxy must add to one
+    /// of the two headers in every request. If the two headers name different clients, or neither
+    /// can be read, the proxy's own address counts.
     #[arg(
         long = "trusted-proxy",
         value_name = "CIDR",
@@ -165,63 +178,75 @@ pub struct Settings {
         value_delimiter = ','
     )]
     trusted_proxies: Vec<String>,
-    /// How long a connection may be idle, or take to send the head of a request, before it is closed
+    /// How long a connection may be idle, or take to send the head of a request, before it is
+    /// closed
     ///
-    /// Should exceed what proxies and client pools in front keep idle connections for (often 60s): they would use one
-    /// that was just closed.
+    /// It should exceed the idle timeout of proxies and client pools in front (often 60s).
+    /// Otherwise they use a connection that was just closed.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_IDLE_TIMEOUT", default_value = "75s")]
     #[arg(value_parser = duration(SECOND..=SECOND * 3600))]
     pub idle_timeout: Duration,
-    /// Requests being worked on at the same time, waiting ones not counted; more are answered 503 [default: 4096 of 1GiB]
-    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MANY))]
+    /// Maximum number of requests in flight, without waiting ones; others are answered 503
+    /// [default: 4096 for 1GiB]
+    #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MAX_COUNT))]
     max_in_flight: Option<usize>,
     /// Threads that serve requests [default: half of the cores, at least 1]
     ///
-    /// The kernel's side of the network, and often the masters, need the other half; threads that wake each other up for
-    /// little work cost more than they bring.
+    /// The kernel's network code, and often the masters, need the other half. Threads that wake
+    /// each other for little work cost more than they gain.
     #[arg(long, value_name = "N", env = "REDLOCK_WORKER_THREADS", default_value_t = half_of_the_cores())]
     #[arg(hide_default_value = true, value_parser = count(1024))]
     pub worker_threads: usize,
-    /// Name of the node set, where gateways reach the same nodes under different addresses [default: the list of nodes]
+    /// Name of the node set, where gateways reach the same nodes under different addresses
+    /// [default: the list of nodes]
     ///
-    /// Nodes are then known by their place in the list: give them in the same order to all gateways. A name stands for one
-    /// list: give a changed list a new name and `reconfigure`, or gateways with both lists vote side by side.
+    /// Nodes are then known by their position: give all gateways the same order. A name stands for
+    /// one list. A changed list needs a new name and `reconfigure`; otherwise gateways with both
+    /// lists vote side by side.
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
-    /// Let a brand-new cluster vote at once: only when all nodes answer, none has a marker, and no gateway without this
-    /// flag saw that first
+    /// Let a brand-new cluster vote at once, if all nodes answer, none has a marker, and no gateway
+    /// without this flag saw them first
     ///
-    /// Without it the nodes of a new cluster wait for --max-ttl + --clock-skew + 3 s, as nodes do that lost all their data: the
-    /// two look alike. For the first start only: take it out again. Of a cluster that was in use, first wait as long
-    /// yourself.
+    /// Without it the nodes of a new cluster wait for --max-ttl + --clock-skew + 3 s, as after the
+    /// loss of all data: the two look alike. For the first start only: remove the flag afterwards.
+    /// Before using it on a cluster that lost all its data, wait that long yourself.
     #[arg(long, env = "REDLOCK_BOOTSTRAP", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub bootstrap: bool,
-    /// TOML file with the API keys; without it there are none, and everybody who can connect may take and release locks
+    /// TOML file with the API keys; without it everybody who can connect may take and release locks
     ///
-    /// Read again when it changes, and on SIGHUP; a broken one changes nothing. See `key new`.
+    /// It is read again when it changes, and on SIGHUP. If it cannot be used, the old keys stay.
+    /// See `key new`.
     #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]
     pub auth_keys: Option<PathBuf>,
-    /// What may be read without a key, where there are keys, separated by commas
+    /// Pages that need no key where there are keys, separated by commas
     ///
-    /// The status of /livez and /readyz always; the nodes in /readyz take a key with the metrics permission.
+    /// The status of /livez and /readyz never needs a key. The nodes in /readyz need a key with the
+    /// metrics permission.
     #[arg(long, value_name = "LIST", env = "REDLOCK_PUBLIC", default_value = "docs")]
     #[arg(value_enum, value_delimiter = ',')]
     public: Vec<PublicPage>,
-    /// File to append the audit log to, a JSON object a line: everything that changes a lock, and what was denied
+    /// File for the audit log, one JSON object per line: every change of a lock, and everything
+    /// denied
     ///
-    /// Opened anew on SIGHUP. Without it forced releases and what was denied are in the log, as redlock_audit.
+    /// Lines are appended; SIGHUP reopens the file. Without it, forced releases and denied requests
+    /// go to the log, as redlock_audit.
     #[arg(long, value_name = "FILE", env = "REDLOCK_AUDIT_LOG")]
     pub audit_log: Option<PathBuf>,
-    /// What becomes of requests that change locks while --audit-log cannot be written, as on a full disk
+    /// Whether requests that change locks are served while --audit-log cannot be written, as on a
+    /// full disk
     ///
-    /// Lines wait for the disk; those that find no room are in the log. redlock_audit_failures_total counts what failed.
+    /// Lines wait for the disk. Lines that find the queue full go to the log.
+    /// redlock_audit_failures_total counts failures.
     #[arg(long, value_name = "WHAT", env = "REDLOCK_AUDIT_ON_FAILURE", default_value = "allow")]
     pub audit_on_failure: OnAuditFailure,
-    /// A host name that clients know this gateway by; repeat for each [default: any; on a loopback address localhost]
+    /// Host name of this gateway, as clients use it; repeat for each [default: any; on a loopback
+    /// address localhost]
     ///
-    /// Requests for other names are answered 421: otherwise a page of anybody who points a name here is a page of ours. On a
-    /// loopback address it takes the name of a proxy in front that passes the Host header on.
+    /// Requests for other names are answered 421. Otherwise anybody could point a name here, and a
+    /// page of that name would count as our own. On a loopback address, give the name of a proxy in
+    /// front that passes on the Host header.
     #[arg(
         long = "allowed-host",
         value_name = "NAME",
@@ -229,11 +254,12 @@ pub struct Settings {
         value_delimiter = ','
     )]
     allowed_hosts: Vec<String>,
-    /// Serve anybody who can connect, also on an address that is not loopback
+    /// Serve everybody who can connect, also on a non-loopback address
     #[arg(long, env = "REDLOCK_ALLOW_ANONYMOUS", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     allow_anonymous: bool,
-    /// Let scripts of web pages of this origin call, scheme://host[:port]; repeat for each [default: none]
+    /// Let scripts on web pages of this origin call the API, scheme://host[:port]; repeat for each
+    /// [default: none]
     #[arg(
         long = "cors-origin",
         value_name = "ORIGIN",
@@ -241,20 +267,23 @@ pub struct Settings {
         value_delimiter = ','
     )]
     cors_origins: Vec<String>,
-    /// Log lines as text or as JSON [default: text on a terminal, else json]; the level is set by RUST_LOG
+    /// Format of log lines [default: text on a terminal, else json]; RUST_LOG sets the level
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// Collector that gets traces by OTLP over HTTP (protobuf), such as http://localhost:4318 [default: none]
+    /// Collector for traces, by OTLP over HTTP (protobuf), such as http://localhost:4318 [default:
+    /// none]
     ///
-    /// A span for each request, round and node; those of the client's `traceparent` go on. Without a path it is /v1/traces. The usual
-    /// variables apply: OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG (parentbased_traceidratio and 0.01 under load),
-    /// OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_….
+    /// Each request, round and node has a span, below the span of the client's `traceparent`. A URL
+    /// without a path gets /v1/traces. The usual variables apply: OTEL_TRACES_SAMPLER and
+    /// OTEL_TRACES_SAMPLER_ARG (parentbased_traceidratio and 0.01 under load), OTEL_SERVICE_NAME,
+    /// OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_….
     #[arg(long, value_name = "URL", env = "REDLOCK_OTLP_ENDPOINT", value_parser = value::endpoint)]
     pub otlp_endpoint: Option<String>,
-    /// A group of locks that has metrics of its own, such as deploy=deploy/*; repeat for each, at most 50 [default: none]
+    /// A group of locks with metrics of its own, such as deploy=deploy/*; repeat for each, at most
+    /// 50 [default: none]
     ///
-    /// In a file it is a table: [groups] and below it deploy = "deploy/*". A star stands for any text; a lock may be in several
-    /// groups, or in none.
+    /// In a file it is a table: [groups] and below it deploy = "deploy/*". A star stands for any
+    /// text. A lock may be in several groups, or in none.
     #[arg(
         long = "group",
         value_name = "NAME=PATTERN",
@@ -262,35 +291,37 @@ pub struct Settings {
         value_delimiter = ','
     )]
     groups: Vec<String>,
-    /// On SIGTERM or SIGINT, how long everything is still served while /readyz says 503 and every answer ends its connection
-    /// [default: 5s, on a loopback address 0s]
+    /// On SIGTERM or SIGINT, how long requests are still served while /readyz answers 503 and every
+    /// answer ends its connection [default: 5s, on a loopback address 0s]
     ///
-    /// As long as load balancers take to see it and send requests elsewhere. --shutdown-grace begins after it.
+    /// Give as long as load balancers need to send requests elsewhere. --shutdown-grace begins
+    /// afterwards.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_DRAIN_DELAY")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     drain_delay: Option<Duration>,
-    /// After that, how long requests in flight may take before the process exits
+    /// After --drain-delay, how long requests in flight may take before the process exits
     #[arg(long, value_name = "DURATION", env = "REDLOCK_SHUTDOWN_GRACE", default_value = "20s")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     pub shutdown_grace: Duration,
 }
 
-/// What a request may ask for.
+/// Limits on what a request may ask for.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct Limits {
-    /// TTL of a lock when the request names none
+    /// TTL of a lock when the request gives none
     #[arg(long, value_name = "DURATION", env = "REDLOCK_DEFAULT_TTL", default_value = "30s", value_parser = value::ttl)]
     pub default_ttl: Ttl,
-    /// Longest TTL a request may ask for
+    /// Longest TTL that a request may ask for
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_TTL", default_value = "5m", value_parser = value::ttl)]
     pub max_ttl: Ttl,
-    /// Longest time a request may wait for a lock
+    /// Longest time that a request may wait for a lock
     ///
-    /// Proxies and load balancers in front must allow more than this: many cut requests off at 29 to 60 seconds.
+    /// Proxies and load balancers in front must allow more: many cut off requests at 29 to 60
+    /// seconds.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_WAIT", default_value = "25s")]
     #[arg(value_parser = duration(Duration::ZERO..=DAY))]
     pub max_wait: Duration,
-    /// Longest time a lock may be held by extending it
+    /// Longest time that a lock may be held by extending it
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_HOLD", default_value = "24h")]
     #[arg(value_parser = duration(Duration::ZERO..=MAX_HOLD))]
     pub max_hold: Duration,
@@ -310,9 +341,9 @@ pub enum LogFormat {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OnAuditFailure {
-    /// They are served
+    /// Requests are served
     Allow,
-    /// They are answered 503 until it can be written again
+    /// Requests are answered 503 until the audit log can be written again
     Refuse,
 }
 
@@ -320,22 +351,23 @@ pub enum OnAuditFailure {
 enum PublicPage {
     Docs,
     Metrics,
-    /// Nothing
+    /// No page
     None,
 }
 
-/// Settings that go together, and what follows from them. Only `main` and `lib` see it; each room gets the part it needs.
+/// Settings that go together, and values derived from them. Only `main` and `lib` see all of it;
+/// each room gets its own part.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub settings: Settings,
     pub nodes: Nodes,
     pub node_password: NodePassword,
     pub node_tls: TlsSettings,
-    /// HTTPS, where it is given.
+    /// The files for HTTPS, if it is served.
     pub https: Option<TlsFiles>,
-    /// Whose pages may call; none by default.
+    /// Origins whose pages may call the API. None by default.
     pub cors_origins: Vec<Origin>,
-    /// Names that requests may be for, in lower case.
+    /// Host names of this gateway, in lower case.
     pub allowed_hosts: Vec<String>,
     pub trusted_proxies: TrustedProxies,
     pub public: Public,
@@ -343,7 +375,7 @@ pub struct Config {
     pub capacity: Capacity,
 }
 
-/// What may be read without a key, where there are keys.
+/// Pages that need no key where there are keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Public {
     pub docs: bool,
@@ -351,10 +383,10 @@ pub struct Public {
 }
 
 impl Config {
-    /// Looks at no file but that of the nodes' password.
+    /// Validates settings against each other. Reads no file but that of the nodes' password.
     ///
     /// # Errors
-    /// Settings that do not go together.
+    /// The flags that do not go together, or the password file that cannot be used.
     pub fn new(settings: Settings) -> Result<Self, String> {
         let Limits { default_ttl, max_ttl, max_hold, .. } = settings.limits;
         let listen = settings.listen;
@@ -362,7 +394,7 @@ impl Config {
         if !listen.ip().is_loopback() && !settings.allow_anonymous && keys.is_none() {
             return Err(format!(
                 "--listen: {listen} is reachable from other machines and there are no API keys: anybody could take and \
-                 release locks; give --auth-keys, or listen on a loopback address, or say --allow-anonymous if the \
+                 release locks; give --auth-keys, or listen on a loopback address, or give --allow-anonymous if the \
                  network is trusted"
             ));
         }
@@ -394,13 +426,13 @@ impl Config {
         let (https, node_tls) = settings.tls.clone().resolve(any_tls)?;
         if let (Some(TlsFiles { client_ca: Some(path), .. }), None) = (&https, keys) {
             return Err(format!(
-                "--tls-client-ca: {}: given without --auth-keys; a certificate is let in as the key that names it, and \
-                 without keys everybody is",
+                "--tls-client-ca: {}: given without --auth-keys; a certificate stands for the key that names it, and \
+                 without keys everybody is let in",
                 path.display()
             ));
         }
         if settings.audit_on_failure == OnAuditFailure::Refuse && settings.audit_log.is_none() {
-            return Err("--audit-on-failure: refuse is given without --audit-log, the file that it is about".into());
+            return Err("--audit-on-failure: refuse is given without --audit-log".into());
         }
         let cors_origins = origin::origins(&settings.cors_origins)?;
         let allowed_hosts =

@@ -1,7 +1,7 @@
-//! Policy between HTTP and the core: what a request may ask for, what becomes of a grant that cannot be delivered, and
-//! when no new work is taken.
+//! Policy between HTTP and the core. It limits what a request may ask for, releases grants that
+//! cannot be delivered, and refuses new work while draining.
 //!
-//! Knows nothing of status codes, of axum or of how nodes are asked.
+//! It does not know axum, status codes, or how nodes are asked.
 
 mod grant;
 mod listings;
@@ -31,7 +31,8 @@ use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
 
-/// A page of a listing takes no longer, and ends with what it has.
+/// The time limit for one page of a listing. At the limit the page ends with the locks found so
+/// far.
 const LISTING: Duration = Duration::from_secs(3);
 
 /// The lock service, as the routes call it. One per process.
@@ -50,22 +51,22 @@ pub struct Gateway {
     drained: Notify,
 }
 
-/// An acquire, its arguments checked.
+/// An acquire with checked arguments.
 #[derive(Debug)]
 pub struct AcquireRequest {
     pub name: LockName,
     pub ttl: Ttl,
     pub info: Info,
-    /// The one principal that may use the token; anybody who has it when `None`.
+    /// The only principal that may use the token. With `None`, anybody with the token may.
     pub principal: Option<Arc<str>>,
     pub idempotency_key: Option<String>,
-    /// For how long the lock may have been held that an earlier request with the same idempotency key was granted.
+    /// Limit on the time since the grant, when an earlier request with this idempotency key has it.
     pub max_hold: Duration,
-    /// How long to wait for a holder; `None` to try once.
+    /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
-    /// Whom the lock is counted for.
+    /// The client that the lock is counted for.
     pub client: Arc<Client>,
-    /// When it was whole. What it has waited since is part of how long it took.
+    /// When the request was complete. Durations count from then, waiting included.
     pub started: Instant,
 }
 
@@ -73,12 +74,12 @@ pub struct AcquireRequest {
 #[derive(Debug)]
 pub enum Refusal {
     Lock(LockError),
-    /// Too few nodes may vote, and some of those that may not will do so by themselves.
+    /// Too few nodes may vote, and the end of quarantines alone will give a majority.
     InQuarantine {
         nodes: Vec<NodeReport>,
-        /// Until a majority may vote, if no more happens.
+        /// Time until a majority may vote, if nothing else happens.
         left: Duration,
-        /// Why one of them waits.
+        /// Why the node that completes the majority waits.
         why: String,
     },
     MaxHoldReached {
@@ -86,12 +87,12 @@ pub enum Refusal {
         max: Duration,
     },
     Draining,
-    /// Nobody hears this any more.
+    /// The client closed the connection, so nobody receives this refusal.
     ClientGone,
     Overloaded,
     Quota(Exceeded),
     TooManyListings(TooManyListings),
-    /// Not a cursor that this principal was given in a listing of this prefix.
+    /// No cursor that this principal got in a listing of this prefix.
     InvalidCursor,
 }
 
@@ -137,7 +138,7 @@ impl Gateway {
         }
     }
 
-    /// With a bound on what one client may take of the places for those who wait.
+    /// Limits how many waiters, and how many locks waited for, one client may have.
     pub fn with_wait_share(self, wait_share: WaitShare) -> Self {
         Self { wait_share, ..self }
     }
@@ -146,28 +147,28 @@ impl Gateway {
         self.limits
     }
 
-    /// A request has come; [`Gateway::idle`] waits until it is gone.
+    /// Registers a request. [`Gateway::idle`] waits until the result is dropped.
     pub fn begin(&self) -> Active {
         self.in_flight.begin()
     }
 
-    /// Takes a place among the requests in flight, for a request that is whole, and waits until it is its turn at the masters.
+    /// Takes a slot for a complete request, and waits until the masters have room for it.
     ///
     /// # Errors
-    /// [`Refusal::Overloaded`] when too many are taken, or too many by this client.
+    /// [`Refusal::Overloaded`] when no slot is free, for all clients or for this one.
     pub async fn enter(&self, work: RequestClass, client: &Client) -> Result<InFlight, Refusal> {
         self.in_flight.enter(work, client).await.ok_or(Refusal::Overloaded)
     }
 
-    /// Acquires a lock, waiting for as long as the request says, or until the client is `gone`. When the returned future is
-    /// dropped, or the guard is, the lock is released.
+    /// Acquires a lock. Waits for as long as the request asks, or until the client is `gone`.
+    /// Dropping the returned future or the guard releases the lock.
     pub async fn acquire(
         &self,
         request: AcquireRequest,
         in_flight: &mut InFlight,
         gone: impl Future<Output = ()>,
     ) -> Result<(LeaseView, GrantGuard), Refusal> {
-        // Before the flag is looked at, or a drain between the two would not be noticed.
+        // Subscribed before the flag is read. Otherwise a drain between the two would be missed.
         let drained = self.drained.notified();
         if self.is_draining() {
             return Err(Refusal::Draining);
@@ -207,7 +208,8 @@ impl Gateway {
                     Ok(())
                 };
                 let result = tokio::select! {
-                    // First: a waiter that is sent away must not try once more for having become the first of the queue.
+                    // Biased: a waiter that is sent away must not try again as the new first in the
+                    // queue.
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
@@ -231,7 +233,8 @@ impl Gateway {
             let lock = Some((name, lease.clone()));
             let guard =
                 GrantGuard { locks: self.locks.clone(), memory: self.memory.clone(), client, lock };
-            // Looked at again: what has run out since the votes came in is not handed out, and the guard releases it.
+            // Validity is computed again. A lease that has run out since the votes is not handed
+            // out: the guard releases it.
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
             if let Some(shown) = shown {
@@ -239,7 +242,8 @@ impl Gateway {
             }
             let decided_in = view.elapsed;
             self.in_flight.record_round(decided_in);
-            // A client takes its own round trip off, less this: what it has waited for was not lost on the way.
+            // A client subtracts its round trip less `elapsed`: its wait here took nothing off the
+            // lease.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
         let decided_in = result.as_ref().map(|(_, _, decided_in)| *decided_in);
@@ -250,20 +254,20 @@ impl Gateway {
         })
     }
 
-    /// Why there is no quorum: where quarantines are the reason, until when.
+    /// The reason for a missing quorum. If only quarantines are in the way, says when they end.
     fn without_quorum(&self, nodes: Vec<NodeReport>) -> Refusal {
         let quorum = self.locks.quorum();
         let now = self.locks.wall_micros();
         let statuses: Vec<_> =
             self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
-        // What is not connected may be back at any moment.
+        // A node that is not connected may be back at any moment, so it counts as voting.
         let may_vote =
             |status: &&NodeStatus| status.votes() || status.state == NodeState::Connecting;
         let voting = statuses.iter().filter(may_vote).count();
         let mut waiting: Vec<_> =
             statuses.iter().filter_map(|status| Some((status.until_micros?, status))).collect();
         waiting.sort_by_key(|(until, _)| *until);
-        // The one whose end makes up a majority.
+        // The quarantine whose end completes a majority.
         let last = quorum.size().checked_sub(voting + 1).and_then(|missing| waiting.get(missing));
         match last {
             Some((until, status)) => Refusal::InQuarantine {
@@ -275,7 +279,7 @@ impl Gateway {
         }
     }
 
-    /// Prolongs a lock that has been held for no longer than `max_hold`.
+    /// Extends a lock that has been held for `max_hold` at most.
     pub async fn extend(
         &self,
         name: &LockName,
@@ -317,7 +321,8 @@ impl Gateway {
         self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }
 
-    /// Releases what this principal's requests with one idempotency key were granted, for a client that never got the token.
+    /// Releases every grant of one idempotency key of this principal, for a client without the
+    /// token.
     pub async fn release_by_key(
         &self,
         name: &LockName,
@@ -338,7 +343,7 @@ impl Gateway {
         result.inspect_err(|_| self.telemetry.quota_exceeded()).map_err(Refusal::Quota)
     }
 
-    /// Releases a lock for its holder, whoever that is; `found` hears who it is before anything is done.
+    /// Releases a lock whoever holds it. Calls `found` with the holder before the release is sent.
     pub async fn force_release(
         &self,
         name: &LockName,
@@ -352,8 +357,8 @@ impl Gateway {
         )
     }
 
-    /// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,
-    /// that of the lock's holder.
+    /// Finds out whose grant a token belongs to: that of the principal that presents it, or of the
+    /// lock's holder where the principal may use the tokens of others.
     pub async fn resolve(
         &self,
         name: &LockName,
@@ -368,7 +373,7 @@ impl Gateway {
         })?)
     }
 
-    /// What the nodes know of a lock; counted as an operation.
+    /// The lock's state on the nodes. Counted as an operation.
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         let inspection = self.locks.inspect(name).await;
         let outcome = match &inspection.state {
@@ -380,7 +385,7 @@ impl Gateway {
         inspection
     }
 
-    /// A page of those held locks whose names pass.
+    /// A page of the held locks whose names pass the filter.
     pub async fn list(
         &self,
         request: ListRequest<'_>,
@@ -400,7 +405,7 @@ impl Gateway {
         self.locks.has_quorum()
     }
 
-    /// Whether requests should be sent here.
+    /// Whether load balancers should send requests here.
     pub fn readiness(&self) -> Readiness {
         if self.leaving.load(Ordering::Acquire) || self.is_draining() {
             Readiness::Draining
@@ -411,7 +416,7 @@ impl Gateway {
         }
     }
 
-    /// Every node's state; it costs much more than [`Self::readiness`].
+    /// The state of every node. Much more expensive than [`Self::readiness`].
     pub fn nodes(&self) -> Vec<(String, NodeStatus)> {
         self.locks
             .nodes()
@@ -420,7 +425,7 @@ impl Gateway {
             .collect()
     }
 
-    /// How many nodes may vote now, how many must, and how many there are.
+    /// A text with the numbers of admitted, configured and needed nodes.
     pub fn nodes_summary(&self) -> String {
         let quorum = self.locks.quorum();
         let admitted = |(_, status): &(String, NodeStatus)| status.votes();
@@ -443,19 +448,19 @@ impl Gateway {
         self.telemetry.render(statuses, &now)
     }
 
-    /// To be called every few seconds.
+    /// Maintenance, to be called every few seconds.
     pub fn upkeep(&self) {
         self.telemetry.upkeep();
         self.in_flight.upkeep();
     }
 
-    /// From now on nothing new is acquired, and those who wait are sent away; extending and releasing go on.
+    /// Starts to refuse acquires, and sends waiters away. Extensions and releases are still served.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         self.drained.notify_waiters();
     }
 
-    /// From now on it is not ready, so that load balancers send requests elsewhere. Those that come are served.
+    /// Makes the gateway not ready, so that load balancers turn away. Requests are still served.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
     }
@@ -464,7 +469,7 @@ impl Gateway {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// Waits until no request is being worked on and no release is under way.
+    /// Waits until no request is under way and no release is pending.
     pub async fn idle(&self) {
         self.in_flight.none_left().await;
         self.locks.drained().await;
@@ -498,7 +503,7 @@ impl Gateway {
     }
 }
 
-/// Whether a gateway takes requests.
+/// Whether load balancers should send requests to a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readiness {
     Ready,

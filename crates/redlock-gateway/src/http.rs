@@ -1,4 +1,5 @@
-//! The table of routes, and what is done around every request. Below this module are the only files that know axum.
+//! The table of routes, and the layers around every request: identification, fair queue, admission,
+//! routing, accounting. Only this module and those below it know axum.
 
 pub mod access;
 mod browser;
@@ -13,6 +14,7 @@ pub mod wire;
 
 use parking_lot::Mutex;
 use std::any::Any;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -39,17 +41,18 @@ use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
 use crate::config::Public;
 use crate::gateway::Gateway;
-use crate::overload::clients::FairQueue;
+use crate::overload::clients::{Client, FairQueue};
 use crate::overload::refusals::{Refusals, Summary};
 use crate::proxies::ClientAddress;
 use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
 use crate::transport::connection::Application;
+use crate::transport::connections::ConnectionSlot;
 use crate::transport::disconnect::Peer;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The operations, and what each needs. Method and path stand at the handler, where the OpenAPI document has them from; the
-/// path as it stands there is also the route's label in metrics.
+/// The operations, and what each needs. Method and path stand at the handler: the OpenAPI document
+/// takes them from there, and the path is also the route's label in metrics.
 fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
     let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
     [
@@ -65,7 +68,7 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
     ]
 }
 
-/// The paths that stand in no document, and their labels.
+/// Paths outside the OpenAPI document, and their labels.
 const PAGES: [(&str, &str); 7] = [
     ("/", "/"),
     ("/locks/", "/locks/"),
@@ -76,12 +79,12 @@ const PAGES: [(&str, &str); 7] = [
     ("/docs/{*file}", "/docs"),
 ];
 
-/// What is answered also when there is no place for another connection.
+/// Paths that are answered even when all connection slots are taken.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/healthz", "/metrics"];
 
-/// The pages for people, and what they need.
+/// The pages for people, and what callers need to see them.
 fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
-    // Shared: thousands may ask for it and not read it.
+    // The text is shared: thousands of clients may ask for it and not read it.
     let json = |text: String| {
         let text = Bytes::from(text);
         get(move || {
@@ -91,14 +94,14 @@ fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
     let pages = Router::new()
         .route("/openapi.json", json(document.to_string()))
         .route("/openapi-3.0.json", json(openapi::downgrade(document).to_string()))
-        // Relative, for whoever serves all this under a prefix.
+        // A relative path works behind a proxy that adds a prefix.
         .route("/", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
         .merge(SwaggerUi::new("/docs").config(Config::new(["../openapi.json"])))
         .layer(map_response(relative));
     (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
 }
 
-/// The OpenAPI document, 3.1.
+/// The OpenAPI 3.1 document.
 pub fn openapi_document() -> serde_json::Value {
     let api = OpenApiRouter::with_openapi(openapi::ApiDoc::openapi());
     let public = Public { docs: true, metrics: true };
@@ -106,20 +109,23 @@ pub fn openapi_document() -> serde_json::Value {
     openapi::document(api.get_openapi())
 }
 
-/// The answer of a handler that has panicked.
+/// Makes the answer to a request whose handler panicked.
 type Panicked = fn(Box<dyn Any + Send>) -> Response;
 
-/// The whole service: the routes, and what is done around every request.
+type Routes = CatchPanic<Router, Panicked>;
+
+/// The service: the routes, and the layers around every request.
 #[derive(Clone)]
 pub struct App {
-    routes: CatchPanic<Router, Panicked>,
+    routes: Routes,
     observer: Arc<Observer>,
 }
 
-/// What hears of every request.
+/// What the layers around the routes work with.
 struct Observer {
-    /// By path. As a layer of the router, where the matched path is known, `answer` would be boxed and copied for every
-    /// request; so the library that axum matches paths with does it once more, over the same table.
+    /// Labels of paths. A layer of axum's router would know the matched path, but would box and
+    /// clone [`App::answer`] for every request. So axum's path library matches once more, over the
+    /// same table.
     labels: matchit::Router<String>,
     telemetry: Arc<Telemetry>,
     audit: Arc<Audit>,
@@ -127,12 +133,12 @@ struct Observer {
     has_keys: bool,
     hosts: Hosts,
     fair_queue: Arc<FairQueue>,
-    /// When it was last said that a request found no quorum.
+    /// When the log last mentioned a request without a quorum.
     last_mention: Mutex<Option<Instant>>,
 }
 
-/// How often it is.
-const MENTION: Duration = Duration::from_secs(1);
+/// Time between two mentions in the log of requests without a quorum.
+const MENTION_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Application for App {
     fn answer(self, request: Request) -> impl Future<Output = Response> + Send {
@@ -155,7 +161,7 @@ impl App {
         Self::observed(routes, Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue))
     }
 
-    /// Probes and metrics alone, for an address of their own: for whoever can reach that.
+    /// The service of the operators' address: only probes and metrics, without keys.
     pub fn of_operators(
         gateway: Arc<Gateway>,
         telemetry: Arc<Telemetry>,
@@ -179,7 +185,8 @@ impl App {
         Self::observed(routes, Observer::new(labels, telemetry, audit, false, hosts, fair_queue))
     }
 
-    /// Says how often what was refused; called from time to time.
+    /// Logs and records how many requests were refused without a line of their own. Called
+    /// regularly.
     pub fn sum_up_refusals(&self) {
         for summary in self.observer.refusals.take() {
             let Summary { address, who, what: code, refused } = &summary;
@@ -205,86 +212,73 @@ impl App {
         Self { routes: CatchPanic::custom(routes, panicked), observer: Arc::new(observer) }
     }
 
-    /// Around everything: the request id, the duration, the log line, the record, and the body of errors, which carries the
-    /// id.
+    /// Answers a request: passes it through the layers around the routes, in this order.
     pub async fn answer(mut self, mut request: Request) -> Response {
-        let started = Instant::now();
-        if let Some(uri) = encoded(request.uri()) {
-            *request.uri_mut() = uri;
+        let observer = &*self.observer;
+        let mut context = observer.identify(&mut request);
+        if !observer.has_keys {
+            observer.take_turn(context.client.as_ref(), context.is_probe).await;
         }
-        let id = match request.headers().get(&REQUEST_ID) {
-            Some(given) if is_usable_id(given) => given.clone(),
-            _ => new_id(),
-        };
-        let method = method_word(request.method());
-        let Observer { labels, telemetry, has_keys, hosts, fair_queue, .. } = &*self.observer;
-        let route = labels.at(request.uri().path()).map_or("", |matched| matched.value);
-        let span = telemetry.request_span(method, route, request.headers());
-        let trace = TraceIds::of(span.as_ref(), request.headers());
-        let peer = request.extensions().get::<Peer>();
-        let address = peer.map(Peer::address);
-        let place = peer.map(|peer| peer.slot().clone());
-        // Kept to the end: a client that is lost would come back with another line.
-        let client = peer.map(|peer| peer.client().clone());
-        let line = client.as_ref().map(|client| &client.queue);
-        let record = self.observer.record(&id, &mut request);
-
-        let is_probe = PROBES.contains(&request.uri().path());
-        if let (Some(line), false) = (line, *has_keys) {
-            fair_queue.take(line, is_probe).await;
-        }
-        let mut response = if !is_probe && place.is_some_and(|place| !place.may_serve()) {
-            ApiError::no_place().into_response()
-        } else if let Err(error) = hosts.check(&request) {
-            error.into_response()
-        } else {
-            match RequestSpan::within(span.as_ref(), self.routes.call(request)).await {
+        let mut response = match observer.admit(&mut context, &request) {
+            Ok(()) => match route(&mut self.routes, request, context.span.as_ref()).await {
                 Ok(response) => response.map(Body::new),
-                Err(never) => match never {},
-            }
+            },
+            Err(error) => error.into_response(),
         };
-        // With keys only those are told apart who have shown one.
-        let had_turn = !has_keys || record.as_ref().is_some_and(AuditGuard::had_turn);
-        let problem = response.extensions_mut().remove::<Problem>();
-        // The page's own router says 404 without a body.
-        let plain =
-            || (response.status() == StatusCode::NOT_FOUND).then(|| no_such_path().problem());
-        let problem = problem.or_else(plain);
-        let status = response.status();
-        let is_told = self.observer.is_told(status, problem.as_ref(), address, record.as_ref());
-        if let Some(record) = record {
-            let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-            let problem = problem.as_ref().map(|problem| problem.code.as_str());
-            let end = RequestEnd { status: status.as_u16(), problem, is_denied };
-            if is_told { record.end(end) } else { record.summed_up() }
-        }
-        let elapsed = started.elapsed();
-        telemetry.http(method, route, status.as_u16(), elapsed);
-        let in_full = is_told && self.observer.may_mention(problem.as_ref());
-        let told = RequestLogLine {
-            id: &id,
-            trace: trace.as_ref(),
-            method,
-            route,
-            status,
-            address,
-            elapsed,
-            in_full,
-        };
-        told.log(problem.as_ref());
-        span.into_iter().for_each(|span| {
-            span.end(status.as_u16(), problem.as_ref().map(|problem| &*problem.code))
-        });
-        if let Some(problem) = problem {
-            problem.render(&id, &mut response);
-        }
-        response.headers_mut().insert(REQUEST_ID.clone(), id);
-        // After all is told: who hangs up in line is told of nevertheless.
-        if let (Some(line), false) = (line, had_turn) {
-            fair_queue.take(line, is_probe).await;
+        let is_turn_due = observer.is_turn_due(&context);
+        let problem = take_problem(&mut response);
+        observer.account(&mut context, response.status(), problem.as_ref());
+        finish(&mut response, problem, context.id);
+        // Last: a client that hangs up in the queue is accounted for nevertheless.
+        if is_turn_due {
+            observer.take_turn(context.client.as_ref(), context.is_probe).await;
         }
         response
     }
+}
+
+/// A request, as far as the layers around the routes know it.
+struct RequestContext<'a> {
+    started: Instant,
+    id: HeaderValue,
+    method: &'static str,
+    /// The label of the path. Empty for an unknown path.
+    route: &'a str,
+    span: Option<RequestSpan>,
+    trace: Option<TraceIds>,
+    address: Option<ClientAddress>,
+    /// The slot of the connection, until the request is admitted.
+    place: Option<Arc<ConnectionSlot>>,
+    /// Held to the end. A client that is forgotten meanwhile would come back with a new queue.
+    client: Option<Arc<Client>>,
+    is_probe: bool,
+    record: Option<AuditGuard>,
+}
+
+/// Routing: calls the handler of the path, within the request's span.
+fn route(
+    routes: &mut Routes,
+    request: Request,
+    span: Option<&RequestSpan>,
+) -> impl Future<Output = Result<<Routes as Service<Request>>::Response, Infallible>> {
+    // Not `async`: such a function would store the request in its future twice.
+    RequestSpan::within(span, routes.call(request))
+}
+
+/// Takes the problem out of an answer, if the answer is an error.
+fn take_problem(response: &mut Response) -> Option<Problem> {
+    let problem = response.extensions_mut().remove::<Problem>();
+    // The documentation pages have a router of their own, whose 404 has no body.
+    let is_bare = problem.is_none() && response.status() == StatusCode::NOT_FOUND;
+    if is_bare { Some(no_such_path().problem()) } else { problem }
+}
+
+/// Finish: writes the body of an error and the request id.
+fn finish(response: &mut Response, problem: Option<Problem>, id: HeaderValue) {
+    if let Some(problem) = problem {
+        problem.render(&id, response);
+    }
+    response.headers_mut().insert(REQUEST_ID.clone(), id);
 }
 
 impl Observer {
@@ -296,13 +290,114 @@ impl Observer {
         hosts: Hosts,
         fair_queue: Arc<FairQueue>,
     ) -> Self {
-        let (refusals, last_mention) = Default::default();
-        Self { labels, telemetry, audit, refusals, has_keys, hosts, fair_queue, last_mention }
+        Self {
+            labels,
+            telemetry,
+            audit,
+            refusals: Refusals::default(),
+            has_keys,
+            hosts,
+            fair_queue,
+            last_mention: Mutex::default(),
+        }
     }
 
-    /// The audit record of a request that may need one.
+    /// Identification: gives the request an id, a label, a span and an audit record, and finds its
+    /// client.
+    fn identify(&self, request: &mut Request) -> RequestContext<'_> {
+        let started = Instant::now();
+        if let Some(uri) = with_encoded_slashes(request.uri()) {
+            *request.uri_mut() = uri;
+        }
+        let id = match request.headers().get(&REQUEST_ID) {
+            Some(given) if is_usable_id(given) => given.clone(),
+            _ => new_id(),
+        };
+        let method = method_word(request.method());
+        let route = self.labels.at(request.uri().path()).map_or("", |matched| matched.value);
+        let span = self.telemetry.request_span(method, route, request.headers());
+        let trace = TraceIds::of(span.as_ref(), request.headers());
+        let peer = request.extensions().get::<Peer>();
+        let address = peer.map(Peer::address);
+        let place = peer.map(|peer| peer.slot().clone());
+        let client = peer.map(|peer| peer.client().clone());
+        let is_probe = PROBES.contains(&request.uri().path());
+        let record = self.record(&id, request);
+        RequestContext {
+            started,
+            id,
+            method,
+            route,
+            span,
+            trace,
+            address,
+            place,
+            client,
+            is_probe,
+            record,
+        }
+    }
+
+    /// Fair queue: waits for the turn of the client, where the client is known.
+    async fn take_turn(&self, client: Option<&Arc<Client>>, is_probe: bool) {
+        if let Some(client) = client {
+            self.fair_queue.take(&client.queue, is_probe).await;
+        }
+    }
+
+    /// Whether the request still has to take its turn. With keys, only a caller with a valid key
+    /// takes a turn on the way in, in the queue of its principal.
+    fn is_turn_due(&self, context: &RequestContext<'_>) -> bool {
+        self.has_keys && !context.record.as_ref().is_some_and(AuditGuard::had_turn)
+    }
+
+    /// Admission: refuses a request without a connection slot, or for another host.
+    fn admit(&self, context: &mut RequestContext<'_>, request: &Request) -> Result<(), ApiError> {
+        let place = context.place.take();
+        if !context.is_probe && place.is_some_and(|place| !place.may_serve()) {
+            return Err(ApiError::no_place());
+        }
+        self.hosts.check(request)
+    }
+
+    /// Accounting: audit record, metrics, log line and span.
+    fn account(
+        &self,
+        context: &mut RequestContext<'_>,
+        status: StatusCode,
+        problem: Option<&Problem>,
+    ) {
+        let RequestContext { started, id, method, route, span, trace, address, record, .. } =
+            context;
+        let has_own_line = self.has_own_line(status, problem, *address, record.as_ref());
+        if let Some(record) = record.take() {
+            let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+            let problem = problem.map(|problem| problem.code.as_str());
+            let end = RequestEnd { status: status.as_u16(), problem, is_denied };
+            if has_own_line { record.end(end) } else { record.summed_up() }
+        }
+        let elapsed = started.elapsed();
+        self.telemetry.http(method, route, status.as_u16(), elapsed);
+        let in_full = has_own_line && self.may_mention(problem);
+        let line = RequestLogLine {
+            id,
+            trace: trace.as_ref(),
+            method,
+            route,
+            status,
+            address: *address,
+            elapsed,
+            in_full,
+        };
+        line.log(problem);
+        if let Some(span) = span.take() {
+            span.end(status.as_u16(), problem.map(|problem| &*problem.code));
+        }
+    }
+
+    /// The audit record of a request, if the request may need one.
     fn record(&self, id: &HeaderValue, request: &mut Request) -> Option<AuditGuard> {
-        // Without keys, only force can be denied, and pages of others.
+        // Without keys, only forced releases and requests of other sites can be denied.
         let may_be_denied = self.has_keys
             || request.uri().query().is_some()
             || site::is_of_browser(request.headers());
@@ -317,7 +412,8 @@ impl Observer {
         Some(record)
     }
 
-    /// Without a quorum requests fail by the thousand, of which one now and then is enough.
+    /// Whether to log a failure at its full level. Without a quorum requests fail by the thousand,
+    /// and one line in [`MENTION_INTERVAL`] is enough.
     fn may_mention(&self, problem: Option<&Problem>) -> bool {
         if !problem.is_some_and(|problem| {
             matches!(problem.code.as_str(), "quorum_unavailable" | "outcome_unknown")
@@ -325,16 +421,16 @@ impl Observer {
             return true;
         }
         let mut last = self.last_mention.lock();
-        let may = last.is_none_or(|last| last.elapsed() >= MENTION);
+        let may = last.is_none_or(|last| last.elapsed() >= MENTION_INTERVAL);
         if may {
             *last = Some(Instant::now());
         }
         may
     }
 
-    /// Whether it is told of a request for itself: of refusals, which strangers can bring about at will, only of the first
-    /// of a kind to each client.
-    fn is_told(
+    /// Whether the request gets lines of its own. Strangers can cause refusals at will, so only the
+    /// first refusal of a kind gets one for each client. The others are summed up.
+    fn has_own_line(
         &self,
         status: StatusCode,
         problem: Option<&Problem>,
@@ -350,7 +446,8 @@ impl Observer {
     }
 }
 
-/// Whether a request was turned away before anything was done, for what it is, by whom, or how many there are.
+/// Whether a request was refused before anything was done: for its form, its sender, or an
+/// overload.
 fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
     const REFUSALS: [StatusCode; 5] = [
         StatusCode::BAD_REQUEST,
@@ -364,7 +461,7 @@ fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
     REFUSALS.contains(&status) || problem.is_some_and(of_service)
 }
 
-/// What the log tells of a request.
+/// The log line of a request.
 struct RequestLogLine<'a> {
     id: &'a HeaderValue,
     trace: Option<&'a TraceIds>,
@@ -397,7 +494,7 @@ impl RequestLogLine<'_> {
         }
         match problem {
             Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
-            // Sending everybody away while shutting down is no failure, and there may be thousands.
+            // Refusing everybody during a shutdown is no failure, and there may be thousands.
             Some(problem) if problem.code == "draining" => log!(debug, "request"),
             _ if !self.in_full => log!(debug, "request"),
             _ if self.status.is_server_error() => log!(warn, "request failed"),
@@ -434,7 +531,7 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
     (router, labels)
 }
 
-/// The library's own way from /docs to /docs/.
+/// Makes the Swagger UI's redirect from /docs to /docs/ relative.
 async fn relative(mut response: Response) -> Response {
     if let Some(location) =
         response.headers_mut().get_mut(header::LOCATION).filter(|at| *at == "/docs/")
@@ -448,13 +545,13 @@ fn no_such_path() -> ApiError {
     NOT_FOUND.because("the paths of this service are listed under /docs and in /openapi.json")
 }
 
-/// The path of a lock with the slashes of its name encoded, where they are not: some clients do not encode them, and proxies
-/// decode them on the way.
-fn encoded(uri: &Uri) -> Option<Uri> {
+/// Encodes the slashes in the name of a lock's path, if there are any: some clients do not encode
+/// them, and some proxies decode them on the way.
+fn with_encoded_slashes(uri: &Uri) -> Option<Uri> {
     let name = uri.path().strip_prefix("/locks/").filter(|name| name.contains('/'))?;
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let path = format!("/locks/{}{query}", name.replace('/', "%2F")).parse().ok()?;
-    // The rest stays: a target in absolute form names the host that is checked.
+    // The other parts stay: the host of an absolute target is checked later.
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(path);
     Uri::from_parts(parts).ok()
@@ -468,13 +565,13 @@ fn is_usable_id(value: &HeaderValue) -> bool {
     (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// 16 hexadecimal digits. Only has to be findable in a log.
+/// A new id: 16 random hexadecimal digits, to be found in the log. It need not be hard to guess.
 fn new_id() -> HeaderValue {
     let id = format!("{:016x}", fastrand::u64(..));
     HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static("0"))
 }
 
-/// Metric labels come from fixed lists, whatever a client sends.
+/// The label of a method. Labels come from fixed lists, whatever a client sends.
 fn method_word(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,36 +1,36 @@
-//! What is stored beside a lock: the label and metadata that the request for it gave, and the principal that its token is
-//! bound to. JSON, small, and written only by gateways.
+//! The text stored beside a lock: label and metadata from the acquire, and the principal that the
+//! token is bound to. Small JSON, written only by gateways.
 
 use std::collections::BTreeMap;
 
 use redlock_core::Info;
 use serde::{Deserialize, Serialize};
 
-/// What to store, or what was found.
+/// The stored text, parsed.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockMetadata {
-    /// A text for people.
+    /// The label, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Pairs of the client's own, for people too.
+    /// The client's own pairs, for people.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
-    /// The name of the key that acquired it; none where there are no keys.
+    /// The name of the key that acquired the lock. `None` where there are no keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }
 
 impl LockMetadata {
-    /// Nothing when another client wrote it, or nobody anything.
+    /// Parses a stored text. An empty text, or a text of another Redlock client, gives the default.
     pub fn read(info: &[u8]) -> Self {
-        // The parser would make an error of what most locks have.
+        // Most locks have no text, and the parser would spend time on an error.
         if info.is_empty() {
             return Self::default();
         }
         serde_json::from_slice(info).unwrap_or_default()
     }
 
-    /// `None` when it is too large.
+    /// The text to store. `None` when it is too large.
     pub fn write(&self) -> Option<Info> {
         if *self == Self::default() {
             return Some(Info::default());
@@ -39,7 +39,7 @@ impl LockMetadata {
     }
 }
 
-/// The label in what is stored; none when another client wrote it.
+/// The label in a stored text. `None` if another Redlock client wrote it.
 pub fn label_of(info: &[u8]) -> Option<String> {
     LockMetadata::read(info).owner
 }

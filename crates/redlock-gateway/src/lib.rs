@@ -1,26 +1,27 @@
 //! redlock-gateway: distributed locks over plain HTTP.
 //!
-//! Data flows one way: HTTP → gateway → core → node → Redis; `ARCHITECTURE.md` of the core follows a request.
+//! Data flows one way: HTTP → gateway → core → node → Redis. `ARCHITECTURE.md` of the core follows
+//! a request through all of them.
 //!
 //! | room | what it is for | what it does not know |
 //! | --- | --- | --- |
-//! | [`cli`] | what the program can be told to do | how it is done |
+//! | [`cli`] | commands and flags of the program | how commands are carried out |
 //! | [`config`] | flags, environment and file to plain values | everything else |
-//! | `serve` | wiring: nodes, core, gateway and server from a configuration, and down again | what requests mean |
+//! | `serve` | starts and stops nodes, core, gateway and server from a configuration | what requests mean |
 //! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
-//! | `transport` | from a socket to requests that know their client | routes, nodes |
-//! | [`overload`] | what each client may take of what all share | routes, statuses, the rules of locks |
-//! | [`auth`] | keys, and who may do what to which names | HTTP, locks but for their names |
+//! | `transport` | from a socket to requests with a known client | routes, nodes |
+//! | [`overload`] | limits what each client takes of shared resources | routes, statuses, the rules of locks |
+//! | [`auth`] | keys, and their permissions on lock names | HTTP, locks but for their names |
 //! | [`audit`] | the record of who did what | how requests are served |
-//! | [`info`] | what is stored beside a lock for people | HTTP, nodes |
-//! | [`gateway`] | limits, undoing what cannot be delivered, draining | axum, status codes, Redis keys |
-//! | `reload` | when files have to be read again | what is in them |
-//! | [`output`] | standard output and error that nobody may read | what is written |
-//! | [`pattern`] | sets of lock names | what they are for |
-//! | [`proxies`] | which proxies are trusted, and which client address they name | connections, limits |
-//! | `remedy` | what can be done about a node, in flags | nodes |
+//! | [`info`] | the text stored beside a lock for people | HTTP, nodes |
+//! | [`gateway`] | limits, release of undeliverable grants, draining | axum, status codes, Redis keys |
+//! | `reload` | notices that files have to be read again | contents of the files |
+//! | [`output`] | writes to standard output and error with a time limit | contents of the output |
+//! | [`pattern`] | sets of lock names | uses of the sets |
+//! | [`proxies`] | trusted proxies, and the client addresses that they name | connections, limits |
+//! | `remedy` | advice about a node, in flags and commands | nodes |
 //! | [`telemetry`] | names of metrics, buckets, logging, traces | what the numbers mean |
-//! | [`commands`] | `check`, `reconfigure` | HTTP |
+//! | [`commands`] | `check`, `reconfigure`, `key new` | HTTP |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
 
 pub mod audit;

@@ -1,4 +1,4 @@
-//! Parse, start telemetry, run.
+//! The program: parses the command line, starts telemetry, and runs the command.
 
 use std::io::IsTerminal;
 use std::net::TcpListener;
@@ -14,10 +14,11 @@ use redlock_gateway::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// In polls of a busy thread. The library's 61 would make an answer of the masters wait for a few milliseconds of other requests.
-const LOOK_AT_SOCKETS_EVERY: u32 = 16;
+/// Number of polls after which a busy thread looks at its sockets. With the library's default of
+/// 61, replies of the masters would wait for a few milliseconds behind other requests.
+const POLLS_BETWEEN_SOCKETS: u32 = 16;
 
-/// Of what was given on the command line, in the environment or in files; the same as for a flag that does not exist.
+/// Exit code for an unusable flag, variable or file. clap uses the same code for an unknown flag.
 const UNUSABLE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -96,7 +97,7 @@ fn on_runtime(
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime
         .worker_threads(config.settings.worker_threads)
-        .event_interval(LOOK_AT_SOCKETS_EVERY)
+        .event_interval(POLLS_BETWEEN_SOCKETS)
         .enable_all();
     let runtime = runtime.build();
     Ok(runtime.map_err(|error| error.to_string())?.block_on(work(config)))
@@ -134,7 +135,7 @@ async fn serve(config: Config) -> ExitCode {
         tracing::warn!(
             connections = capacity.connections,
             asked,
-            "fewer connections are taken than --max-connections: the rest of the files that may be open is kept for \
+            "fewer connections are accepted than --max-connections: the other file descriptors are kept for \
              the nodes and the gateway itself; raise ulimit -n"
         );
     }
@@ -151,7 +152,8 @@ async fn serve(config: Config) -> ExitCode {
         (Ok(listener), Ok(admin)) => (listener, admin),
         (Err(error), _) | (_, Err(error)) => return fail(&error),
     };
-    // Before anything else runs: a signal that comes early must not kill the process half-way.
+    // Handlers are installed before anything runs: an early signal must not kill the process
+    // midway.
     let (mut terminate, mut interrupt) =
         match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
             (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
@@ -176,7 +178,7 @@ async fn serve(config: Config) -> ExitCode {
     }
 }
 
-/// SIGHUP, also where there is nothing to read again: it must not end the process.
+/// Triggers a reload on SIGHUP. The handler is always installed: SIGHUP must not end the process.
 fn reload_on_hangup() -> std::io::Result<Reload> {
     let mut hangups = signal(SignalKind::hangup())?;
     let reload = Reload::default();
@@ -190,7 +192,7 @@ fn reload_on_hangup() -> std::io::Result<Reload> {
     Ok(reload)
 }
 
-/// For people, on standard error; the log says the same in one line.
+/// Prints a banner for people on standard error. The log has the same facts in one line.
 fn announce(config: &Config, running: &Running) {
     use std::fmt::Write as _;
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Sets of lock names: an exact name, or one with `*` for any text, slashes included.
+//! Sets of lock names: an exact name, or a pattern with `*` for any text, slashes included.
 
 use redlock_core::LockName;
 
@@ -6,13 +6,14 @@ use redlock_core::LockName;
 pub struct Pattern(Box<str>);
 
 impl Pattern {
-    /// What a pattern is made of, for whoever wrote another.
-    pub const ALLOWED: &str = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes; without * a lock's name, of \
-                               which no segment is empty, . or ..";
+    /// The allowed form of a pattern, for error messages.
+    pub const ALLOWED: &str = "expected [A-Za-z0-9._:@/+~-] and * for any text, at most 255 bytes; without * it must be a lock's \
+                               name, of which no segment is empty, . or ..";
 
-    /// `None` when no lock name could match.
+    /// Returns `None` when no lock name could match.
     pub fn parse(text: &str) -> Option<Self> {
-        // A star stands for nothing at the least, so what is left must be part of a name, or nothing at all.
+        // A star may stand for no text at all. So the text without stars must be empty or part of a
+        // name.
         let fixed = text.replace('*', "");
         let has_star = text.contains('*');
         let is_part = |text: &str| text.is_empty() || LockName::check_part(text).is_ok();
@@ -22,13 +23,13 @@ impl Pattern {
 
     pub fn matches(&self, name: &LockName) -> bool {
         let mut parts = self.0.split('*');
-        // There is always a first part.
+        // `split` always yields a first part.
         let Some(mut rest) = name.as_str().strip_prefix(parts.next().unwrap_or_default()) else {
             return false;
         };
         let Some(last) = parts.next_back() else { return rest.is_empty() };
         for part in parts {
-            // The leftmost place leaves the most for those that follow.
+            // The leftmost match leaves the longest rest for the parts that follow.
             match rest.find(part) {
                 Some(at) => rest = &rest[at + part.len()..],
                 None => return false,
@@ -38,14 +39,14 @@ impl Pattern {
     }
 }
 
-/// Locks that are counted together.
+/// A named group of locks that share metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     pub name: String,
     pub locks: Pattern,
 }
 
-/// Each has some 50 time series. A set of groups is one word.
+/// The limit on groups. Each has some 50 time series. A set of groups is one `u64`.
 pub const MAX_GROUPS: usize = 50;
 
 #[cfg(test)]
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_name_can_match_is_no_pattern() {
+    fn text_that_no_name_can_match_is_refused() {
         let long = "a".repeat(LockName::MAX_LEN + 1);
         for text in ["", "a b", "a?", "{a}", "ä", "a\n", "a/", "a/../b", long.as_str()] {
             assert_eq!(Pattern::parse(text), None, "{text}");

@@ -1,12 +1,14 @@
-//! The proxies that are trusted to say whom they speak for.
+//! Trusted proxies, and the client addresses that they name.
 //!
-//! A request that comes from a trusted proxy names its client in `X-Forwarded-For` or `Forwarded` (RFC 7239). Each proxy on
-//! the way has added the address that it was called from, at the right end. So the list is read from the right, past every
-//! trusted proxy: the first other address is the client. Whatever stands left of it, the client may have written.
-//! Reading also ends at an entry that is no address; then the address before it counts, a trusted proxy's.
+//! A trusted proxy names its client in `X-Forwarded-For` or `Forwarded` (RFC 7239). Each proxy on
+//! the way adds the address that called it, at the right end. So the list is read from the right,
+//! past every trusted proxy: the first other address is the client. The client may have written
+//! everything left of it. Reading also ends at an entry that is no address; then the trusted
+//! proxy's address before it counts.
 //!
-//! A proxy that knows one of the two headers passes on the other as the client sent it. So where both are there and name
-//! different clients, neither is believed, and the address of the connection counts.
+//! A proxy that handles one of the two headers passes on the other as the client sent it. So if
+//! both are there and name different clients, neither counts, and the address of the connection
+//! does.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,11 +18,11 @@ use ipnet::{IpNet, Ipv4Net};
 
 static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// Where a request comes from.
+/// The origin of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientAddress {
     pub ip: IpAddr,
-    /// Unknown where a proxy does not say it.
+    /// `None` where a proxy does not state it.
     pub port: Option<u16>,
 }
 
@@ -55,7 +57,7 @@ impl TrustedProxies {
         self.0.iter().any(|network| network.contains(&address))
     }
 
-    /// The client of a request on a connection from `disconnect`.
+    /// The client of a request that came over a connection from `peer`.
     pub fn client(&self, peer: ClientAddress, headers: &HeaderMap) -> ClientAddress {
         if !self.contains(peer.ip) {
             return peer;
@@ -75,7 +77,8 @@ impl TrustedProxies {
         }
     }
 
-    /// Goes from a trusted peer through the hops, nearest first, as far as each is told by a trusted one.
+    /// Walks from a trusted peer along the hops, nearest first, as long as a trusted hop named the
+    /// next.
     fn last_known(
         &self,
         peer: ClientAddress,
@@ -93,15 +96,16 @@ impl TrustedProxies {
     }
 }
 
-/// The hops of one line, nearest first; `None` for an entry that is no address.
+/// The hops of one `X-Forwarded-For` line, nearest first. `None` stands for an entry that is no
+/// address.
 fn x_forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
     let entries = line.rsplit(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     // A list may have empty elements (RFC 9110, section 5.6.1).
     entries.filter(|entry| !entry.is_empty()).map(|entry| address(std::str::from_utf8(entry).ok()?))
 }
 
-/// The same of one line of `Forwarded`. A line that breaks the grammar anywhere is one unknown hop: where its elements begin
-/// and end is then a guess, which a client could lead.
+/// The hops of one `Forwarded` line, nearest first. A line that breaks the grammar counts as one
+/// unknown hop: a client could exploit any guess at where its elements begin and end.
 fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
     let mut hops = forwarded_elements(&String::from_utf8_lossy(line)).unwrap_or_else(|| vec![None]);
     hops.reverse();
@@ -109,7 +113,9 @@ fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
 }
 
 /// ```text
-/// Forwarded = element *( "," element )    element = [ pair *( ";" [ pair ] ) ]    pair = token "=" ( token / quoted-string )
+/// Forwarded = element *( "," element )
+/// element = [ pair *( ";" [ pair ] ) ]
+/// pair = token "=" ( token / quoted-string )
 /// ```
 fn forwarded_elements(mut rest: &str) -> Option<Vec<Option<ClientAddress>>> {
     let mut hops = Vec::new();
@@ -121,7 +127,7 @@ fn forwarded_elements(mut rest: &str) -> Option<Vec<Option<ClientAddress>>> {
             if let Some((name, after)) = token(rest) {
                 let (value, after) = value(after.strip_prefix('=')?)?;
                 if name.eq_ignore_ascii_case("for") {
-                    // No parameter stands twice in an element.
+                    // A parameter may stand only once in an element.
                     if client.replace(address(&value)).is_some() {
                         return None;
                     }
@@ -143,14 +149,14 @@ fn forwarded_elements(mut rest: &str) -> Option<Vec<Option<ClientAddress>>> {
 
 const BLANK: [char; 2] = [' ', '\t'];
 
-/// RFC 9110, section 5.6.2.
+/// Splits off a token (RFC 9110, section 5.6.2).
 fn token(text: &str) -> Option<(&str, &str)> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     let end = text.find(|c| !is_part(c)).unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))
 }
 
-/// A token, or the content of a quoted string; and what follows.
+/// Splits off a token, or the content of a quoted string.
 fn value(text: &str) -> Option<(String, &str)> {
     let Some(quoted) = text.strip_prefix('"') else {
         return token(text).map(|(value, rest)| (value.to_owned(), rest));
@@ -178,10 +184,10 @@ fn address(text: &str) -> Option<ClientAddress> {
     Some(ClientAddress { ip: ip.to_canonical(), port })
 }
 
-/// A network, or one address. IPv4 networks in their IPv6 notation are those of IPv4.
+/// Parses a network, or one address. An IPv4 network in IPv6 notation becomes an IPv4 network.
 ///
 /// # Errors
-/// What is allowed.
+/// The text states what is allowed.
 pub fn network(text: &str) -> Result<IpNet, String> {
     let expected =
         "expected an address or a network as ADDRESS/BITS, such as 10.0.0.0/8 or 2001:db8::/32";
@@ -202,9 +208,11 @@ pub fn network(text: &str) -> Result<IpNet, String> {
         },
         IpNet::V4(_) => network,
     };
-    // Every client could then name itself as it likes.
+    // Otherwise every client could claim any address.
     if network.prefix_len() == 0 {
-        return Err("this is every address, and a client is none of the proxies; name those".into());
+        return Err(
+            "this is every address, so every client would be a proxy; name the proxies".into()
+        );
     }
     Ok(network)
 }

@@ -1,7 +1,7 @@
-//! When files have to be read again: their contents have changed, or an operator says so.
+//! Finds out when files must be read again: their contents changed, or an operator ordered it.
 //!
-//! Contents are compared, once a second. A notification of the file system would miss a file on another machine, and the
-//! links that Kubernetes turns round when a secret changes.
+//! Contents are compared once a second. File system notifications would miss files on other
+//! machines, and the links that Kubernetes redirects when a secret changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// How often files are looked at.
-const LOOK: Duration = Duration::from_secs(1);
-/// How long contents must stay as they are before they count: several files are replaced one after the other.
+/// Time between two reads of the files.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// How long contents must stay the same before they count: several files are replaced one by one.
 const SETTLE: Duration = Duration::from_millis(200);
-/// In bytes: thousands of keys or certificates.
+/// Limit on a file, in bytes: enough for thousands of keys or certificates.
 const LARGEST: u64 = 4 << 20;
-/// A file that never stays as it is must not hide the others for ever.
-const MAX_LOOKS: u32 = 10;
+/// Limit on the reads within [`SETTLE`]: a file that changes all the time must not hide the others.
+const MAX_READS: u32 = 10;
 
-/// An operator's order to read all files again, seen by every [`Watched`].
+/// An operator's order to read all files again. Every watcher gets it.
 #[derive(Debug, Clone)]
 pub struct Reload(Arc<watch::Sender<()>>);
 
@@ -29,13 +29,13 @@ impl Default for Reload {
 }
 
 impl Reload {
-    /// Has every file read again, changed or not.
+    /// Makes every watcher report its files, changed or not.
     pub fn trigger(&self) {
         self.0.send_replace(());
     }
 }
 
-/// What stands in a file, or why it cannot be read.
+/// The content of a file, or why it cannot be read.
 pub(crate) type Content = Result<Vec<u8>, String>;
 
 /// Files whose contents are in use.
@@ -43,7 +43,7 @@ pub(crate) struct Watched {
     paths: Arc<[PathBuf]>,
     contents: Vec<Content>,
     asked: watch::Receiver<()>,
-    /// Keeps the above open.
+    /// Keeps the channel of `asked` open.
     _reload: Reload,
 }
 
@@ -54,28 +54,29 @@ impl Watched {
         Self { paths: paths.into(), contents, asked: reload.0.subscribe(), _reload: reload.clone() }
     }
 
-    /// As they were read last, in the order of the paths: a change after that is seen by [`Self::changed`].
+    /// The contents as last read, in the order of the paths. [`Self::changed`] reports later
+    /// changes.
     pub(crate) fn contents(&self) -> &[Content] {
         &self.contents
     }
 
-    /// Resolves when there are other contents than those read last, or a reload was ordered; dropped before, it may lose the
-    /// latter.
+    /// Resolves when the contents differ from those last read, or a reload was ordered. Not
+    /// cancel-safe: dropped early, it may lose an order.
     pub(crate) async fn changed(&mut self) {
         loop {
-            let asked = tokio::time::timeout(LOOK, self.asked.changed()).await.is_ok();
-            let mut now = self.look().await;
+            let asked = tokio::time::timeout(INTERVAL, self.asked.changed()).await.is_ok();
+            let mut now = self.read_again().await;
             if !asked && now == self.contents {
                 continue;
             }
-            for _ in 0..MAX_LOOKS {
+            for _ in 0..MAX_READS {
                 tokio::time::sleep(SETTLE).await;
-                let before = std::mem::replace(&mut now, self.look().await);
+                let before = std::mem::replace(&mut now, self.read_again().await);
                 if now == before {
                     break;
                 }
             }
-            // The change may have been taken back.
+            // The change may have been reverted.
             if asked || now != self.contents {
                 self.contents = now;
                 return;
@@ -83,8 +84,8 @@ impl Watched {
         }
     }
 
-    /// Files may lie where reading takes its time: not on a thread that serves.
-    async fn look(&self) -> Vec<Content> {
+    /// Reads the files on a blocking thread: a slow disk must not delay requests.
+    async fn read_again(&self) -> Vec<Content> {
         let paths = self.paths.clone();
         tokio::task::spawn_blocking(move || read(&paths))
             .await
@@ -92,12 +93,12 @@ impl Watched {
     }
 }
 
-/// What stands in these files now.
+/// The contents of these files now.
 pub(crate) fn read(paths: &[PathBuf]) -> Vec<Content> {
     paths.iter().map(|path| read_one(path)).collect()
 }
 
-/// Settings are small, and reading what is no file may take for ever.
+/// Reads a regular file of limited size. Reading anything else might never end.
 pub(crate) fn read_one(path: &Path) -> Content {
     let said = |error: std::io::Error| error.to_string();
     let found = std::fs::metadata(path).map_err(said)?;
@@ -140,17 +141,17 @@ mod tests {
     }
 
     async fn says_nothing(watched: &mut Watched) {
-        assert!(tokio::time::timeout(LOOK * 5, watched.changed()).await.is_err());
+        assert!(tokio::time::timeout(INTERVAL * 5, watched.changed()).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn other_contents_are_seen_together_and_the_same_ones_are_not() {
+    async fn only_changed_contents_are_reported_and_together() {
         let files = Files::new("contents");
         let mut watched = Watched::new(files.0.clone(), &Reload::default());
         assert_eq!(watched.contents(), [Ok(b"a".to_vec()), Ok(b"b".to_vec())]);
         files.write(0, "c");
         let second = async {
-            tokio::time::sleep(LOOK + SETTLE / 2).await;
+            tokio::time::sleep(INTERVAL + SETTLE / 2).await;
             files.write(1, "d");
         };
         tokio::join!(watched.changed(), second);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_order_to_reload_is_seen_once_by_every_watcher() {
+    async fn every_watcher_reports_a_reload_once() {
         let files = Files::new("word");
         let reload = Reload::default();
         let mut both = [(); 2].map(|()| Watched::new(files.0.clone(), &reload));

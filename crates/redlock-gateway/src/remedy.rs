@@ -1,10 +1,11 @@
-//! What an operator of a gateway can do about a node, in the words of its flags and commands.
+//! What an operator can do about a node, in terms of the gateway's flags and commands.
 
 use std::borrow::Cow;
 
 use redlock_core::node::{Diagnosis, Remedy};
 
-/// Where the pages for operators say what to do: a page of docs/ and a heading of it. Without a host, for nobody knows where they are read.
+/// Sections of the operators' documentation: a page of docs/ and a heading. Without a host, because
+/// the documentation may be served anywhere.
 pub(crate) mod section {
     pub(crate) const QUORUM_LOST: &str = "operations.md#quorum-lost";
     pub(crate) const MASTER_MEMORY: &str = "operations.md#memory-of-the-masters-is-short";
@@ -13,11 +14,11 @@ pub(crate) mod section {
     pub(crate) const DRAINING: &str = "runbook.md#upgrading-gateways";
 }
 
-/// A remedy, with the flag or command where there is one.
+/// The advice, with the flag or command where there is one.
 pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
     Cow::Borrowed(match remedy {
         Remedy::WaitOrBootstrap => {
-            "wait (a brand-new cluster need not, if its first gateway is \
+            "wait (not needed for a brand-new cluster whose first gateway is \
              started with --bootstrap)"
         }
         Remedy::GiveCredentials => "give user and password in the URL of --node",
@@ -36,7 +37,7 @@ pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
             "the node wants a certificate: give --node-cert and --node-key"
         }
         Remedy::TrustClientAuthority => {
-            "the node does not know the authority that --node-cert comes from"
+            "the node does not trust the authority that issued --node-cert"
         }
         Remedy::ReplaceClientCertificate => {
             "the node does not accept the certificate of --node-cert"
@@ -46,7 +47,7 @@ pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
     })
 }
 
-/// Why a node does not vote, and what can be done.
+/// Why a node does not vote, and what an operator can do.
 pub(crate) fn in_words(diagnosis: &Diagnosis) -> String {
     match diagnosis.remedy {
         Some(remedy) => format!("{}; {}", diagnosis.reason, in_flags(remedy)),

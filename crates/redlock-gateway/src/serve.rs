@@ -1,4 +1,4 @@
-//! From a configuration to a running server and back down again.
+//! Starts a server from a configuration, and shuts it down.
 
 use std::future::Future;
 use std::io;
@@ -32,33 +32,36 @@ use crate::transport::connection::{Encrypted, Plain, services};
 use crate::transport::connections::{self, ConnectionLimits, Connections};
 use crate::transport::tls;
 
-/// Buffer of one connection. A head that does not fit is answered 431.
+/// Buffer of one connection, in bytes. A request head that does not fit is answered 431.
 const CONNECTION_BUFFER: usize = capacity::HEAD;
-/// How often a bootstrap says what it still waits for.
+/// Time between two log lines about a bootstrap that still waits for nodes.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// Connections that the system has taken and the gateway not yet; the system may allow fewer (net.core.somaxconn).
+/// Limit on connections that the system has accepted and the gateway has not. net.core.somaxconn
+/// may lower it.
 const BACKLOG: i32 = 1024;
-/// On the address of operators: probes and scrapers, of which any one may have them all.
+/// Limits on the operators' address, for probes and scrapers. One client may use all of them.
 const OPERATORS: ConnectionLimits = ConnectionLimits::of_all(64);
-const LOOK_AT_QUORUM: Duration = Duration::from_millis(250);
-/// How long a start may take until there is a majority.
+/// Time between two checks for a majority.
+const QUORUM_INTERVAL: Duration = Duration::from_millis(250);
+/// How long a starting gateway may lack a majority before the log says so.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
+/// Time between two rounds of maintenance.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// A server that was started.
+/// A running server.
 pub struct Running {
-    /// Where it listens, with the port that was chosen.
+    /// The listening address, with the actual port.
     pub address: SocketAddr,
-    /// Where it listens for probes alone.
+    /// The listening address for probes and metrics alone.
     pub admin: Option<SocketAddr>,
-    /// The service behind it.
+    /// The lock service.
     pub gateway: Arc<Gateway>,
 }
 
-/// Whether the files that are named can be used as they stand now.
+/// Checks that the configured files can be used as they are now.
 ///
 /// # Errors
-/// The flag, the file and what is wrong with it; nothing of what is secret in it.
+/// The flag, the file and the fault. No secret content.
 pub fn check_files(config: &Config) -> Result<(), String> {
     config.https.as_ref().map_or(Ok(()), tls::check)?;
     config.node_tls.check().map_err(|error| {
@@ -73,8 +76,12 @@ pub fn check_files(config: &Config) -> Result<(), String> {
     keys.map(drop).map_err(|error| format!("--auth-keys: {error}"))
 }
 
-/// Serves until `shutdown` resolves, then finishes what is in flight, for at most the configured grace. `started` is
-/// called once it listens, on `admin` for probes and metrics alone. `reload` has the files read again that are read at all.
+/// Serves until `shutdown` resolves, then finishes requests in flight within the configured grace.
+/// `started` is called once the server listens. `admin` serves probes and metrics alone. `reload`
+/// makes all watched files be read again.
+///
+/// # Errors
+/// A socket, a file or the nodes' settings cannot be used, or the server failed.
 pub async fn run(
     listener: TcpListener,
     admin: Option<TcpListener>,
@@ -84,7 +91,7 @@ pub async fn run(
     started: impl FnOnce(&Running),
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let address = listen(&listener)?;
-    // What may be missing comes before the nodes hear of us.
+    // Whatever may be missing is checked before the nodes are contacted.
     let names = node_names(&config.nodes);
     let endpoint = config.settings.otlp_endpoint.as_deref();
     let traces = endpoint.map(|endpoint| Traces::start(endpoint, &names)).transpose()?;
@@ -94,7 +101,7 @@ pub async fn run(
     let audit = audit(&config, reload)?;
     let gateway = assemble(&config, &names, &telemetry)?;
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
-    // Who has many connections to one of the two addresses is no less welcome at the other.
+    // Clients are counted per listening address: connections to one do not count at the other.
     let clients = Arc::new(Clients::default());
     let operators = Arc::new(Clients::default());
     let public = config.public;
@@ -117,7 +124,7 @@ pub async fn run(
     let refusals = Arc::new(Refusals::default());
     let metrics = telemetry.connections.clone();
     let connections = Connections::new(limit(&config), clients.clone(), refusals.clone(), metrics);
-    // They end with this function.
+    // These tasks end with this function.
     let mut tasks = JoinSet::new();
     let of_operators =
         |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
@@ -132,13 +139,13 @@ pub async fn run(
         Some(files) => {
             let expiry = telemetry.certificate_expiry(&files.cert);
             let failures = telemetry.reload_failures(Reloaded::Tls);
-            let told = tls::CertificateMetrics { expiry, failures };
+            let metrics = tls::CertificateMetrics { expiry, failures };
             let encrypted =
-                Encrypted::new(tls::follow(files, reload, told, &mut tasks)?, end_of_handshakes);
+                Encrypted::new(tls::follow(files, reload, metrics, &mut tasks)?, end_of_handshakes);
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections_in))
         }
     };
-    tasks.spawn(tell_of_quorum(gateway.clone()));
+    tasks.spawn(watch_quorum(gateway.clone()));
     tasks.spawn(upkeep(gateway.clone(), [clients, operators]));
     tasks.spawn(sum_up_for_ever(app.clone(), refusals.clone()));
 
@@ -153,13 +160,13 @@ pub async fn run(
     handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
     server.await??;
     sum_up(&app, &refusals);
-    write_the_rest(&audit, telemetry).await;
+    flush_pending(&audit, telemetry).await;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// What waits in memory for the disk and for the collector.
-async fn write_the_rest(audit: &Audit, telemetry: Arc<Telemetry>) {
+/// Writes what memory still holds: audit lines to the disk, spans to the collector.
+async fn flush_pending(audit: &Audit, telemetry: Arc<Telemetry>) {
     if let Some(file) = audit.file() {
         file.finish().await;
     }
@@ -167,13 +174,14 @@ async fn write_the_rest(audit: &Audit, telemetry: Arc<Telemetry>) {
         telemetry.traces().into_iter().for_each(Traces::finish)
     })
     .await;
-    // It panicked, and has said so.
+    // The panic hook has logged a panic.
     drop(sent);
 }
 
-/// From the word to end until nothing is in flight, or has taken too long; answers until when connections may still end.
+/// Drains after the signal to end: waits until nothing is in flight, or for the grace period.
+/// Returns the deadline for the connections.
 async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) -> Instant {
-    // Load balancers have to see that readyz says 503 before anything is refused.
+    // Load balancers must see the 503 of /readyz before any request is refused.
     let delay = config.drain_delay();
     let grace = config.settings.shutdown_grace;
     tracing::info!(
@@ -182,12 +190,13 @@ async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) ->
         "shutting down"
     );
     connections.end_each();
-    // Not even for a moment without a delay: who was told that it drains must not be given a lock after that.
+    // Skipped without a delay: between `leave` and `drain` a client could learn that the gateway
+    // drains, and still get a lock.
     if !delay.is_zero() {
         gateway.leave();
         tokio::time::sleep(delay).await;
     }
-    // Still listening: new locks are refused, while holders can extend and release.
+    // The server still listens: new locks are refused, while holders can extend and release.
     gateway.drain();
     let deadline = Instant::now() + grace;
     if tokio::time::timeout_at(deadline, gateway.idle()).await.is_err() {
@@ -196,7 +205,7 @@ async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) ->
     deadline
 }
 
-/// Probes and metrics, until the tasks end.
+/// Serves probes and metrics until the tasks end.
 fn serve_operators(
     listener: TcpListener,
     config: &Config,
@@ -220,7 +229,7 @@ fn serve_operators(
 
 fn listen(listener: &TcpListener) -> io::Result<SocketAddr> {
     listener.set_nonblocking(true)?;
-    // Again, for its backlog alone.
+    // Called a second time, only to set the backlog.
     rustix::net::listen(listener, BACKLOG)?;
     listener.local_addr()
 }
@@ -231,7 +240,7 @@ fn authenticator(
     reload: &Reload,
     telemetry: &Telemetry,
 ) -> Result<Arc<Authenticator>, String> {
-    // Where other hosts or pages are let in, those who come need not be of this machine.
+    // With other hosts or origins allowed, a request on loopback may come from another machine.
     let lets_force = address.ip().is_loopback()
         && config.allowed_hosts.is_empty()
         && config.cors_origins.is_empty();
@@ -254,11 +263,11 @@ fn limit(Config { capacity, trusted_proxies, .. }: &Config) -> ConnectionLimits 
     }
 }
 
-/// The same with no more connections than there are file descriptors for, those of the masters and of the gateway itself left
-/// out; the limit of the process is raised first as far as it may be.
+/// Raises the process's limit on file descriptors as far as allowed. Lowers the number of
+/// connections to the descriptors that the masters and the gateway itself leave.
 ///
 /// # Errors
-/// There are none for connections.
+/// No descriptors are left for connections.
 pub fn within_descriptors(config: Config) -> Result<Config, String> {
     let Some(descriptors) = capacity::descriptors() else { return Ok(config) };
     let nodes = match &config.nodes {
@@ -280,22 +289,23 @@ async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {
     }
 }
 
-/// One line when the majority is lost and one when it is back: requests say it to their clients.
-async fn tell_of_quorum(gateway: Arc<Gateway>) {
-    let mut tick = tokio::time::interval(LOOK_AT_QUORUM);
-    let mut is_told = true;
+/// Logs one line when the majority is lost and one when it is back. Requests report it to their
+/// clients.
+async fn watch_quorum(gateway: Arc<Gateway>) {
+    let mut tick = tokio::time::interval(QUORUM_INTERVAL);
+    let mut reported_quorum = true;
     let mut since = Instant::now();
     let mut is_starting = true;
     loop {
         tick.tick().await;
         let has = gateway.has_quorum();
         is_starting &= !has && since.elapsed() < STARTS_WITHIN;
-        if has == is_told || is_starting {
+        if has == reported_quorum || is_starting {
             continue;
         }
         let nodes = gateway.nodes_summary();
         let lasted_ms = since.elapsed().as_millis() as u64;
-        (is_told, since) = (has, Instant::now());
+        (reported_quorum, since) = (has, Instant::now());
         if has {
             tracing::info!(nodes, without_ms = lasted_ms, "a majority of nodes may vote");
         } else {
@@ -315,7 +325,7 @@ async fn sum_up_for_ever(app: App, connections: Arc<Refusals>) {
     }
 }
 
-/// Says how many requests and connections were refused that were not told one by one.
+/// Logs how many requests and connections were refused without a line of their own.
 fn sum_up(app: &App, connections: &Refusals) {
     app.sum_up_refusals();
     for Summary { address, what: reason, refused, .. } in connections.take() {
@@ -343,16 +353,17 @@ fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
     Ok(audit)
 }
 
-/// HTTP/1.1 only: telling versions apart by the first bytes has no time limit, so silent connections would stay for ever.
+/// HTTP/1.1 only. The library detects versions by the first bytes without a time limit, so silent
+/// connections would stay for ever.
 fn http1<A>(server: Server<SocketAddr, A>, config: &Config) -> Server<SocketAddr, A> {
     let mut server = server.http1_only();
     server
         .http_builder()
         .http1()
         .timer(TokioTimer::new())
-        // In one piece: answers are short.
+        // One buffer per answer: answers are short.
         .writev(false)
-        // Counts from the end of the last request: it bounds idle connections and slow request heads alike.
+        // The time counts from the end of the last request, so it bounds idle connections too.
         .header_read_timeout(config.settings.idle_timeout)
         .max_buf_size(CONNECTION_BUFFER);
     server
@@ -461,8 +472,8 @@ fn cursor_key(
             entropy.fill(&mut random);
             CursorKey::new(random)
         }
-        // Cursors count masters by their place. A name stands for one order; in a list without one it may differ, and what
-        // would go on at another master is no cursor.
+        // A cursor has the position of a master. A name stands for one order of the nodes. Without
+        // a name the order may differ between gateways, so it is part of the key.
         Nodes::Redis(urls) => {
             let order = config.settings.cluster.is_none().then(|| names.join(","));
             let credentials =
@@ -472,10 +483,10 @@ fn cursor_key(
     }
 }
 
-/// What the markers' node-set hash and the owners of idempotency keys stand on.
+/// The name of the node set. Markers, and owners of idempotency keys, are derived from it.
 pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
     match &config.settings.cluster {
-        // Where a name stands for the list, a list of another length must not vote beside it.
+        // The length is part of the name: a longer or shorter list must not vote beside this one.
         Some(name) => named_cluster(name, names.len()),
         None => ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str)),
     }
@@ -498,13 +509,13 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
-/// By the node's place in the list.
+/// The settings of each node, by its position in the list.
 pub(crate) fn redis_settings(config: &Config, cluster: &str) -> impl Fn(usize) -> RedisSettings {
     let mut redis = settings(config).of_masters(cluster);
     redis.bootstrap = config.settings.bootstrap;
     redis.tls = config.node_tls.clone();
     let is_named = config.settings.cluster.is_some();
-    // Where addresses differ from gateway to gateway, the place in the list is what they agree on.
+    // Addresses may differ between gateways. The position is what they agree on.
     move |place| {
         let mut redis = redis.clone();
         redis.node_name = is_named.then(|| place.to_string());

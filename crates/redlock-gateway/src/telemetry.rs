@@ -1,8 +1,8 @@
-//! What is measured and logged, under which names. Handles are made once, so that a request looks
-//! one up and adds to it.
+//! Names of metrics, and of what is logged and traced. Handles are made once, so a request only
+//! looks one up and adds to it.
 //!
-//! No lock name, owner, token or raw path is ever a label. Nothing global is installed except the log subscriber, so a
-//! process can hold several gateways (tests do).
+//! No lock name, owner, token or raw path is ever a label. Only the log subscriber is global, so
+//! one process can hold several gateways, as tests do.
 
 mod connections;
 mod describe;
@@ -28,31 +28,31 @@ use redlock_core::node::{
 use redlock_core::{LockName, Waiting};
 
 pub use self::connections::{ConnectionMetrics, ConnectionRefused};
-use self::groups::{Groups, InGroups};
+use self::groups::{GroupSet, Groups};
 use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::labels::{Operation, OutcomeLabel, WaitEnd};
 pub use self::logging::{Log, check_filter, start_logging};
 pub use self::traces::{RequestSpan, TraceIds, Traces};
 use crate::pattern::Group;
 
-/// 250 µs to 30 s.
+/// Buckets of durations, in seconds: 250 µs to 30 s.
 const SECONDS: [f64; 16] = [
     0.00025, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
     30.0,
 ];
-/// Clients wait for up to 25 s.
+/// Buckets of waits, in seconds. Clients wait for up to 25 s.
 const WAITS: [f64; 15] =
     [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 27.5, 30.0];
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
-/// What is read again while it is in use.
+/// Files that are read again while in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reloaded {
     AuthKeys,
     Tls,
 }
 
-/// What goes on at the moment of a scrape.
+/// The state at the moment of a scrape.
 pub struct Now {
     pub waiting: Waiting,
     pub listings: usize,
@@ -60,7 +60,7 @@ pub struct Now {
     pub is_ready: bool,
     pub wall_micros: u64,
     pub clock_lead: Duration,
-    /// Bytes that a node has which sets no bound.
+    /// Memory of a node that sets no maxmemory, in bytes.
     pub assumed_memory: u64,
 }
 
@@ -75,16 +75,16 @@ pub struct Telemetry {
     groups: Groups,
     traces: Option<Traces>,
     pub connections: ConnectionMetrics,
-    /// For the audit log.
+    /// Failures of the audit log.
     pub audit_failures: Counter,
-    /// When it was last said that a fence is out of reach.
+    /// When the log last mentioned a token watermark out of reach.
     last_mention: Mutex<Option<Instant>>,
 }
 
-/// How often a warning that many requests could cause is said.
-const MENTION: Duration = Duration::from_secs(10);
+/// Time between two warnings that many requests could cause.
+const MENTION_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Method, route and status.
+/// Labels of a request: method, route and status.
 type RequestLabels = (&'static str, Cow<'static, str>, u16);
 
 struct NodeMetrics {
@@ -132,23 +132,22 @@ impl Telemetry {
                 let audit_failures = metrics::counter!("redlock_audit_failures_total");
                 (process, nodes, Handles::new(), ConnectionMetrics::new(), audit_failures)
             });
-        let (http, groups, traces, last_mention) = Default::default();
         Self {
             recorder,
             handle,
             process,
-            http,
+            http: RwLock::default(),
             nodes,
             handles,
-            groups,
-            traces,
+            groups: Groups::default(),
+            traces: None,
             connections,
             audit_failures,
-            last_mention,
+            last_mention: Mutex::default(),
         }
     }
 
-    /// With counters for these groups of locks.
+    /// Adds metrics for these groups of locks.
     pub fn with_groups(mut self, groups: &[Group]) -> Self {
         self.groups = metrics::with_local_recorder(&self.recorder, || Groups::new(groups));
         self
@@ -162,7 +161,7 @@ impl Telemetry {
         self.traces.as_ref()
     }
 
-    /// The span of a request that begins, where there are traces.
+    /// Starts the span of a request, if there are traces.
     pub fn request_span(
         &self,
         method: &'static str,
@@ -172,9 +171,9 @@ impl Telemetry {
         self.traces.as_ref().map(|traces| traces.request(method, route, headers))
     }
 
-    /// What is counted of operations on this lock.
-    pub fn of(&self, name: &LockName) -> OfLock<'_> {
-        OfLock { telemetry: self, groups: self.groups.of(name) }
+    /// The counters for operations on this lock.
+    pub fn of(&self, name: &LockName) -> LockCounters<'_> {
+        LockCounters { telemetry: self, groups: self.groups.of(name) }
     }
 
     pub fn quota_exceeded(&self) {
@@ -206,19 +205,19 @@ impl Telemetry {
         self.http.write().insert(key, histogram);
     }
 
-    /// The limits, for whoever compares them with what goes on.
+    /// Exports the limits, to compare the numbers in use with.
     pub fn limits(&self, in_flight: usize, waiters: usize, quorum: usize) {
         self.handles.in_flight_limit.set(in_flight as f64);
         self.handles.waiters_limit.set(waiters as f64);
         self.handles.quorum.set(quorum as f64);
     }
 
-    /// A file was to be read again, and could not be used.
+    /// The counter of failed reloads of these files.
     pub fn reload_failures(&self, what: Reloaded) -> Counter {
         self.handles.reload_failures[what as usize].clone()
     }
 
-    /// When the certificate in this file ends.
+    /// The gauge with the expiry of the certificate in this file.
     pub fn certificate_expiry(&self, file: &Path) -> Gauge {
         let file = file.display().to_string();
         metrics::with_local_recorder(
@@ -227,7 +226,7 @@ impl Telemetry {
         )
     }
 
-    /// Everything as Prometheus text, with what goes on now and the nodes' states.
+    /// All metrics as Prometheus text, with the current state of gateway and nodes.
     pub fn render<'a>(
         &self,
         statuses: impl Iterator<Item = (&'a str, NodeStatus)>,
@@ -259,7 +258,7 @@ impl Telemetry {
         self.handle.render()
     }
 
-    /// Folds recorded values into the buckets; without it histograms of a gateway that nobody scrapes would grow.
+    /// Folds recorded values into buckets. Without it, the histograms of an unscraped gateway grow.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
     }
@@ -269,14 +268,14 @@ impl Telemetry {
     }
 }
 
-/// What is counted of operations on one lock: for all together, and for its groups.
+/// The counters for operations on one lock: those of all locks, and those of its groups.
 #[derive(Clone, Copy)]
-pub struct OfLock<'a> {
+pub struct LockCounters<'a> {
     telemetry: &'a Telemetry,
-    groups: InGroups,
+    groups: GroupSet,
 }
 
-impl OfLock<'_> {
+impl LockCounters<'_> {
     pub fn operation(self, operation: Operation, outcome: OutcomeLabel) {
         if let Some(counter) =
             &self.telemetry.handles.operations[operation as usize][outcome as usize]
@@ -293,7 +292,7 @@ impl OfLock<'_> {
         }
     }
 
-    /// A request that was ready to wait has ended; `waited` is all of its time.
+    /// Counts the end of a request that had `wait_ms`. `waited` is its whole duration.
     pub fn waited(self, end: WaitEnd, waited: Duration) {
         self.telemetry.handles.waits[end as usize].record(waited);
         self.telemetry.groups.waited(self.groups, end, waited);
@@ -335,19 +334,19 @@ impl Observer for Telemetry {
         let node = self.nodes.get(node).map_or("?", |node| &node.name);
         tracing::warn!(
             node,
-            "a release could not be delivered; the lock's ttl bounds what is left on that node"
+            "a release could not be delivered; the lock's TTL bounds what is left on that node"
         );
     }
 
     fn fence_out_of_reach(&self, ahead: Duration) {
         self.handles.out_of_reach.increment(1);
         let mut last = self.last_mention.lock();
-        if last.is_none_or(|last| last.elapsed() >= MENTION) {
+        if last.is_none_or(|last| last.elapsed() >= MENTION_INTERVAL) {
             *last = Some(Instant::now());
             let ahead_ms = ahead.as_millis() as u64;
             tracing::warn!(
                 ahead_ms,
-                "a lock has a fence that this machine's clock has not come near: its clock is behind, or another was ahead"
+                "a lock's token watermark is out of reach of this machine's clock: this clock is behind, or another was ahead"
             );
         }
     }

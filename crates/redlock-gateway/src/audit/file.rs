@@ -1,8 +1,9 @@
-//! The file of the audit log. A thread of its own writes it: a disk that hangs holds up no request.
+//! The file of the audit log. A thread of its own writes it, so a hanging disk delays no request.
 //!
-//! Lines wait for the disk in order, as long as it takes; one that could not be written is tried again every second, and at
-//! once when the file is opened anew. What finds no room among those that wait is in the log instead, as is what is left at
-//! the end. A process that is killed takes the lines along that wait.
+//! Lines wait for the disk in order, without a time limit. A line that could not be written is
+//! tried again every second, and at once when the file is reopened. A line that finds the queue
+//! full goes to the log, and so do lines left over at the end. A killed process loses the lines in
+//! the queue.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -17,14 +18,14 @@ use metrics::Counter;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-/// The target of audit lines in the log, where no file has them.
+/// The target of audit lines in the log.
 pub const TARGET: &str = "redlock_audit";
 
-/// Of the lines that wait: about ten thousand.
+/// Limit on the queue of lines, in bytes: about ten thousand lines.
 const MOST_BYTES: usize = 4 << 20;
-/// How often a line is tried again.
+/// Time between two tries to write a line.
 const RETRY: Duration = Duration::from_secs(1);
-/// What the end waits for at most.
+/// Time limit for writing the queue when the process ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A file that lines are appended to.
@@ -34,9 +35,9 @@ struct Shared {
     path: PathBuf,
     refuses: bool,
     queue: Mutex<Queue>,
-    /// Something of the queue has changed.
+    /// Notified when the queue or its flags change.
     changed: Condvar,
-    /// The last write failed, or the last line found no room.
+    /// The last write failed, or the last line found the queue full.
     is_failing: AtomicBool,
     failures: OnceLock<Counter>,
     ended: Notify,
@@ -46,12 +47,12 @@ struct Shared {
 struct Queue {
     lines: VecDeque<String>,
     bytes: usize,
-    reopen: bool,
-    end: bool,
+    is_reopening: bool,
+    is_ending: bool,
 }
 
 impl AuditFile {
-    /// `refuses`: whether nothing that changes a lock may go on unrecorded.
+    /// With `refuses`, no lock may change while the file cannot be written.
     pub(super) fn start(path: &Path, refuses: bool) -> Result<Self, String> {
         let file = open(path)?;
         let shared = Arc::new(Shared {
@@ -63,16 +64,16 @@ impl AuditFile {
             failures: OnceLock::new(),
             ended: Notify::new(),
         });
-        let mut writer = Writer { shared: shared.clone(), file, broken_off: false };
+        let mut writer = Writer { shared: shared.clone(), file, has_partial_line: false };
         let started = std::thread::Builder::new().name("audit".into()).spawn(move || writer.run());
         started.map_err(|error| format!("--audit-log: {}: {error}", path.display()))?;
         Ok(Self(shared))
     }
 
-    /// Whether lines could be appended, as far as can be told without making a file.
+    /// Checks that lines could be appended, as far as possible without creating the file.
     ///
     /// # Errors
-    /// As the start would have them.
+    /// The error that a start would report.
     pub fn check(path: &Path) -> Result<(), String> {
         let there = if path.exists() {
             OpenOptions::new().append(true).open(path).map(drop)
@@ -82,28 +83,29 @@ impl AuditFile {
         there.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
     }
 
-    /// Counts writes that fail and lines that find no room.
+    /// Counts failed writes, and lines that found the queue full.
     pub fn count_failures(&self, counter: Counter) {
         let _ = self.0.failures.set(counter);
     }
 
-    /// Goes on in a new file of the same name, after the old one was moved away. What cannot be opened changes nothing.
+    /// Continues in a new file of the same name, after the old one was moved away. If that file
+    /// cannot be opened, the old one stays in use.
     pub fn reopen(&self) {
-        self.0.queue().reopen = true;
+        self.0.queue().is_reopening = true;
         self.0.changed.notify_one();
     }
 
-    /// Whether requests have to wait until lines can be written again.
+    /// Whether changes of locks must wait until lines can be written again.
     pub(super) fn is_refusing(&self) -> bool {
         self.0.refuses && self.0.is_failing.load(Ordering::Acquire)
     }
 
     pub(super) fn write(&self, line: String) {
         let mut queue = self.0.queue();
-        if queue.end || queue.bytes + line.len() > MOST_BYTES {
+        if queue.is_ending || queue.bytes + line.len() > MOST_BYTES {
             drop(queue);
             self.0.failed();
-            lost(&line, &"there is no room among the lines that wait");
+            lost(&line, &"the queue of lines is full");
             return;
         }
         queue.bytes += line.len();
@@ -112,14 +114,15 @@ impl AuditFile {
         self.0.changed.notify_one();
     }
 
-    /// Resolves when all lines are written, or are in the log, or have taken too long. Nothing is taken after that.
+    /// Resolves when all lines are in the file or in the log, or after 5 s. Later lines go
+    /// to the log.
     pub async fn finish(&self) {
         self.end();
         let _ = tokio::time::timeout(PATIENCE, self.0.ended.notified()).await;
     }
 
     fn end(&self) {
-        self.0.queue().end = true;
+        self.0.queue().is_ending = true;
         self.0.changed.notify_one();
     }
 }
@@ -135,7 +138,7 @@ impl Shared {
         self.queue.lock()
     }
 
-    /// Answers whether nothing had failed before.
+    /// Counts a failure. Returns whether it is the first since the last success.
     fn failed(&self) -> bool {
         self.failures.get().into_iter().for_each(|counter| counter.increment(1));
         !self.is_failing.swap(true, Ordering::AcqRel)
@@ -148,22 +151,24 @@ fn is_for_files(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::access(folder, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK)?)
 }
 
-/// What the thread works with.
+/// State of the writer thread.
 struct Writer {
     shared: Arc<Shared>,
     file: File,
-    /// The last write failed, perhaps in the middle of its line.
-    broken_off: bool,
+    /// The last write failed, perhaps within a line.
+    has_partial_line: bool,
 }
 
 impl Writer {
     fn run(&mut self) {
         let shared = self.shared.clone();
         loop {
-            let is_idle = |queue: &mut Queue| queue.lines.is_empty() && !queue.reopen && !queue.end;
+            let is_idle = |queue: &mut Queue| {
+                queue.lines.is_empty() && !queue.is_reopening && !queue.is_ending
+            };
             let mut queue = shared.queue();
             shared.changed.wait_while(&mut queue, is_idle);
-            if std::mem::take(&mut queue.reopen) {
+            if std::mem::take(&mut queue.is_reopening) {
                 drop(queue);
                 self.reopen();
                 continue;
@@ -176,18 +181,19 @@ impl Writer {
         shared.ended.notify_one();
     }
 
-    /// Returns when the line is written, or at the end.
+    /// Returns when the line is written. At the end of the process the line may go to the log
+    /// instead.
     fn write(&mut self, line: String) {
         let shared = self.shared.clone();
         while let Err(error) = self.append(&line) {
             if shared.failed() {
                 tracing::error!(%error, "--audit-log: a line could not be written; it is tried again every second");
             }
-            let is_patient = |queue: &mut Queue| !queue.reopen && !queue.end;
+            let is_patient = |queue: &mut Queue| !queue.is_reopening && !queue.is_ending;
             let mut queue = shared.queue();
             shared.changed.wait_while_for(&mut queue, is_patient, RETRY);
-            let reopen = std::mem::take(&mut queue.reopen);
-            let end = queue.end;
+            let reopen = std::mem::take(&mut queue.is_reopening);
+            let end = queue.is_ending;
             drop(queue);
             if reopen {
                 self.reopen();
@@ -195,7 +201,7 @@ impl Writer {
                 return lost(&line, &error);
             }
         }
-        // Not with the first room that there is: it would be gone with the next line.
+        // Half of the queue must be free. Otherwise the next line would fill the queue again.
         let is_failing = shared.is_failing.load(Ordering::Acquire);
         if is_failing && shared.queue().bytes <= MOST_BYTES / 2 {
             shared.is_failing.store(false, Ordering::Release);
@@ -203,29 +209,29 @@ impl Writer {
         }
     }
 
-    /// One write for a line: other processes may append to the same file.
+    /// Appends a line with one write, because other processes may append to the same file.
     fn append(&mut self, line: &str) -> io::Result<()> {
-        let start = if self.broken_off { "\n" } else { "" };
+        let start = if self.has_partial_line { "\n" } else { "" };
         let written = self.file.write_all(format!("{start}{line}\n").as_bytes());
-        self.broken_off = written.is_err();
+        self.has_partial_line = written.is_err();
         written
     }
 
     fn reopen(&mut self) {
         match open(&self.shared.path) {
-            Ok(file) => (self.file, self.broken_off) = (file, false),
-            Err(error) => tracing::error!(error, "--audit-log: it goes on in the old file"),
+            Ok(file) => (self.file, self.has_partial_line) = (file, false),
+            Err(error) => tracing::error!(error, "--audit-log: the old file stays in use"),
         }
     }
 }
 
-/// Not without a trace: the log has it instead.
+/// Logs a line that cannot get into the file.
 fn lost(line: &str, error: &dyn std::fmt::Display) {
     tracing::error!(target: TARGET, %error, line, "--audit-log: a line could not be written");
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    // Which locks are held by whom is not for every user of the machine.
+    // Only the owner may read it: it states who holds which locks.
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Lets callers in, or not, by the keys as they stand in their file, now and later.
+//! Identifies callers by the keys in the keys file, and follows changes of that file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,64 +14,69 @@ use crate::config::Limits;
 use crate::overload::clients::Client;
 use crate::reload::{Content, Reload, Watched};
 
-/// What a request shows for its sender.
+/// The credential that a request shows.
 #[derive(Clone, Copy)]
 pub enum Credential<'a> {
     /// The text of a key.
     Key(&'a str),
-    /// The text of a key, and the name that it was given for.
+    /// The text of a key, and the name that it was given with.
     NamedKey(&'a str, &'a str),
-    /// The subject of a certificate that was verified once, and when that ends.
+    /// The subject and the end of a certificate that was verified in the TLS handshake.
     Certificate(&'a str, SystemTime),
 }
 
-/// Why a caller is not let in. Tells apart what only the holder of a key can bring about, and nothing else.
+/// Refusal of a caller. Only somebody who has the key can tell one refusal of a credential from
+/// another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthError {
-    /// Nothing was shown.
+    /// No credential was shown.
     Missing,
-    /// What was shown is no key, or none that is known.
+    /// The credential is no key or certificate of this gateway.
     Unknown,
-    /// The key, or the certificate, was right until it expired.
+    /// The key or the certificate has expired.
     Expired,
-    /// A page of another site had it sent, by a browser that adds by itself what lets it in.
+    /// A page of another site made a browser send the request, with credentials that browsers add.
     CrossSite,
 }
 
-/// Lets callers in, or not.
+/// Identifies callers.
 pub struct Authenticator {
     keys: Option<ArcSwap<Keys>>,
-    /// Whether somebody without a key may force a release.
+    /// Whether a caller without a key may force a release.
     may_force: bool,
 }
 
 impl Authenticator {
-    /// Without keys: everybody may come. To force a release is only for those on the same machine, whose locks these are.
+    /// Without keys, everybody is let in. On a loopback address they may force releases too: the
+    /// locks are those of the same machine.
     pub fn open(is_loopback: bool) -> Self {
         Self { keys: None, may_force: is_loopback }
     }
 
-    /// Only callers with one of these keys.
+    /// Lets in only callers with one of these keys.
     pub fn new(keys: Keys) -> Self {
         let authenticator = Self { keys: Some(ArcSwap::default()), may_force: false };
         authenticator.replace(keys);
         authenticator
     }
 
-    /// From now on only these keys count.
+    /// Replaces all keys.
     pub fn replace(&self, keys: Keys) {
         if let Some(current) = &self.keys {
             let old = current.load();
             let gone = old.missing_in(&keys).join(", ");
             if !gone.is_empty() {
-                tracing::warn!(keys = gone, "--auth-keys: from now on these keys let nobody in");
+                tracing::warn!(
+                    keys = gone,
+                    "--auth-keys: these keys were removed and let nobody in any more"
+                );
             }
-            keys.go_on_from(&old);
+            keys.inherit_from(&old);
             current.store(Arc::new(keys));
         }
     }
 
-    /// Whether there are no keys to show.
+    /// Whether there are no keys.
     pub fn is_open(&self) -> bool {
         self.keys.is_none()
     }
@@ -81,10 +86,10 @@ impl Authenticator {
         self.keys.as_ref().is_some_and(|keys| keys.load().by_name.contains_key(name))
     }
 
-    /// The caller that shows this.
+    /// The caller with this credential.
     ///
     /// # Errors
-    /// Why nobody is known by it.
+    /// The reason why the caller is not let in.
     pub fn identify(&self, shown: Option<Credential<'_>>) -> Result<Caller, AuthError> {
         let Some(keys) = &self.keys else { return Ok(Caller::anonymous(self.may_force)) };
         let keys = keys.load();
@@ -98,7 +103,8 @@ impl Authenticator {
         Caller::of(known.ok_or(AuthError::Unknown)?)
     }
 
-    /// The caller as it would be let in now, having been let in some time ago.
+    /// Identifies a caller again, some time after it was let in: keys and certificates may have
+    /// ended.
     ///
     /// # Errors
     /// As [`Authenticator::identify`].
@@ -118,11 +124,12 @@ impl Authenticator {
         Caller::of(ProvenKey { key: key.clone(), by: known.by })
     }
 
-    /// The keys of a file. When the file changes, the new ones count from then on; a file that cannot be used changes
-    /// nothing, and the log says so. Must be called on a tokio runtime.
+    /// Reads a keys file and follows it. When the file changes, the new keys count. If the new file
+    /// cannot be used, the old keys stay and the log has the error. Must be called on a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// What is wrong with the file now.
+    /// The fault in the file as it is now.
     pub(crate) fn following(
         path: &Path,
         reload: &Reload,
@@ -131,7 +138,7 @@ impl Authenticator {
         let mut watched = Watched::new(vec![path.to_owned()], reload);
         let first = keys(path, watched.contents())?;
         if first.is_empty() {
-            tracing::warn!(file = %path.display(), "--auth-keys: there is no key in the file: nobody is let in");
+            tracing::warn!(file = %path.display(), "--auth-keys: the file has no key: nobody is let in");
         }
         warn_of_exposure(path);
         let authenticator = Arc::new(Self::new(first));
@@ -164,12 +171,12 @@ impl Authenticator {
 #[derive(Clone)]
 pub struct Caller {
     known: Option<ProvenKey>,
-    /// Without a key: one that is known may what its key may.
+    /// For a caller without a key. A known caller may do what its key may.
     may_force: bool,
 }
 
 impl Caller {
-    /// Where there are no keys; whether it may force a release.
+    /// A caller where there are no keys. `may_force`: whether it may force a release.
     pub fn anonymous(may_force: bool) -> Self {
         Self { known: None, may_force }
     }
@@ -193,36 +200,36 @@ impl Caller {
         self.known.as_ref().map(|known| &*known.key)
     }
 
-    /// Whom its requests are counted for; `None` where there are no keys.
+    /// The client that its requests are counted for. `None` where there are no keys.
     pub fn client(&self) -> Option<&Arc<Client>> {
         self.key().map(Key::client)
     }
 
-    /// For logs and people.
+    /// The caller's name, for logs and people.
     pub fn name(&self) -> &str {
         self.principal().unwrap_or(secret::ANONYMOUS)
     }
 
-    /// To whom tokens are bound; `None` where there are no keys.
+    /// The principal that tokens are bound to. `None` where there are no keys.
     pub fn principal(&self) -> Option<&str> {
         self.key().map(|key| &*key.name)
     }
 
-    /// Whether it may do this to this lock.
+    /// Whether the caller may do this to this lock.
     pub fn may(&self, verb: Verb, name: &LockName) -> bool {
         self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may(verb, name))
     }
 
-    /// Whether it may do this to any lock, or at all.
+    /// Whether the caller may do this to some lock, or at all.
     pub fn may_somewhere(&self, verb: Verb) -> bool {
         self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may_somewhere(verb))
     }
 
-    /// What its requests may ask for, of what the gateway allows to all.
+    /// The limits of the caller's requests: those of its key, within those of the gateway.
     pub fn limits(&self, all: Limits) -> Limits {
         let Some(key) = self.key() else { return all };
         let max_hold = key.max_hold.map_or(all.max_hold, |own| own.min(all.max_hold));
-        // Nobody gets for once what may not be held.
+        // A TTL is never longer than the time for which a lock may be held.
         let longest = [key.max_ttl, Ttl::from_duration(max_hold).ok()].into_iter().flatten();
         let max_ttl = longest.fold(all.max_ttl, Ttl::min);
         Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, ..all }
@@ -231,7 +238,7 @@ impl Caller {
     /// Takes one request off the rate of the caller's key.
     ///
     /// # Errors
-    /// After how long there is room for the next one, when there is none now.
+    /// The time until the next request is allowed.
     pub fn check_rate(&self) -> Result<(), Duration> {
         self.key().and_then(|key| key.rate_limit.as_ref()).map_or(Ok(()), RateLimit::check)
     }
@@ -243,7 +250,7 @@ fn warn_of_exposure(path: &Path) {
 
 fn keys(path: &Path, contents: &[Content]) -> Result<Keys, String> {
     let content = contents.first().ok_or_else(|| format!("{}: it was not read", path.display()))?;
-    // As a file looks that is about to be written. To let nobody in, leave a comment in it.
+    // A file that is about to be written looks empty. A file with only a comment lets nobody in.
     if content.as_ref().is_ok_and(|bytes| bytes.trim_ascii().is_empty()) {
         return Err(format!("{}: it is empty", path.display()));
     }

@@ -1,6 +1,7 @@
-//! The keys file: TOML, one `[[key]]` for each principal. Every error names the key and what is allowed.
+//! The keys file: TOML, one `[[key]]` for each principal. Every error names the key and the allowed
+//! values.
 //!
-//! No value is quoted: it may be a secret that was pasted into the wrong place.
+//! No error quotes a value: it may be a secret in the wrong place.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::Metadata;
@@ -53,23 +54,24 @@ impl Keys {
     /// Reads the keys file at this path.
     ///
     /// # Errors
-    /// What is wrong with it, and where; never a part of a secret.
+    /// The fault and its place in the file. Never a part of a secret.
     pub fn read(path: &Path) -> Result<Self, String> {
         Self::of_file(path, &read_one(path))
     }
 
-    /// What is wrong with who may read or write the file at this path, for its owner; nothing where it cannot be looked at.
+    /// A warning if others can read or write the file at this path. `None` if its mode cannot be
+    /// read.
     pub fn exposure(path: &Path) -> Option<String> {
-        // Its group may read it: so files of services are often handed to them.
+        // The group may read: files of services are often handed to them by their group.
         let exposed = exposed_mode(&std::fs::metadata(path).ok()?, 0o026)?;
         Some(format!(
-            "{}: its mode is {exposed:04o}: others than its owner and group can read it, or others than its owner can write it; \
-             it tells who may do what here, and who writes it decides that: chmod 640, or 600",
+            "{}: its mode is {exposed:04o}: users outside its group can read it, or users other than its owner can write it; \
+             it decides who may do what here: chmod 640, or 600",
             path.display()
         ))
     }
 
-    /// What was read of a file.
+    /// Parses the content that was read from a file.
     pub(super) fn of_file(path: &Path, content: &Content) -> Result<Self, String> {
         let shown = path.display();
         let bytes = content.as_ref().map_err(|error| format!("{shown}: {error}"))?;
@@ -77,22 +79,22 @@ impl Keys {
         Self::parse(text).map_err(|error| format!("{shown}{error}"))
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a keys file.
     ///
     /// # Errors
-    /// As [`Keys::read`], to be put behind the name of the file.
+    /// As [`Keys::read`]. The text is to be appended to the file's name.
     pub fn parse(text: &str) -> Result<Self, String> {
         parse(text)
     }
 }
 
-/// The mode of a file that has one of these bits.
+/// The file's mode, if it has one of these bits.
 pub fn exposed_mode(file: &Metadata, bits: u32) -> Option<u32> {
     let mode = file.permissions().mode() & 0o777;
     (file.is_file() && mode & bits != 0).then_some(mode)
 }
 
-/// The error begins with a colon or a comma.
+/// Errors begin with a colon or a comma.
 fn parse(text: &str) -> Result<Keys, String> {
     let file: File = toml::from_str(text).map_err(|error| {
         let line =
@@ -115,7 +117,7 @@ fn parse(text: &str) -> Result<Keys, String> {
         for hash in &key.hashes {
             if let Some(other) = hashes.insert(*hash, name.clone()) {
                 return Err(format!(
-                    ": key {name}: one of its hashes is there twice, the other time for {other}"
+                    ": key {name}: one of its hashes is there twice; the other is of {other}"
                 ));
             }
         }
@@ -133,7 +135,7 @@ fn parse(text: &str) -> Result<Keys, String> {
     Ok(keys)
 }
 
-/// The parser quotes what it did not expect, which may be anything. What it did expect comes later.
+/// Hides the value that the parser quotes first: it may be a secret. Expected values come later.
 fn without_values(message: &str) -> String {
     let hide = |text: &str, quote: char| {
         let mut parts = text.splitn(3, quote);
@@ -151,7 +153,8 @@ impl Entry {
     fn check(self, name: Arc<str>) -> Result<Key, String> {
         if self.hashes.is_empty() && self.certificate.is_none() {
             return Err(
-                "there is neither a hash nor a certificate to know it by; `redlock-gateway key new` prints one".into(),
+                "it has neither a hash nor a certificate; `redlock-gateway key new` prints a hash"
+                    .into(),
             );
         }
         let hash = |text: &String| {
@@ -231,7 +234,7 @@ fn rate_limit(rate: Option<u32>, burst: Option<u32>) -> Result<Option<RateLimit>
     }
 }
 
-/// A date is its beginning, in UTC.
+/// The time of a date. A date without a time is its beginning in UTC.
 fn instant(date: &Datetime) -> Result<SystemTime, String> {
     let fault = || {
         format!(
@@ -260,14 +263,14 @@ mod tests {
     const HASH: &str = "sha256:2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881";
 
     #[test]
-    fn whatever_is_wrong_is_named_with_what_is_allowed() {
+    fn an_error_names_the_fault_and_what_is_allowed() {
         let key = |rest: &str| format!("[[key]]\nname = 'ci'\nhashes = ['{HASH}']\n{rest}");
         let rule = "allow = [{ verbs = ['acquire'], names = ['*'] }]";
         for (text, expected) in [
             ("[[key]]\nname = 'c i'\nallow = []".to_owned(), ": key 1: the name must be"),
             (
                 format!("[[key]]\nname = 'ci'\n{rule}"),
-                ": key ci: there is neither a hash nor a certificate",
+                ": key ci: it has neither a hash nor a certificate",
             ),
             (key(""), ", line 1: missing field `allow`"),
             (key(&format!("{rule}\nexpire = 1")), ", line 5: unknown field `expire`"),
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_was_pasted_where_its_hash_belongs_is_not_repeated() {
+    fn a_key_pasted_in_the_place_of_its_hash_is_not_quoted() {
         let secret = "rlk.ci.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         for text in [
             format!("[[key]]\nname = 'ci'\nhashes = ['{secret}']\nallow = []"),
@@ -337,9 +340,9 @@ mod tests {
     }
 
     proptest! {
-        /// Almost a keys file, with something strange in it.
+        /// Almost a keys file, with one strange line.
         #[test]
-        fn no_text_ends_the_program_and_no_error_repeats_a_secret(strange in "\\PC{0,40}", at in 0..7usize, cut in 0..300usize) {
+        fn no_text_panics_and_no_error_quotes_a_secret(strange in "\\PC{0,40}", at in 0..7usize, cut in 0..300usize) {
             let secret = "rlk.ci.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
             let mut lines = [
                 "[[key]]".to_owned(),

@@ -1,4 +1,4 @@
-//! Keys: what each may do, and which one a text or a certificate proves.
+//! Keys: their permissions, and which key a text or a certificate proves.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use super::secret::{self, Hash};
 use crate::overload::clients::Client;
 use crate::pattern::Pattern;
 
-/// What a key may be allowed to do.
+/// A permission of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
@@ -26,7 +26,7 @@ pub enum Verb {
     Release,
     /// See who holds a lock.
     Inspect,
-    /// See which locks are held, of those that the rule names.
+    /// List held locks among those that the rule names.
     List,
     /// Release any lock, and extend and release with the tokens of others.
     Force,
@@ -35,7 +35,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// As it is written in the file.
+    /// The verb as the keys file has it.
     pub fn word(self) -> &'static str {
         match self {
             Self::Acquire => "acquire",
@@ -48,23 +48,23 @@ impl Verb {
         }
     }
 
-    /// Whether it is allowed for lock names, and not once for all.
+    /// Whether the verb is granted for lock names. Otherwise it is granted as a whole.
     pub(super) fn is_of_names(self) -> bool {
         self != Self::Metrics
     }
 }
 
-/// Verbs that a key may use, on names that match one of these patterns.
+/// Verbs that a key may use on names that match one of the patterns.
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) verbs: Vec<Verb>,
     pub(super) names: Vec<Pattern>,
 }
 
-/// One principal, and what it may do.
+/// One principal and its permissions.
 pub(super) struct Key {
     pub(super) name: Arc<str>,
-    /// More than one while the key is being replaced.
+    /// Hashes of its texts: more than one while the key is being replaced.
     pub(super) hashes: Vec<Hash>,
     pub(super) certificate: Option<String>,
     pub(super) rules: Vec<Rule>,
@@ -72,11 +72,12 @@ pub(super) struct Key {
     pub(super) max_ttl: Option<Ttl>,
     pub(super) max_hold: Option<Duration>,
     pub(super) rate_limit: Option<RateLimit>,
-    /// That of the key of this name in the file before, if there was one.
+    /// What the key's requests have taken. Inherited from the key of the same name in the file
+    /// before.
     pub(super) client: OnceLock<Arc<Client>>,
 }
 
-/// How often a key may be used.
+/// The rate limit of a key: requests per second, and the burst.
 pub(super) struct RateLimit {
     rate: NonZeroU32,
     burst: NonZeroU32,
@@ -89,10 +90,10 @@ impl RateLimit {
         Self { rate, burst, limiter: ArcSwap::from_pointee(limiter) }
     }
 
-    /// Takes one request off the rate of the key.
+    /// Takes one request off the rate.
     ///
     /// # Errors
-    /// After how long there is room for the next one, when there is none now.
+    /// The time until the next request is allowed.
     pub(super) fn check(&self) -> Result<(), Duration> {
         self.limiter
             .load()
@@ -102,7 +103,7 @@ impl RateLimit {
 }
 
 impl Key {
-    /// What its requests have taken of what all share.
+    /// What the key's requests have taken of shared resources.
     pub(super) fn client(&self) -> &Arc<Client> {
         self.client.get_or_init(Arc::default)
     }
@@ -127,13 +128,13 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// The names of the keys that are not among the others.
+    /// The names of the keys that `others` lacks.
     pub(super) fn missing_in(&self, others: &Self) -> Vec<&str> {
         let names = self.by_name.keys().filter(|name| !others.by_name.contains_key(*name));
         names.map(|name| &**name).collect()
     }
 
-    /// How many principals there are.
+    /// The number of principals.
     pub fn len(&self) -> usize {
         self.by_name.len()
     }
@@ -142,8 +143,9 @@ impl Keys {
         self.by_name.is_empty()
     }
 
-    /// What a key has used up stays used up. Before the keys are used.
-    pub(super) fn go_on_from(&self, old: &Self) {
+    /// Inherits quota and rate from the old keys of the same names. Call it before the keys are in
+    /// use.
+    pub(super) fn inherit_from(&self, old: &Self) {
         for (name, key) in &self.by_name {
             let Some(was) = old.by_name.get(name) else { continue };
             let _ = key.client.set(was.client().clone());
@@ -155,8 +157,8 @@ impl Keys {
         }
     }
 
-    /// Compares in a time that does not depend on how much of a hash is right, and compares with something also where there
-    /// is no such name.
+    /// The key that a text proves. The comparison takes the same time for every hash, and an
+    /// unknown name is compared too: time must reveal neither hashes nor names.
     pub(super) fn proven_by_text(&self, text: &str) -> Option<ProvenKey> {
         let (name, hash) = secret::hash_of(text)?;
         let key = self.by_name.get(name);
@@ -176,7 +178,7 @@ impl Keys {
     }
 }
 
-/// A key, and what proved it.
+/// A key, and its proof.
 #[derive(Clone)]
 pub(super) struct ProvenKey {
     pub(super) key: Arc<Key>,

@@ -1,7 +1,8 @@
-//! The text of a key: `rlk.<name>.<secret>`, the secret being 32 random bytes in base64url without padding, 43 characters.
+//! The text of a key: `rlk.<name>.<secret>`. The secret is 32 random bytes in base64url without
+//! padding, 43 characters.
 //!
-//! One fast hash is right for such keys: there is nothing to guess faster than 2^256 tries. For passwords it would be
-//! wrong, and nothing else than this form is ever compared, so a hash of a password in the file opens nothing.
+//! One fast hash is right for such keys: guessing takes up to 2^256 tries. It would be wrong for
+//! passwords, so only this form is ever compared: the hash of a password in the file opens nothing.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -12,15 +13,15 @@ use subtle::ConstantTimeEq;
 
 const PREFIX: &str = "rlk";
 const SECRET_BYTES: usize = 32;
-/// Of the secret, in characters.
+/// Length of the encoded secret, in characters.
 const SECRET_TEXT: usize = 43;
 const MAX_NAME: usize = 64;
 const ALGORITHM: &str = "sha256:";
 
-/// What callers without a key are called.
+/// The name of callers without a key.
 pub(super) const ANONYMOUS: &str = "anonymous";
 
-/// 1 to 64 characters of `[A-Za-z0-9_-]`, and not what callers without a key are called.
+/// Whether a text is 1 to 64 characters of `[A-Za-z0-9_-]`, and not `anonymous`.
 pub fn is_key_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
     (1..=MAX_NAME).contains(&text.len()) && text.bytes().all(allowed) && text != ANONYMOUS
@@ -30,7 +31,7 @@ pub fn is_key_name(text: &str) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Hash([u8; 32]);
 
-/// That of no key.
+/// The hash of no key.
 pub(super) const NO_HASH: Hash = Hash([0; 32]);
 
 impl Hash {
@@ -38,7 +39,7 @@ impl Hash {
         Self(Sha256::digest(text.as_bytes()).into())
     }
 
-    /// `sha256:` and 64 hexadecimal digits.
+    /// Parses `sha256:` and 64 hexadecimal digits.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut hash = [0; 32];
         hex::decode_to_slice(text.strip_prefix(ALGORITHM)?, &mut hash).ok()?;
@@ -49,35 +50,35 @@ impl Hash {
         format!("{ALGORITHM}{}", hex::encode(self.0))
     }
 
-    /// Takes as long wherever they differ.
+    /// Compares in constant time.
     pub(super) fn equals(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 }
 
-/// A key that was just made.
+/// A new key.
 pub struct Secret(String);
 
 impl Secret {
-    /// For a name that [`is_key_name`] takes.
+    /// `name` must satisfy [`is_key_name`].
     pub fn new(name: &str, entropy: &dyn Entropy) -> Self {
         let mut bytes = [0; SECRET_BYTES];
         entropy.fill(&mut bytes);
         Self(format!("{PREFIX}.{name}.{}", URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// The text, to be shown once.
+    /// The key's text, to be shown once.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// What the file has of it.
+    /// The key's hash, as the keys file has it.
     pub fn hash_text(&self) -> String {
         Hash::of(&self.0).text()
     }
 }
 
-/// Whether the text of a key, or of a lock's token, stands somewhere in this one.
+/// Whether a text contains the text of a key or of a lock's token.
 pub fn holds_secret(text: &str) -> bool {
     if text.len() < PREFIX.len() + 3 + SECRET_TEXT {
         return false;
@@ -101,7 +102,7 @@ pub fn holds_secret(text: &str) -> bool {
     })
 }
 
-/// The name that a key's text is for and the hash to look for; `None` when it cannot be a key.
+/// The name and the hash of a key's text. `None` when the text cannot be a key.
 pub(super) fn hash_of(text: &str) -> Option<(&str, Hash)> {
     let mut parts = text.split('.');
     let prefix = parts.next()?;
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_found_by_its_name_and_its_hash_and_by_nothing_shorter() {
+    fn a_key_yields_its_name_and_hash_and_nothing_shorter_does() {
         let secret = Secret::new("ci_1-x", &OsEntropy);
         let (name, hash) = hash_of(secret.expose()).unwrap();
         assert_eq!(name, "ci_1-x");
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_seen_in_whatever_it_was_pasted_into() {
+    fn a_secret_is_found_inside_other_text() {
         let key = Secret::new("ci", &OsEntropy);
         let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
         for secret in [key.expose(), token] {
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_hashes_of_the_one_kind_are_hashes() {
+    fn only_complete_sha256_hashes_are_parsed() {
         let right = Hash::of("x").text();
         assert!(Hash::parse(&right).is_some() && Hash::parse(&right.to_uppercase()).is_none());
         for bad in [

@@ -1,4 +1,4 @@
-//! Keys, callers and what they may do.
+//! Keys, callers and their permissions.
 
 #![cfg(test)]
 
@@ -14,7 +14,7 @@ fn name(text: &str) -> LockName {
     text.parse::<LockName>().unwrap()
 }
 
-/// A key of this name, and a file with an entry for it.
+/// A key of this name, and a keys file with its entry.
 fn key(of: &str, rest: &str) -> (String, String) {
     let secret = Secret::new(of, &redlock_core::clock::OsEntropy);
     let entry = format!("[[key]]\nname = {of:?}\nhashes = [{:?}]\n{rest}\n", secret.hash_text());
@@ -47,7 +47,7 @@ fn a_key_opens_what_its_rules_name_and_nothing_else() {
 }
 
 #[test]
-fn strangers_are_told_apart_only_where_they_had_the_key() {
+fn refusals_differ_only_for_callers_that_had_the_key() {
     let (old, expired) = key("old", &format!("expires = 2020-01-01T00:00:00Z\n{ALL}"));
     let (right, entry) = key("ci", ALL);
     let (wrong, _) = key("ci", ALL);
@@ -67,7 +67,7 @@ fn strangers_are_told_apart_only_where_they_had_the_key() {
 }
 
 #[test]
-fn while_a_key_is_being_replaced_both_are_right() {
+fn both_hashes_count_while_a_key_is_replaced() {
     let one = Secret::new("ci", &redlock_core::clock::OsEntropy);
     let two = Secret::new("ci", &redlock_core::clock::OsEntropy);
     let text = format!(
@@ -120,7 +120,7 @@ fn limits_of_a_key_only_ever_lower_those_of_the_gateway() {
 }
 
 #[test]
-fn a_new_file_forgets_nothing_of_what_a_key_holds() {
+fn a_new_file_keeps_the_quota_of_a_key() {
     let (text, entry) = key("ci", ALL);
     let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
     let client =
@@ -135,11 +135,11 @@ fn a_new_file_forgets_nothing_of_what_a_key_holds() {
     authenticator.replace(Keys::parse(&entry).unwrap());
     assert!(takes("b").is_err());
     client().released("a", &one);
-    assert!(takes("b").is_err(), "its fence stays for a while");
+    assert!(takes("b").is_err(), "its watermark stays for a while");
 }
 
 #[test]
-fn a_new_file_does_not_refill_what_a_key_has_used_up() {
+fn a_new_file_does_not_refill_the_rate_of_a_key() {
     let (text, entry) = key("ci", &format!("rate = 1\nburst = 2\n{ALL}"));
     let authenticator = Authenticator::new(Keys::parse(&entry).unwrap());
     let asks = || authenticator.identify(Some(Credential::Key(&text))).unwrap().check_rate();
@@ -153,7 +153,7 @@ fn a_new_file_does_not_refill_what_a_key_has_used_up() {
 }
 
 #[test]
-fn without_keys_everybody_may_all_but_force_and_on_loopback_that_too() {
+fn without_keys_force_needs_loopback_and_the_rest_is_allowed() {
     assert!(Authenticator::open(true).identify(None).unwrap().may(Verb::Force, &name("x")));
     let caller = Authenticator::open(false).identify(None).unwrap();
     assert!(caller.may(Verb::Release, &name("x")) && !caller.may(Verb::Force, &name("x")));

@@ -1,5 +1,6 @@
-//! Variables of the environment that look like settings and are none, or say nothing. A name that a template got wrong must not
-//! leave a gateway with its defaults: without `REDLOCK_NODES` those are locks of its own.
+//! Checks environment variables that look like settings. Unknown or empty ones are refused: a
+//! template with a wrong name must not leave a gateway with its defaults. Without `REDLOCK_NODES`,
+//! for example, it would have locks of its own.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -7,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use clap::Command;
 
 const PREFIX: &str = "REDLOCK_";
-/// Those of the program `redlock`, which may run beside a gateway.
+/// Variables of the program `redlock`, which may run beside a gateway.
 const OF_REDLOCK: [&str; 11] = [
     "REDLOCK_CA",
     "REDLOCK_CERT",
@@ -21,13 +22,15 @@ const OF_REDLOCK: [&str; 11] = [
     "REDLOCK_URL",
     "REDLOCK_VALIDITY_MS",
 ];
-/// The only one for which nothing is something.
+/// The only variable whose empty value means something.
 const MAY_BE_EMPTY: &str = "REDLOCK_KEY_PREFIX";
-/// Less alike than this, and it is no misspelling.
+/// The least similarity, by Jaro-Winkler, at which a name counts as misspelt.
 const ALIKE: f64 = 0.8;
 
+/// Checks the variables that begin with [`PREFIX`].
+///
 /// # Errors
-/// The first variable, by name, that is no setting of this command line or has no value. No value is shown.
+/// The first variable, by name, that no setting uses or that is empty. No value is shown.
 pub(super) fn check(
     command: &Command,
     environment: impl Iterator<Item = (OsString, OsString)>,
@@ -43,17 +46,18 @@ pub(super) fn check(
         if !known.contains(name.as_str()) {
             return if is_of_redlock(name) { Ok(()) } else { Err(unknown(name, value, &known)) };
         }
-        let is_empty = value.to_str().is_some_and(|text| text.chars().all(|c| c == ',' || c.is_whitespace()));
+        let is_empty =
+            value.to_str().is_some_and(|text| text.chars().all(|c| c == ',' || c.is_whitespace()));
         if is_empty && name != MAY_BE_EMPTY {
             return Err(format!(
-                "{name}: it is set and empty, as by a template that failed; give it a value, or unset it"
+                "{name}: it is set and empty, as if a template failed; give it a value, or unset it"
             ));
         }
         Ok(())
     })
 }
 
-/// Of all commands: what one of them reads may be set for all.
+/// The variables of all commands: a variable of one command may be set for all.
 fn settings(command: &Command) -> BTreeSet<&str> {
     let own = command.get_arguments().filter_map(|arg| arg.get_env().and_then(OsStr::to_str));
     own.chain(command.get_subcommands().flat_map(settings)).collect()
@@ -64,21 +68,21 @@ fn is_of_redlock(name: &str) -> bool {
 }
 
 fn unknown(name: &str, value: &OsStr, known: &BTreeSet<&str>) -> String {
-    // What all begin with makes them no more alike.
+    // The common prefix is left out: it would make all names similar.
     let own = |name: &str| name.get(PREFIX.len()..).unwrap_or_default().to_owned();
     let likeness = |one: &str| strsim::jaro_winkler(&own(name), &own(one));
     let nearest = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
-    // As Kubernetes and Docker set them for a service that is called redlock.
+    // Kubernetes and Docker set such variables for a service with the name redlock.
     let is_link = name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
         || value.to_str().is_some_and(|value| value.starts_with("tcp://"))
         || name.contains("_TCP_");
     let advice = match nearest {
         _ if is_link => {
-            "Kubernetes sets it for a Service of this name: say enableServiceLinks: false in the pod".to_owned()
+            "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod".to_owned()
         }
         Some(nearest) if likeness(nearest) >= ALIKE => format!("is it {nearest}? Otherwise unset it"),
-        _ => "unset it; --help names all that there are".to_owned(),
+        _ => "unset it; --help lists all variables".to_owned(),
     };
     format!("{name}: no setting has this variable; {advice}")
 }
@@ -94,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_no_setting_or_says_nothing_is_refused_with_advice() {
+    fn an_unknown_or_empty_variable_is_refused_with_advice() {
         for (name, value, labels) in [
             ("REDLOCK_NODE", "redis://a", "is it REDLOCK_NODES?"),
             ("REDLOCK_MAX_TLL", "5m", "is it REDLOCK_MAX_TTL?"),

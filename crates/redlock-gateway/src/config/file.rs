@@ -1,6 +1,7 @@
-//! The command line, with the file of --config behind it.
+//! The command line, combined with the file of --config.
 //!
-//! What stands in the file becomes the flags' defaults: so flags and environment beat it, and it is held to the same rules.
+//! The file's values become the flags' defaults. So flags and environment beat them, and the same
+//! rules apply to them.
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -15,18 +16,18 @@ use toml::{Spanned, Value};
 use super::environment;
 use super::value::without_password;
 
-/// Reads a command line; where it has the settings `S` and they name a file, that too.
+/// Parses a command line, and the file that its settings `S` name, if any.
 ///
 /// # Errors
-/// What cannot be understood or is not allowed, for clap to show, as it shows help. No password is in it.
+/// A clap error, without passwords. Help and version count as errors too.
 pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
     let environment = || environment::check(&P::command(), std::env::vars_os()).map_err(refused);
     let given = P::command().try_get_matches_from(line).map_err(without_passwords);
-    // What is refused may be a variable's, of which more can be said.
+    // The refused value may come from a variable, whose own check explains more.
     let given = given.or_else(|error| {
         if error.use_stderr() { environment().and(Err(error)) } else { Err(error) }
     })?;
-    // Commands without settings have no such flag.
+    // A command without settings has no such flag.
     let config = settings(&given).try_get_one::<PathBuf>("config");
     if config.is_ok() {
         environment()?;
@@ -42,7 +43,7 @@ pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
     }
 }
 
-/// The same with the text of the file.
+/// Parses a command line with the text of a file. `shown` is the file's name in errors.
 pub(super) fn parse_with<P: Parser, S: Args>(
     line: &[OsString],
     shown: &str,
@@ -56,7 +57,7 @@ pub(super) fn parse_with<P: Parser, S: Args>(
         refused(format!("--config: {shown}, line {line}{message}"))
     };
     let file: BTreeMap<String, Spanned<Value>> = toml::from_str(text).map_err(|error| {
-        // The error's own display quotes the line.
+        // The error's own text would quote the line.
         unusable(
             error.span().map_or(0, |span| span.start),
             &format!(": {}", without_password(error.message())),
@@ -75,7 +76,7 @@ pub(super) fn parse_with<P: Parser, S: Args>(
         let values = flag_values(arg, value.get_ref())
             .map_err(|error| unusable(at, &format!(", {key}: {error}")))?;
         if key == "nodes" && values.is_empty() {
-            return Err(unusable(at, ", nodes: names no node; leave it out for in-memory nodes"));
+            return Err(unusable(at, ", nodes: names no node; remove it for in-memory nodes"));
         }
         if settings(&matches)
             .value_source(key)
@@ -83,13 +84,13 @@ pub(super) fn parse_with<P: Parser, S: Args>(
         {
             continue;
         }
-        // A list is divided already.
+        // The list is split already.
         let set = |arg: Arg| arg.value_delimiter(None).default_values(values);
         command = match &subcommand {
             Some(name) => command.mut_subcommand(name, |command| command.mut_arg(key, set)),
             None => command.mut_arg(key, set),
         };
-        // After each, so that it is known whose value is refused.
+        // Parsed after each value, so that an error belongs to this value.
         matches = command
             .clone()
             .try_get_matches_from(line)
@@ -102,12 +103,13 @@ fn refused(message: String) -> clap::Error {
     clap::Error::raw(ErrorKind::InvalidValue, message + "\n")
 }
 
-/// Of the command that was given, where there is one.
+/// The matches of the subcommand, if there is one.
 fn settings(matches: &ArgMatches) -> &ArgMatches {
     matches.subcommand().map_or(matches, |(_, settings)| settings)
 }
 
-/// As they would stand on the command line. Types are strict: a version such as 1.10 must not become 1.1 unnoticed.
+/// The values as on the command line. Types are strict: a version such as 1.10 must not silently
+/// become 1.1.
 fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     let parsed = arg.get_value_parser().type_id();
     let numeric = |value: &Value| parsed == TypeId::of::<f64>() && value.is_integer();
@@ -139,7 +141,7 @@ fn is_table(arg: &Arg) -> bool {
     arg.get_value_names().is_some_and(|names| names.iter().any(|name| name.contains('=')))
 }
 
-/// What may stand there, as the flag's help has it.
+/// Examples of allowed values, from the flag's help.
 fn example(arg: &Arg) -> String {
     let values = arg.get_possible_values();
     let labels: Vec<_> = values.iter().map(|value| format!("{:?}", value.get_name())).collect();
@@ -154,14 +156,14 @@ fn example(arg: &Arg) -> String {
     }
 }
 
-/// What clap says of a value, in one line and without the advice below it.
+/// clap's message about a value, in one line and without the advice below it.
 fn reason(error: clap::Error) -> String {
     let text = without_passwords(error).to_string();
     let text = text.split("\n\n").next().unwrap_or_default().replace('\n', "");
     text.strip_prefix("error: ").map_or(text.clone(), str::to_owned)
 }
 
-/// A node's URL may stand where another setting was meant, and what is refused is quoted.
+/// Hides passwords in an error. clap quotes the refused text, which may be the URL of a node.
 fn without_passwords(mut error: clap::Error) -> clap::Error {
     let hidden = error.context().filter_map(|(kind, value)| match value {
         ContextValue::String(text) => Some((kind, ContextValue::String(without_password(text)))),

@@ -1,4 +1,4 @@
-//! The list of nodes, and the password for those whose URL has none.
+//! The list of nodes, and the password for nodes whose URL has none.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use super::value::listed;
 
 const EMBEDDED_NODES: usize = 5;
 
-/// What `--node-password-file` has in it.
+/// The content of `--node-password-file`.
 #[derive(Clone, Default)]
 pub struct NodePassword(Option<String>);
 
@@ -21,7 +21,7 @@ impl NodePassword {
         let shown = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("--node-password-file: {shown}: {error}"))?;
-        // Editors end a line; nothing else is taken away.
+        // Editors end a line with a newline. Everything else belongs to the password.
         let text =
             text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
         let wrong = |what| {
@@ -36,7 +36,7 @@ impl NodePassword {
         }
     }
 
-    /// For a node that has none of its own.
+    /// Adds the password to a URL without one.
     pub fn give(&self, url: RedisUrl) -> RedisUrl {
         match &self.0 {
             Some(password) if url.credentials().1.is_none() => url.with_password(password),
@@ -51,10 +51,10 @@ impl fmt::Debug for NodePassword {
     }
 }
 
-/// Where the locks live.
+/// Where locks are stored.
 #[derive(Debug, Clone)]
 pub enum Nodes {
-    /// So many in-memory nodes in this process.
+    /// The number of in-memory nodes in this process.
     Embedded(usize),
     Redis(Vec<RedisUrl>),
 }
@@ -66,7 +66,7 @@ pub(super) struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// `open_to_others`: where other machines reach this one, if they do.
+    /// `open_to_others`: the listening address, if other machines can reach it.
     pub(super) fn resolve(
         self,
         password: &NodePassword,
@@ -74,7 +74,7 @@ impl Given<'_> {
     ) -> Result<Nodes, String> {
         let mut urls: Vec<RedisUrl> = Vec::new();
         for (index, text) in listed(self.urls).enumerate() {
-            // Not quoted: it may have a password in it.
+            // The text is not quoted: it may have a password in it.
             let url = RedisUrl::parse(text)
                 .map_err(|error| format!("--node, number {}: {error}", index + 1))?;
             if urls.iter().any(|other| other.name() == url.name()) {
@@ -92,7 +92,7 @@ impl Given<'_> {
                 "every --node has a password of its own"
             };
             return Err(format!(
-                "--node-password-file: {}: {why}, so nothing would be logged in with it",
+                "--node-password-file: {}: {why}, so no login would use it",
                 path.display()
             ));
         }
@@ -103,7 +103,7 @@ impl Given<'_> {
             }
             (0, Some(address)) if !self.embedded => Err(format!(
                 "--node: none is given, and {address} is reachable from other machines: the locks would be in the memory of this \
-                 process alone, and no other gateway would know of them; give 3 or 5 Redis masters, or say --embedded"
+                 process alone, and no other gateway would know of them; give 3 or 5 Redis masters, or --embedded"
             )),
             (0, _) => Ok(Nodes::Embedded(EMBEDDED_NODES)),
             (given, _) if self.embedded => Err(format!(

@@ -1,10 +1,10 @@
-//! Origins of web pages, as browsers send them: the pages that may call this service.
+//! Origins of web pages that may call this service, in the form that browsers send.
 
 use http::Uri;
 
 use super::value::{listed, without_password};
 
-/// `scheme://host[:port]`, in the one form that a browser sends.
+/// `scheme://host[:port]`, in the only form that browsers send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin(String);
 
@@ -19,12 +19,11 @@ impl Origin {
     fn parse(text: &str) -> Result<Self, String> {
         if text.contains('*') {
             return Err(
-                "a star would let every page that anybody here opens take and release locks; name the origins, \
-                        once each"
+                "a star would let every page that anybody here opens take and release locks; name each origin once"
                     .into(),
             );
         }
-        // A port that is no number is missing, and stands in the text.
+        // `Uri` drops a port that is no number. Then the authority differs from the host.
         let has_port = |uri: &Uri| {
             uri.port().is_some() || uri.authority().map(|all| all.as_str()) == uri.host()
         };
@@ -41,7 +40,7 @@ impl Origin {
             (_, Some(port)) => format!(":{port}"),
         };
         let sent = format!("{scheme}://{}{port}", host.to_ascii_lowercase());
-        // Compared byte by byte with what a browser says: another form would never match.
+        // Origins are compared byte by byte, so any other form would never match.
         if sent == text { Ok(Self(sent)) } else { Err(format!("browsers send it as {sent}")) }
     }
 }
@@ -60,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_what_browsers_send_and_nothing_else() {
+    fn an_origin_has_exactly_the_form_that_browsers_send() {
         for good in [
             "https://ops.example.com",
             "http://localhost:3000",

@@ -1,4 +1,4 @@
-//! Settings that nobody would write: none makes the program panic, and none makes it show a password.
+//! Properties for arbitrary settings: none makes the program panic or show a password.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use proptest::sample::select;
 use super::tests::load;
 use super::*;
 
-/// Stands for the password in every URL below.
+/// The password in every URL below.
 const PASSWORD: &str = "hunter2Secret";
 
 const KEYS: &[&str] = &[
@@ -56,7 +56,7 @@ fn word() -> BoxedStrategy<String> {
     word.boxed()
 }
 
-/// A value as it stands in the file, well formed or not.
+/// A value as it may stand in the file, well formed or not.
 fn value() -> impl Strategy<Value = String> {
     let quoted = (
         select(&["'", "\"", "'''", "\"\"\"", ""][..]),
@@ -78,7 +78,7 @@ fn file() -> impl Strategy<Value = String> {
     vec(prop_oneof![9 => line, 1 => any::<String>()], 0..6).prop_map(|lines| lines.join("\n"))
 }
 
-/// Flags with their values, all but the nodes.
+/// Flags with values, except for the nodes.
 fn flags() -> impl Strategy<Value = Vec<String>> {
     let settings = select(&KEYS[..19]).prop_filter("not the nodes", |key| *key != "nodes");
     let flag = |(key, value): (&str, _)| {
@@ -87,7 +87,8 @@ fn flags() -> impl Strategy<Value = Vec<String>> {
     vec((settings, word()).prop_map(flag), 0..6)
 }
 
-/// Whatever is shown of an outcome: an error on the terminal, a configuration in the banner and the log.
+/// All that is shown of a result: an error on the terminal, a configuration in the banner and the
+/// log.
 fn shown(outcome: Result<Config, String>) -> String {
     match outcome {
         Ok(Config { nodes, .. }) => format!("{nodes:?}"),

@@ -1,4 +1,4 @@
-//! What settings come to, and what is said of those that cannot be used.
+//! Configurations that settings give, and the errors of unusable settings.
 
 #![cfg(test)]
 
@@ -12,7 +12,7 @@ pub(super) struct Line {
     settings: Settings,
 }
 
-/// What these flags and this file come to.
+/// The configuration that these flags and this file give.
 pub(super) fn load(flags: &[String], file: &str) -> Result<Config, String> {
     let line = ["redlock-gateway".into()]
         .into_iter()

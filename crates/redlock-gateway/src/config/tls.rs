@@ -1,4 +1,4 @@
-//! The settings of TLS, towards clients and towards nodes, and which go together.
+//! The settings of TLS, for clients and for nodes, and their combinations.
 
 use std::path::PathBuf;
 
@@ -7,26 +7,30 @@ use redlock_core::node::redis::{TlsIdentity, TlsSettings};
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct TlsFlags {
-    /// Serve HTTPS with this certificate: PEM, the server's own first, then intermediate ones; needs --tls-key
+    /// Serve HTTPS with this certificate: PEM, the server's own first, then intermediate ones;
+    /// needs --tls-key
     ///
-    /// This file and those of --tls-key and --tls-client-ca are looked at every second, and read again on SIGHUP: new
-    /// connections get what is in them then, unless it cannot be used.
+    /// The files of --tls-cert, --tls-key and --tls-client-ca are checked every second, and read
+    /// again on SIGHUP. New connections use the new content, unless it cannot be used.
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CERT")]
     tls_cert: Option<PathBuf>,
     /// The private key of --tls-cert: PEM, not encrypted
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_KEY")]
     tls_key: Option<PathBuf>,
-    /// Let clients show a certificate, which must come from one of the authorities in this PEM file; needs --tls-cert and --auth-keys
+    /// Accept client certificates that one of the authorities in this PEM file issued; needs
+    /// --tls-cert and --auth-keys
     ///
-    /// It stands for the key in the file of --auth-keys that names its subject as its `certificate`.
+    /// A certificate stands for the key whose `certificate` in the file of --auth-keys is its
+    /// subject.
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
-    /// Authorities that the certificates of rediss:// nodes must come from: PEM [default: those of the system]
+    /// PEM file with the authorities that must have issued the certificates of rediss:// nodes
+    /// [default: those of the system]
     ///
-    /// This file and those of --node-cert and --node-key are read for every connection to a node.
+    /// The files of --node-ca, --node-cert and --node-key are read for every connection to a node.
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_CA")]
     node_ca: Option<PathBuf>,
-    /// Certificate to show to rediss:// nodes that want one: PEM; needs --node-key
+    /// Certificate to show to rediss:// nodes that require one: PEM; needs --node-key
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_CERT")]
     node_cert: Option<PathBuf>,
     /// The private key of --node-cert: PEM, not encrypted
@@ -34,7 +38,7 @@ pub(super) struct TlsFlags {
     node_key: Option<PathBuf>,
 }
 
-/// What HTTPS is served with.
+/// The files for HTTPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
     pub cert: PathBuf,
@@ -43,14 +47,15 @@ pub struct TlsFiles {
 }
 
 impl TlsFlags {
-    /// Which go together; the files are not looked at. `any_tls`: whether a node is a rediss:// URL.
+    /// Checks the combination without reading the files. `any_tls`: whether a node has a rediss://
+    /// URL.
     pub(super) fn resolve(self, any_tls: bool) -> Result<(Option<TlsFiles>, TlsSettings), String> {
         let https = match both(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))? {
             Some((cert, key)) => Some(TlsFiles { cert, key, client_ca: self.tls_client_ca }),
             None => match self.tls_client_ca {
                 Some(path) => {
                     let path = path.display();
-                    let why = "given without --tls-cert and --tls-key; only with HTTPS can a client show a certificate";
+                    let why = "given without --tls-cert and --tls-key; a client can show a certificate only over HTTPS";
                     return Err(format!("--tls-client-ca: {path}: {why}"));
                 }
                 None => None,
@@ -66,7 +71,7 @@ impl TlsFlags {
                 "--node-cert, --node-key"
             };
             return Err(format!(
-                "{flags}: no --node is a rediss:// URL, so nothing would be secured by it"
+                "{flags}: no --node is a rediss:// URL, so no connection would use it"
             ));
         }
         Ok((https, node_tls))

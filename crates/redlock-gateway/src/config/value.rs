@@ -1,4 +1,5 @@
-//! Texts to values that are allowed. Each parser says what is; the command line adds the flag and the text that it refused.
+//! Parsers of values. Each error states what is allowed; the command line adds the flag and the
+//! text.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -15,12 +16,12 @@ use crate::proxies;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// As people write it: `1m 30s`.
+/// A duration as people write it: `1m 30s`.
 pub fn show(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
-/// Lists may have spaces around what they name, and name nothing: variables are often written by templates.
+/// The items of a list, without spaces and empty items: templates often write the variables.
 pub(super) fn listed(texts: &[String]) -> impl Iterator<Item = &str> {
     texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty())
 }
@@ -38,7 +39,7 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "expected IP:PORT, such as 127.0.0.1:8080 or [::1]:8080")
 }
 
-/// A name without a port, in lower case.
+/// A host name without a port, in lower case.
 pub(super) fn host(text: &str) -> Result<String, String> {
     let is_name = !text.is_empty()
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
@@ -53,7 +54,8 @@ pub(super) fn host(text: &str) -> Result<String, String> {
     ))
 }
 
-/// With the path that is the protocol's own, where there is none. Credentials are for OTEL_EXPORTER_OTLP_HEADERS: a URL is seen by many.
+/// The endpoint, with the protocol's path if it has none. Credentials are refused, because many
+/// people see a URL; they belong into OTEL_EXPORTER_OTLP_HEADERS.
 pub(super) fn endpoint(text: &str) -> Result<String, &'static str> {
     let expected = "expected http://HOST[:PORT][/PATH] or https://…, without credentials and query, such as http://localhost:4318";
     let uri: Uri = text.trim().parse().map_err(|_| expected)?;
@@ -94,7 +96,7 @@ pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, String> {
     let groups = listed(texts).map(group).collect::<Result<Vec<_>, _>>()?;
     if groups.len() > MAX_GROUPS {
         return Err(format!(
-            "--group: {} groups given; allowed are at most {MAX_GROUPS}",
+            "--group: {} groups given; at most {MAX_GROUPS} are allowed",
             groups.len()
         ));
     }
@@ -123,7 +125,7 @@ pub(super) fn count(limit: usize) -> impl Fn(&str) -> Result<usize, String> + Cl
     }
 }
 
-/// At least what anything can be served with.
+/// A memory size, from the smallest budget that can serve requests.
 pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
     let limit = ByteSize::pib(1);
     let size = text.trim().parse().ok().filter(|size| (SMALLEST..=limit).contains(size));

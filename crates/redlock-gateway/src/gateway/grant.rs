@@ -1,4 +1,4 @@
-//! A grant between the core and its client.
+//! A grant on its way from the core to its client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,23 +8,24 @@ use redlock_core::{Lease, LockName, LockToken, Redlock, Ttl};
 use crate::overload::MasterMemory;
 use crate::overload::clients::Client;
 
-/// A lease as the client is told of it, at one moment.
+/// A lease as the answer shows it, at one moment.
 #[derive(Debug, Clone)]
 pub struct LeaseView {
     pub token: LockToken,
     pub ttl: Ttl,
     pub validity: Duration,
-    /// From the request to the moment that the validity is counted from, waiting included.
+    /// Time from the request to the start of the validity, waiting included.
     pub elapsed: Duration,
     /// Microseconds since 1970, for people.
     pub expires_at: u64,
     pub nodes_granted: usize,
     pub nodes_total: usize,
-    /// Whether an earlier request with the same idempotency key was granted it.
+    /// Whether an earlier request with the same idempotency key got the grant.
     pub replayed: bool,
 }
 
-/// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody knows its token.
+/// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody has its
+/// token.
 pub struct GrantGuard {
     pub(super) locks: Redlock,
     pub(super) memory: Arc<MasterMemory>,
@@ -33,7 +34,7 @@ pub struct GrantGuard {
 }
 
 impl GrantGuard {
-    /// The answer was handed over.
+    /// Disarms the guard: the connection has taken the answer.
     pub fn delivered(mut self) {
         self.lock = None;
     }
@@ -43,7 +44,7 @@ impl Drop for GrantGuard {
     fn drop(&mut self) {
         if let Some((name, lease)) = self.lock.take() {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
-            // A grant that was told again stays.
+            // A replayed grant stays: an earlier answer may have delivered it.
             if !lease.replayed {
                 self.client.released(name.as_str(), &self.memory.terms(&self.locks));
             }

@@ -1,7 +1,7 @@
-//! Listings under way, and the cursors that they hand out.
+//! Listings under way, and the cursors that they return.
 //!
-//! A listing costs the masters more than a lock does, so few go on at a time, and a cursor is taken only from whom it was
-//! given to: it names the master to read, and where.
+//! A listing costs the masters more than a lock does, so few may run at a time. A cursor names a
+//! master to read and a position, so only the principal that got it may use it.
 
 use std::fmt::Write;
 
@@ -11,36 +11,36 @@ use sha2::Sha256;
 
 use crate::overload::clients::{Client, Counter, Permit};
 
-/// Listings at a time, of all clients and of one.
+/// Limits on listings under way: of all clients, and of one client.
 const MAX: usize = 2;
 const MAX_OF_ONE: usize = 1;
-/// Of a cursor's signature, in bytes.
+/// Length of a cursor's signature, in bytes.
 const SIGNATURE: usize = 16;
 
-/// A page of held locks that is asked for.
+/// The request for a page of held locks.
 pub struct ListRequest<'a> {
-    /// For whom it is counted.
+    /// The client that the listing is counted for.
     pub client: &'a Client,
     pub principal: Option<&'a str>,
     pub prefix: &'a str,
     pub limit: usize,
-    /// As an earlier page had it.
+    /// `next` of an earlier page.
     pub cursor: Option<&'a str>,
 }
 
-/// A page of held locks as a client gets it.
+/// A page of held locks, as a client gets it.
 #[derive(Debug)]
 pub struct ListView {
     pub locks: Vec<(LockName, LockState)>,
-    /// Where the next page begins; `None` at the end.
+    /// The cursor of the next page. `None` at the end.
     pub next: Option<String>,
 }
 
-/// Why no listing was begun: so many are under way, as many as are allowed.
+/// Refusal of a listing: `max` are under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooManyListings {
     pub max: usize,
-    /// Of the client that asks, or of all.
+    /// Whether `max` is the limit of one client, and not of all.
     pub of_this_client: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct TooManyListings {
 pub(super) struct Listings(Counter);
 
 impl Listings {
-    /// Takes a place for a listing, of this gateway's and of its client's.
+    /// Takes a slot of the client and one of the gateway.
     pub(super) fn begin(&self, client: &Client) -> Result<(Permit, Permit), TooManyListings> {
         let refused = |max, of_this_client| TooManyListings { max, of_this_client };
         let own = client.listing.take(MAX_OF_ONE).ok_or(refused(MAX_OF_ONE, true))?;
@@ -62,17 +62,19 @@ impl Listings {
     }
 }
 
-/// What cursors are signed with.
+/// The key that signs cursors.
 ///
-/// All gateways of a cluster have to take each other's cursors, so it comes from what they share: the name or the list of the
-/// node set, and users and passwords of the masters, in their order. It is as secret as those passwords. **Where the masters
-/// have no password**, whoever knows or guesses their addresses, or the name of the cluster, can forge cursors: then he picks
-/// the master that his listing reads, and the place. What it may show and what it may cost is the same for every cursor.
+/// Every gateway of a cluster must accept the cursors of the others, so the key is derived from
+/// data that they share: the name or list of the node set, and the masters' users and passwords, in
+/// order. The key is as secret as those passwords. **If the masters have no password**, anybody who
+/// guesses their addresses or the cluster's name can forge cursors. A forged cursor chooses the
+/// master and position that the forger's own listing reads. It shows and costs no more than any
+/// other cursor.
 #[derive(Clone)]
 pub struct CursorKey([u8; 32]);
 
 impl CursorKey {
-    /// From what the gateways of a cluster share.
+    /// Derives the key from the data that the gateways of a cluster share.
     pub fn derive<'a>(
         cluster: &str,
         credentials: impl IntoIterator<Item = (Option<&'a str>, Option<&'a str>)>,
@@ -87,12 +89,12 @@ impl CursorKey {
         Self(mac.finalize().into_bytes().into())
     }
 
-    /// Of one process.
+    /// A random key, for cursors of this process alone.
     pub fn new(random: [u8; 32]) -> Self {
         Self(random)
     }
 
-    /// As a client gets it that lists this prefix.
+    /// The text of a cursor for a client that lists this prefix.
     pub(super) fn seal(
         &self,
         cursor: &ListCursor,
@@ -106,7 +108,7 @@ impl CursorKey {
         text
     }
 
-    /// A cursor that was given to this principal in a listing of this prefix.
+    /// Returns a cursor if it was given to this principal in a listing of this prefix.
     pub(super) fn open(
         &self,
         text: &str,
@@ -129,7 +131,7 @@ impl CursorKey {
     }
 }
 
-/// So that no two lists of texts are read as the same bytes.
+/// Adds a text with its length, so that no two lists of texts give the same bytes.
 fn part(mac: &mut Hmac<Sha256>, text: Option<&str>) {
     let length = text.map_or(u64::MAX, |text| text.len() as u64);
     mac.update(&length.to_be_bytes());
@@ -145,8 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_is_taken_by_every_gateway_of_its_cluster_from_whom_it_was_given_to_and_from_nobody_else()
-     {
+    fn a_cursor_opens_only_in_its_cluster_prefix_and_principal() {
         let cursor: ListCursor = "1-1-3137".parse().unwrap();
         let text = key("secret").seal(&cursor, "a/", Some("me"));
         assert_eq!(key("secret").open(&text, "a/", Some("me")), Some(cursor.clone()));
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_that_was_changed_or_cut_is_none() {
+    fn a_changed_or_shortened_cursor_is_refused() {
         let text = key("secret").seal(&"1-1-3137".parse().unwrap(), "", None);
         let open = |text: &str| key("secret").open(text, "", None);
         assert!(open(&text).is_some());
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_lists_once_at_a_time_and_all_clients_twice() {
+    fn listings_are_limited_to_one_per_client_and_two_in_all() {
         let listings = Listings::default();
         let [a, b, c] = [(); 3].map(|()| Client::default());
         let first = listings.begin(&a).unwrap();
@@ -200,7 +201,7 @@ mod tests {
             listings.begin(&c).unwrap_err(),
             TooManyListings { max: 2, of_this_client: false }
         );
-        // One that was refused has taken nothing.
+        // A refused listing takes no slot.
         assert_eq!((listings.count(), c.listing.count()), (2, 0));
         drop(first);
         assert!(listings.begin(&c).is_ok());

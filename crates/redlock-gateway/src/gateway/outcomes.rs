@@ -1,15 +1,15 @@
-//! How operations ended, as it is counted.
+//! Counts how operations end.
 
 use std::time::{Duration, Instant};
 
 use redlock_core::node::Reason;
 use redlock_core::{LockError, NodeAnswer};
 
-use crate::telemetry::{OfLock, Operation, OutcomeLabel, WaitEnd};
+use crate::telemetry::{LockCounters, Operation, OutcomeLabel, WaitEnd};
 
-/// An acquire that was decided so long after its begin, or not; with a wait it took longer.
+/// Counts an acquire. `result` has the time to its decision, `elapsed` also the wait.
 pub(super) fn count_acquire(
-    telemetry: OfLock<'_>,
+    telemetry: LockCounters<'_>,
     result: Result<Duration, &LockError>,
     waits: bool,
     elapsed: Duration,
@@ -34,8 +34,8 @@ pub(super) fn count_acquire(
     result.err().into_iter().for_each(|error| count_failures(telemetry, Operation::Acquire, error));
 }
 
-/// Why nodes failed, where that decided.
-pub(super) fn count_failures(telemetry: OfLock<'_>, operation: Operation, error: &LockError) {
+/// Counts the failures of nodes that cost an operation its majority.
+pub(super) fn count_failures(telemetry: LockCounters<'_>, operation: Operation, error: &LockError) {
     let (LockError::NoQuorum(reports) | LockError::Unknown(reports)) = error else { return };
     for report in reports {
         match &report.answer {
@@ -48,7 +48,7 @@ pub(super) fn count_failures(telemetry: OfLock<'_>, operation: Operation, error:
     }
 }
 
-/// Whether an acquire that ended so has left nothing on the masters.
+/// Whether an acquire that ended with this error has left nothing on the masters.
 pub(super) fn leaves_nothing(error: &LockError) -> bool {
     use LockError::*;
     match error {
@@ -76,21 +76,21 @@ pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: OutcomeLabel
     }
 }
 
-/// Counts an acquire whose client went away before the decision.
+/// Counts an acquire whose client goes away before the decision.
 pub(super) struct Cancelled<'a> {
-    telemetry: OfLock<'a>,
+    telemetry: LockCounters<'a>,
     started: Instant,
     waits: bool,
     is_armed: bool,
 }
 
 impl<'a> Cancelled<'a> {
-    /// Counts it when this is dropped before [`Cancelled::ended`].
-    pub(super) fn unless_ended(telemetry: OfLock<'a>, started: Instant, waits: bool) -> Self {
+    /// Counts a cancelled acquire when the guard is dropped before [`Cancelled::ended`].
+    pub(super) fn unless_ended(telemetry: LockCounters<'a>, started: Instant, waits: bool) -> Self {
         Self { telemetry, started, waits, is_armed: true }
     }
 
-    pub(super) fn ended(mut self) -> OfLock<'a> {
+    pub(super) fn ended(mut self) -> LockCounters<'a> {
         self.is_armed = false;
         self.telemetry
     }

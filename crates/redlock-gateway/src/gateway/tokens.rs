@@ -1,5 +1,6 @@
-//! Whose grant a token is, and in whose name a lock is asked for. Where there are principals, what a client shows and what the
-//! nodes know are two: a token that was stolen, or read from a node, is worth nothing to anybody else.
+//! Owners and tokens where API keys are in use. The nodes store a token that is derived from the
+//! client's token and its principal. So a token that was stolen, or read from a node, is useless to
+//! everybody else.
 
 use std::sync::Arc;
 
@@ -7,35 +8,35 @@ use redlock_core::{LockError, LockName, LockState, LockToken, Owner, OwnerChoice
 
 use crate::info::LockMetadata;
 
-/// A token, and the principal that shows it.
+/// A token, and the principal that presents it.
 #[derive(Debug)]
 pub struct PresentedToken {
     pub token: LockToken,
     pub principal: Option<Arc<str>>,
-    /// Whether a token that is bound to somebody else is good enough.
+    /// Whether the principal may use tokens of other principals.
     pub may_force: bool,
-    /// Whether it is to release, and not to extend.
+    /// Whether the token is for a release. Otherwise it is for an extension.
     pub releases: bool,
 }
 
-/// Whose grant a token is taken for.
+/// A token, and the grant that it stands for.
 #[derive(Debug)]
 pub struct ResolvedToken {
     pub(super) shown: LockToken,
-    /// As the nodes know it.
+    /// The token on the nodes.
     pub(super) known: LockToken,
-    /// Whether it is somebody else's than the one who shows it.
+    /// Whether the grant belongs to another principal.
     pub is_forced: bool,
 }
 
 impl ResolvedToken {
-    /// Where there are no principals.
+    /// A token where there are no principals.
     pub fn of(token: LockToken) -> Self {
         Self { shown: token, known: token, is_forced: false }
     }
 }
 
-/// In whose name a lock is asked for, and the owner that the client will show if that is another one.
+/// The owner to send to the nodes, and the owner that the client will see if it is a different one.
 pub(super) fn owner(
     locks: &Redlock,
     cluster: &str,
@@ -44,7 +45,8 @@ pub(super) fn owner(
     idempotency_key: Option<&str>,
 ) -> (OwnerChoice, Option<Owner>) {
     let derived = idempotency_key.map(|key| derived_owner(cluster, name, principal, key));
-    // The nodes get to know another owner, which only this principal can come to.
+    // The nodes get an owner derived from the shown one and the principal, so no other principal
+    // can present it.
     let shown = principal.map(|_| derived.unwrap_or_else(|| locks.fresh_owner()));
     let known = shown.zip(principal).map(|(shown, principal)| shown.bound_to(principal));
     let owner = match (known, derived) {
@@ -55,7 +57,7 @@ pub(super) fn owner(
     (owner, shown)
 }
 
-/// The owner that the nodes know of all requests of this principal with one idempotency key.
+/// The owner on the nodes for all requests of this principal with one idempotency key.
 pub(super) fn owner_of_key(
     cluster: &str,
     name: &LockName,
@@ -66,7 +68,8 @@ pub(super) fn owner_of_key(
     principal.map_or(derived, |principal| derived.bound_to(principal))
 }
 
-/// As the client shows it. All gateways of a cluster derive the same, whichever of them a retry reaches.
+/// The owner that the client sees. Every gateway of a cluster derives the same one, so a retry may
+/// reach any of them.
 fn derived_owner(
     cluster: &str,
     name: &LockName,
@@ -76,12 +79,13 @@ fn derived_owner(
     Owner::derive(cluster, principal.unwrap_or("anonymous"), name, idempotency_key)
 }
 
-/// Whose grant a token is taken for: that of the principal that shows it, or, where it may use the tokens of others,
-/// that of the lock's holder.
+/// Finds out whose grant a token belongs to: that of the principal that presents it, or of the
+/// lock's holder where the principal may use the tokens of others.
 ///
-/// Where there are principals the lock is looked at first, and a token that cannot be the principal's is not sent to the
-/// nodes: a release leaves its mark on a lock's fence also where it is refused, and neither repair nor fencing tokens
-/// are to be at the mercy of everybody who may release some lock.
+/// Where there are principals, the lock is read first, except for an extension without force. A
+/// token that cannot be the principal's is not sent to the nodes: even a refused release changes a
+/// lock's token watermark. Otherwise anybody who may release some lock could disturb its repair and
+/// its fencing tokens.
 pub(super) async fn resolve(
     locks: &Redlock,
     name: &LockName,
@@ -90,14 +94,14 @@ pub(super) async fn resolve(
     let PresentedToken { token: shown, principal, may_force, releases } = presented;
     let Some(principal) = principal else { return Ok(ResolvedToken::of(shown)) };
     let own = ResolvedToken { shown, known: shown.bound_to(&principal), is_forced: false };
-    // An extension that is refused leaves nothing behind.
+    // A refused extension leaves nothing behind.
     if !releases && !may_force {
         return Ok(own);
     }
     let is_of_the_future = shown.fencing().get() > locks.wall_micros();
     match locks.inspect(name).await.state {
         LockState::Held(by) => {
-            // By its owner, not by the text beside it: that may have been lost where the lock was repaired.
+            // Compared by owner: the text beside the lock may have been lost in a repair.
             let is_own = by.is_of(&own.known);
             let key = LockMetadata::read(&by.info).key;
             if !is_own && !may_force || is_of_the_future && by.fencing != Some(shown.fencing()) {

@@ -1,6 +1,7 @@
-//! Who sent a request, from its headers or its certificate, and whether it may do what its route is for.
+//! Who sent a request, from its headers or its certificate, and whether the sender may do what the
+//! route is for.
 //!
-//! The gateway behind the routes is reached through these extractors alone, so no handler can forget to ask.
+//! Handlers reach the gateway through these extractors alone, so no handler can skip the check.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,19 +25,19 @@ use crate::overload::clients::{Client, Clients, FairQueue};
 use crate::overload::in_flight::{Active, InFlight, RequestClass};
 use crate::transport::disconnect::Peer;
 
-/// What all routes are served with.
+/// State that all routes share.
 pub struct AppState {
     pub gateway: Arc<Gateway>,
     pub authenticator: Arc<Authenticator>,
     pub public: Public,
     pub clients: Arc<Clients>,
     pub fair_queue: Arc<FairQueue>,
-    /// Whose pages may call.
+    /// The origins whose pages may call.
     pub cors_origins: Vec<Origin>,
 }
 
 impl AppState {
-    /// Without keys: everything is for everybody.
+    /// The state without keys: everything is open to everybody.
     pub fn open(gateway: Arc<Gateway>) -> Self {
         let authenticator = Arc::new(Authenticator::open(false));
         let public = Public { docs: true, metrics: true };
@@ -51,20 +52,20 @@ impl AppState {
     }
 }
 
-/// What a route asks of whoever calls it.
+/// What a caller needs for a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Needs {
     /// Nothing: probes have no keys.
     Nothing,
-    /// A key, whatever it may do.
+    /// Any key.
     AnyKey,
-    /// A permission, for whichever locks.
+    /// A permission, for any lock.
     Anywhere(Verb),
-    /// A permission for the lock that the path names. With `?force=true` that to force stands in for that to release.
+    /// A permission for the lock in the path. With `?force=true` a release needs `force` instead.
     OnLock(Verb),
 }
 
-/// What one route is served with.
+/// State of one route.
 #[derive(Clone)]
 pub(super) struct Route {
     app: Arc<AppState>,
@@ -80,9 +81,11 @@ impl Route {
         self.app.gateway.limits()
     }
 
-    /// Whether a page that has no say here made a browser send this, with all that the browser adds by itself.
+    /// Whether a browser sent the request for a page that may not call this service. The browser adds
+    /// credentials by itself.
     fn is_of_other_site(&self, parts: &Parts) -> bool {
-        // A listed page brings a key of its own, where there are keys: it is not lent those of whoever looks at it.
+        // With keys, listed pages are not trusted either: such a page brings a key of its own, and
+        // must not use the credentials of its visitors.
         let trusted =
             if self.app.authenticator.is_open() { self.app.cors_origins.as_slice() } else { &[] };
         let is_link =
@@ -91,12 +94,12 @@ impl Route {
     }
 }
 
-/// Whether a release is to take the lock from whoever holds it.
+/// Whether a release takes the lock from whoever holds it.
 pub(super) fn is_forced(uri: &Uri) -> bool {
     uri.query() == Some("force=true")
 }
 
-/// A caller with what its route needs.
+/// A caller with the permission that its route needs.
 pub(super) struct Access {
     caller: Caller,
     client: Arc<Client>,
@@ -105,11 +108,11 @@ pub(super) struct Access {
     _active: Active,
 }
 
-/// The same for one lock.
+/// A caller with the permission that its route needs for one lock.
 pub(super) struct LockAccess {
     pub(super) access: Access,
     pub(super) name: LockName,
-    /// What it may do.
+    /// The permission that the request uses.
     pub(super) verb: Verb,
 }
 
@@ -173,8 +176,8 @@ impl Access {
         Self { caller: Caller::anonymous(false), client, _active: app.gateway.begin(), app, audit }
     }
 
-    /// Goes on only for somebody who is known, and within the rate of its key. What is denied is on the record with what it
-    /// was about.
+    /// Lets in a caller that is known and within the rate of its key. Notes the subject of the
+    /// request first, so that the record of a denied request has it.
     async fn known(
         parts: &Parts,
         route: &Route,
@@ -212,7 +215,7 @@ impl Access {
         Ok(access)
     }
 
-    /// What the request does, for the record.
+    /// Adds to the request's audit entry.
     pub(super) fn note(&self, write: impl FnOnce(&mut AuditEntry)) {
         if let Some(audit) = &self.audit {
             write(&mut audit.entry());
@@ -231,12 +234,13 @@ impl Access {
         &self.caller
     }
 
-    /// Whom the request is counted for.
+    /// The client that the request is counted for.
     pub(super) fn client(&self) -> &Arc<Client> {
         &self.client
     }
 
-    /// Takes a place among the requests that are being worked on. Not before the body has come: who sends none takes none.
+    /// Takes a slot among the requests in flight. Called when the body is complete, so that a
+    /// client that sends no body takes no slot.
     pub(super) async fn enter(&self, work: RequestClass) -> Result<InFlight, ApiError> {
         Ok(self.app.gateway.enter(work, &self.client).await?)
     }
@@ -245,25 +249,25 @@ impl Access {
         &self.app.gateway
     }
 
-    /// Whether the names of the nodes are for this caller.
+    /// Whether the caller may see the names of the nodes.
     pub(super) fn sees_nodes(&self) -> bool {
         self.caller.may_somewhere(Verb::Metrics)
     }
 
-    /// A refusal, as far as this caller may be told of it.
+    /// The error for a refusal, with what this caller may know.
     pub(super) fn refused(&self, refusal: Refusal) -> ApiError {
         ApiError::of(refusal, Disclosure { nodes: self.sees_nodes(), ..Disclosure::default() })
     }
 
-    /// What this caller's requests may ask for.
+    /// The limits of this caller's requests.
     pub(super) fn limits(&self) -> Limits {
         self.caller.limits(self.app.gateway.limits())
     }
 }
 
 impl LockAccess {
-    /// Goes on only when the caller would be let in again: keys and certificates end, also while a body is on its way or a
-    /// request waits.
+    /// Checks the caller again: keys and certificates may end while a body arrives or a request
+    /// waits.
     pub(super) fn check_again(&self) -> Result<(), ApiError> {
         let Access { caller, app, .. } = &self.access;
         let caller = app.authenticator.identify_again(caller)?;
@@ -271,14 +275,14 @@ impl LockAccess {
         self.check_record()
     }
 
-    /// Goes on only when what is done can be recorded, where it must be.
+    /// Refuses a change of a lock that must be recorded and cannot be.
     fn check_record(&self) -> Result<(), ApiError> {
         let is_refused =
             changes(self.verb) && self.access.audit.as_ref().is_some_and(AuditContext::is_refusing);
         if is_refused { Err(ApiError::unrecorded()) } else { Ok(()) }
     }
 
-    /// A refusal, as far as this caller may be told of it.
+    /// The error for a refusal, with what this caller may know.
     pub(super) fn refused(&self, refusal: Refusal) -> ApiError {
         let may = |verb| self.access.caller.may(verb, &self.name);
         let holder = may(Verb::Inspect);
@@ -287,7 +291,7 @@ impl LockAccess {
     }
 }
 
-/// Whether it does something to a lock.
+/// Whether the verb changes locks.
 fn changes(verb: Verb) -> bool {
     matches!(verb, Verb::Acquire | Verb::Extend | Verb::Release | Verb::Force)
 }
@@ -307,11 +311,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
     }
 }
 
-/// A secret in the wrong place must not go on from there: not to the log, the record, the masters or back in an answer.
+/// Refuses a text with a secret in it. A misplaced secret must not reach the log, the audit record,
+/// the masters or an answer.
 pub(super) fn no_secret(text: &str) -> Result<(), &'static str> {
     if holds_secret(text) {
         Err(
-            "there is an API key or a lock token in the path: whoever saw it on the way has it now; replace it",
+            "there is an API key or a lock token in the path: anybody on the way may have read it; replace it",
         )
     } else {
         Ok(())
@@ -322,7 +327,7 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
     let authenticator = &route.app.authenticator;
     let refused = |error: AuthError, claimed: Option<&str>| {
         if let Some(audit) = parts.extensions.get::<AuditContext>() {
-            // Only what is a name: anything else may be a secret in the wrong place.
+            // Only the name of an existing key is noted: other text may be a misplaced secret.
             let name = claimed.filter(|name| authenticator.has_key_named(name));
             audit.entry().who = name.map(|name| format!("{name} (not proven)"));
         }
@@ -336,7 +341,7 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
         }
         let shown = certificate.map(|shown| Credential::Certificate(&shown.subject, shown.ends));
         return authenticator.identify(shown).map_err(|error| match certificate {
-            // Whoever made the certificate has to bring the two together.
+            // The subject helps whoever has to add the certificate to the keys file.
             Some(shown) if error == AuthError::Unknown => {
                 ApiError::unknown_certificate(&shown.subject)
             }
@@ -370,19 +375,19 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
     }
 }
 
-/// How much a request may see of what the service is made of.
+/// How much of a health answer the caller may see.
 pub(super) enum Visibility {
     Full,
-    /// Whether it is there, and no more.
+    /// Only the status, without the nodes.
     StatusOnly,
 }
 
 impl FromRequestParts<Route> for Visibility {
     type Rejection = Infallible;
 
-    /// Nobody is sent away: an orchestrator's probe has no key, and a wrong one shows no more than none.
+    /// Refuses nobody: an orchestrator's probe has no key. A wrong key shows no more than none.
     async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, Infallible> {
-        // The nodes cost something to show: what is beyond the rate of a key shows no more than none either.
+        // Showing the nodes costs something, so a caller beyond its rate sees only the status.
         let may_see = || {
             let caller =
                 identify(route, parts).ok().filter(|caller| caller.may_somewhere(Verb::Metrics));
@@ -396,7 +401,7 @@ impl FromRequestParts<Route> for Visibility {
     }
 }
 
-/// Around pages that other rooms serve.
+/// The check for pages that have no extractor: the documentation.
 pub(super) async fn require(State(route): State<Route>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     match Access::from_request_parts(&mut parts, &route).await {

@@ -1,5 +1,5 @@
-//! What browsers are told: what the documentation page may load and who may show it, and the pages of which other origins
-//! may call this service. A browser is trusted to obey; nothing here keeps anybody else away.
+//! Headers for browsers: what the documentation page may load, who may embed it, and which origins'
+//! pages may call this service. Browsers obey these headers; other clients are not bound by them.
 
 use axum::Router;
 use http::Method;
@@ -9,9 +9,9 @@ use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::config::Origin;
 
-/// What the page brings along and nothing else: its own scripts and style sheets, and the pictures that those contain. It
-/// sets styles by script, which needs no permission, but for the colours of the logo, one inline style sheet that is named
-/// by its digest.
+/// Allows only what the documentation page brings along: its scripts, its style sheets, and the
+/// pictures in those. Styles set by script need no permission. The one inline style sheet, with the
+/// colours of the logo, is named by its digest.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-RL3ie0nH+Lzz2YNqQN83mnU0J1ot4QL7b99vMdIX99w='; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -22,21 +22,22 @@ const GUARDS: [(HeaderName, &str); 4] = [
     (header::REFERRER_POLICY, "no-referrer"),
 ];
 
-/// For routes that browsers show to people. Others would pay for headers that no client reads.
+/// Adds the headers to pages for people. Other answers do without: no client would read the
+/// headers.
 pub(super) fn guarded<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
     GUARDS.into_iter().fold(pages, |pages, (name, value)| {
         pages.layer(SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value)))
     })
 }
 
-/// Lets pages of these origins call every route; leaves the routes as they are when there are none. Belongs outside of
-/// whatever asks for a key: a browser sends none with the request that asks for permission.
+/// Lets pages of these origins call every route. Must be outside of any check for a key: a
+/// browser's preflight request carries none.
 pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
     if origins.is_empty() {
         return routes;
     }
     let header = HeaderName::from_static;
-    // No credentials: a key is sent on purpose, by script, so no other page can make a browser send it.
+    // No credentials: a script sends a key on purpose, so no other page can make a browser send it.
     let cors = CorsLayer::new()
         .allow_origin(
             origins

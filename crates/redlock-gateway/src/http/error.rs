@@ -1,7 +1,8 @@
-//! The one table of errors, and what each refusal of the rooms below is to a caller. No arm is a wildcard: a new refusal
-//! breaks the build here.
+//! The table of errors, and the error that each refusal of the rooms below becomes. No match has a
+//! wildcard arm: a new refusal breaks the build here.
 //!
-//! Every error body is one flat `application/problem+json` object (RFC 9457), so that generated clients need one type.
+//! Every error body is one flat `application/problem+json` object (RFC 9457), so that generated
+//! clients need one type.
 
 mod kinds;
 
@@ -24,7 +25,7 @@ use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 
-/// An example of an error with this status and code, if there is one.
+/// An example of the error with this status and code, if there is one.
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
     let (kind, detail) = kinds::ALL
         .iter()
@@ -51,22 +52,22 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
     Some(problem)
 }
 
-/// Whether this code tells that somebody was not let in.
+/// Whether this code means that the caller was not let in.
 pub(super) fn is_denial(code: &str) -> bool {
     [UNAUTHENTICATED, FORBIDDEN].iter().any(|ProblemKind(_, denial, _)| *denial == code)
 }
 
-/// Suggested pause when nobody knows better.
+/// The pause before a retry when no better one is known.
 const SOON: Duration = Duration::from_secs(1);
-/// A holder may release long before its lock expires, so nobody is sent away for longer.
+/// Limit on the pause after `lock_held`: a holder may release long before its lock expires.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// By how much such backoff differ.
+/// The part by which pauses are spread at random.
 const SPREAD: f64 = 0.1;
-/// Of every error body.
+/// The content type of every error body.
 pub(super) const MEDIA_TYPE: &str = "application/problem+json";
 const BASIC_CHALLENGE: &str = "Basic realm=\"redlock-gateway\", charset=\"UTF-8\"";
 
-/// An error, as RFC 9457 has it; `code` is the part to program against.
+/// An error, as in RFC 9457. Programs use `code`.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(example = json!({
     "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
@@ -74,54 +75,54 @@ const BASIC_CHALLENGE: &str = "Basic realm=\"redlock-gateway\", charset=\"UTF-8\
     "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "nightly-report on host-7", "expires_in_ms": 21400
 }))]
 pub struct Problem {
-    /// A URI for the kind of problem.
+    /// The URI of the kind of error.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The kind in words.
+    /// The kind of error, for people.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// The kind as a word to program against.
+    /// The kind of error, for programs.
     pub code: String,
-    /// What happened here, with the value and what is allowed.
+    /// What happened this time, with the value and what is allowed.
     pub detail: String,
-    /// The `x-request-id` of this answer, as it stands in the gateway's log.
+    /// The `x-request-id` of this answer, as in the gateway's log.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub request_id: Option<String>,
-    /// When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
+    /// Time after which a retry makes sense, in milliseconds. `Retry-After` has it in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub retry_after_ms: Option<u64>,
-    /// The label of whoever holds the lock.
+    /// The holder's label.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub holder: Option<String>,
-    /// When the holder's lock expires unless it is extended.
+    /// Time until the holder's lock expires unless it is extended.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub expires_in_ms: Option<u64>,
-    /// What each node answered.
+    /// The answer of each node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
     pub nodes: Option<Vec<NodeAnswerBody>>,
-    /// What an operator does about it: a page of the gateway's documentation and its section.
+    /// Advice for operators: a page of the gateway's documentation, and the section.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false, example = "operations.md#quorum-lost")]
     pub runbook: Option<&'static str>,
-    /// What went wrong inside the gateway, for its log only.
+    /// The cause inside the gateway, for its log only.
     #[serde(skip)]
     pub cause: Option<String>,
 }
 
-/// What a caller may be told beside what became of its request. The default is the least.
+/// What the caller may know beyond the fate of its request. The default discloses nothing.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Disclosure {
-    /// Names of nodes, and what they say.
+    /// Names of nodes, and their details.
     pub(super) nodes: bool,
-    /// Who holds a lock that is not the caller's own, and how long.
+    /// The holder of a lock that is not the caller's own, and the time left.
     pub(super) holder: bool,
-    /// Whether somebody else holds it at all.
+    /// Whether somebody else holds the lock at all.
     pub(super) is_held: bool,
 }
 
@@ -129,13 +130,13 @@ pub(super) struct Disclosure {
 #[derive(Debug)]
 pub struct ApiError {
     status: S,
-    /// What a client without the right key is told to bring: RFC 6750, section 3.
+    /// The `WWW-Authenticate` header for a client without the right key: RFC 6750, section 3.
     challenge: Option<&'static str>,
     problem: Box<Problem>,
 }
 
 impl ProblemKind {
-    /// `detail` is what happened this time, with the value and what is allowed.
+    /// Makes an error. `detail` says what happened this time, with the value and what is allowed.
     pub(super) fn because(self, detail: impl Into<String>) -> ApiError {
         let Self(status, code, title) = self;
         let problem = Problem {
@@ -157,7 +158,7 @@ impl ProblemKind {
 }
 
 impl ApiError {
-    /// A defect of the gateway: the cause is for its log, where the request id of the answer leads to it.
+    /// A defect of the gateway. The log has the cause under the request id of the answer.
     pub fn internal(cause: impl Display) -> Self {
         let mut error = INTERNAL
             .because("this is a defect of the gateway; its log has more under this request id");
@@ -165,19 +166,19 @@ impl ApiError {
         error
     }
 
-    /// All places for connections are taken, by requests under way.
+    /// All connection slots are taken by requests under way.
     pub(super) fn no_place() -> Self {
         OVERLOADED
             .because("as many connections are open as are allowed, all with requests under way")
             .retry_after(SOON)
     }
 
-    /// The caller is known, by the name of a key where there are keys, and may not do this.
+    /// The caller is known and lacks the permission. `key`: its name, where there are keys.
     pub(super) fn forbidden(key: Option<&str>, verb: &str) -> Self {
         let detail = match key {
             Some(key) => format!("the key {key:?} does not have the permission {verb:?} here"),
             None => format!(
-                "this takes an API key with the permission {verb:?}, and this service has no keys; without one it is allowed \
+                "this needs an API key with the permission {verb:?}, and this service has no keys; without keys it is allowed \
                  where the gateway listens on a loopback address"
             ),
         };
@@ -186,16 +187,16 @@ impl ApiError {
         Self { challenge, ..FORBIDDEN.because(detail) }
     }
 
-    /// A certificate was verified, and stands for no key.
+    /// A verified certificate that no key names.
     pub(super) fn unknown_certificate(subject: &str) -> Self {
         let mut error = Self::from(AuthError::Unknown);
         error.problem.detail = format!(
-            "no API key has the client certificate with the subject {subject:?}: the keys file names it as `certificate`"
+            "no API key has the client certificate with the subject {subject:?}: name it as `certificate` in the keys file"
         );
         error
     }
 
-    /// What this asks for cannot be recorded, and must be.
+    /// The request must be recorded and cannot be.
     pub(super) fn unrecorded() -> Self {
         let detail = "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
         AUDIT_UNAVAILABLE.because(detail).retry_after(SOON)
@@ -206,14 +207,14 @@ impl ApiError {
         self
     }
 
-    fn nodes(mut self, nodes: Vec<NodeReport>, told: Disclosure) -> Self {
-        let shown = |(at, report)| NodeAnswerBody::of_report(report).shown(at, told.nodes);
+    fn nodes(mut self, nodes: Vec<NodeReport>, disclosure: Disclosure) -> Self {
+        let shown = |(at, report)| NodeAnswerBody::of_report(report).shown(at, disclosure.nodes);
         self.problem.nodes = Some(nodes.into_iter().enumerate().map(shown).collect());
         self
     }
 
-    /// To be tried again when the lock expires, or much sooner if that is long; spread out, so that those who were refused
-    /// together do not come back together.
+    /// Suggests a retry when the lock expires, or sooner if that is far away. Spread at random, so
+    /// that clients refused together do not return together.
     fn held_by(self, by: &HeldBy) -> Self {
         let expiry = by.expires_in.unwrap_or(SOON).max(Duration::from_millis(50));
         let expiry = expiry.mul_f64(1.0 + SPREAD * fastrand::f64());
@@ -262,18 +263,18 @@ impl From<Refusal> for ApiError {
 }
 
 impl ApiError {
-    /// A refusal, as far as its caller may be told of it.
-    pub(super) fn of(refusal: Refusal, told: Disclosure) -> Self {
+    /// The error for a refusal, with what the caller may know.
+    pub(super) fn of(refusal: Refusal, disclosure: Disclosure) -> Self {
         match refusal {
-            Refusal::Lock(error) => Self::of_lock(error, told),
+            Refusal::Lock(error) => Self::of_lock(error, disclosure),
             Refusal::InQuarantine { nodes, left, why } => {
-                let why = if told.nodes { format!(" ({why})") } else { String::new() };
+                let why = if disclosure.nodes { format!(" ({why})") } else { String::new() };
                 let detail = format!(
                     "too few nodes may vote: some are in quarantine{why}, and the first moment at which a majority may vote \
                      again is in {}; this request holds nothing, and whatever it set is being released",
                     show(Duration::from_secs(left.as_secs() + 1))
                 );
-                NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, told)
+                NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, disclosure)
             }
             Refusal::MaxHoldReached { held, max } => {
                 let held = show(Duration::from_secs(held.as_secs()));
@@ -296,28 +297,27 @@ impl ApiError {
             }
             Refusal::ClientGone => ABANDONED.because("the client closed the connection while it waited"),
             Refusal::Overloaded => {
-                let detail = "too many requests are in flight, or too many of this client; some are kept for others";
+                let detail = "too many requests are in flight, or too many of this client; some slots are reserved for others";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
                 let of = if of_this_client { "of this client" } else { "of all clients" };
-                let detail = format!("a listing costs more than a lock does: {max} at a time {of} is allowed here");
+                let detail = format!("too many listings are under way; allowed here are {max} at a time {of}");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(
-                "cursor is none of a listing of this prefix with this key; give back next_cursor of the last page, or \
-                 leave it out",
+                "cursor was not returned to this key for this prefix; send next_cursor of the page before, or omit cursor",
             ),
         }
     }
 
-    fn of_lock(error: LockError, told: Disclosure) -> Self {
+    fn of_lock(error: LockError, disclosure: Disclosure) -> Self {
         match error {
             LockError::Held(by) => LOCK_HELD.because(describe(&by)).held_by(&by),
-            LockError::NotHolder(by) if told.holder => NOT_HOLDER
+            LockError::NotHolder(by) if disclosure.holder => NOT_HOLDER
                 .because(format!("this token does not hold the lock; {}", describe(&by)))
                 .with_holder(&by),
-            LockError::NotHolder(_) if told.is_held => {
+            LockError::NotHolder(_) if disclosure.is_held => {
                 NOT_HOLDER.because("this token does not hold the lock; somebody else does")
             }
             LockError::NotHolder(_) | LockError::Lost => {
@@ -326,12 +326,12 @@ impl ApiError {
             LockError::NoQuorum(nodes) => {
                 let detail = "too few nodes answered in time to decide; this request holds nothing, and whatever it set \
                               is being released";
-                NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, told)
+                NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             LockError::Unknown(nodes) => {
                 let detail = "too few nodes answered to tell whether this was done; an old deadline still stands, and \
                               trying again is safe";
-                OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, told)
+                OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             LockError::HeldTooLong { .. } => Refusal::from(error).into(),
             LockError::TtlTooLong { asked, max } => {
@@ -366,7 +366,7 @@ impl ApiError {
                     }
                     WaitLimit::LocksOfCaller => {
                         format!(
-                            "requests of this client are waiting for {max} locks here, as many as those of one may"
+                            "requests of this client are waiting for {max} locks here, as many as one client may wait for"
                         )
                     }
                 };
@@ -388,7 +388,7 @@ fn describe(by: &HeldBy) -> String {
 }
 
 impl Problem {
-    /// Writes the body of an answer, now that its request id is known.
+    /// Writes the body of an error, when its request id is known.
     pub(super) fn render(self, id: &HeaderValue, response: &mut Response) {
         let problem = Self { request_id: id.to_str().ok().map(str::to_owned), ..self };
         *response.body_mut() = Body::from(json_line(&problem).unwrap_or_default());
@@ -402,14 +402,14 @@ impl Problem {
 }
 
 impl IntoResponse for ApiError {
-    /// Without its body, which [`Problem::render`] writes on the way out, where the request id is known.
+    /// Makes the answer without its body. `Problem::render` adds that later, with the request id.
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();
         let headers = response.headers_mut();
         if let Some(pause) = self.problem.retry_after_ms {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(pause.div_ceil(1000).max(1)));
         }
-        // One header line for each scheme.
+        // One header line per scheme.
         if let Some(bearer) = self.challenge {
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(bearer));
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(BASIC_CHALLENGE));
@@ -424,7 +424,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ttl_that_is_too_short_for_rounds_is_told_what_would_do() {
+    fn a_ttl_too_short_for_a_round_names_the_least_ttl() {
         let ttl = |millis| Ttl::from_millis(millis).unwrap();
         let asked = ttl(10);
         let round = Duration::from_micros(3_040);

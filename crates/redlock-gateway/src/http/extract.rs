@@ -1,4 +1,5 @@
-//! The arguments of the operations, read from requests and checked: what handlers take instead of a request.
+//! The arguments of the operations, read from requests and checked. Handlers take them instead of a
+//! request.
 
 mod body;
 
@@ -24,15 +25,15 @@ use crate::config::Limits;
 use crate::info::LockMetadata;
 use crate::transport::disconnect::Peer;
 
-/// Longest `owner` label in characters, as JSON Schema counts them.
+/// Limit on an `owner` label, in characters as JSON Schema counts them.
 const MAX_LABEL: usize = 255;
-/// Most bytes of all keys and values of `metadata` together.
+/// Limit on all keys and values of `metadata` together, in bytes.
 const MAX_METADATA: usize = 1024;
 pub(super) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 static PREFER: HeaderName = HeaderName::from_static("prefer");
 
-/// What the head of a POST asks for.
+/// The head of a POST.
 pub(super) struct AcquireHead {
     pub(super) idempotency_key: Option<String>,
     preferred_seconds: Option<u64>,
@@ -53,8 +54,8 @@ impl FromRequestParts<Route> for AcquireHead {
 }
 
 impl AcquireHead {
-    /// How long to wait, and the seconds of the preference if it is that. The body wins: a preference beside it is not
-    /// applied.
+    /// How long to wait, and the seconds of `Prefer` if they apply. A `wait_ms` in the body takes
+    /// precedence.
     pub(super) fn wait(
         &self,
         body: &AcquireBody,
@@ -67,7 +68,7 @@ impl AcquireHead {
         Ok((wait.filter(|wait| !wait.is_zero()), applied))
     }
 
-    /// Resolves when the client has hung up, as far as it is known who the client is.
+    /// Resolves when the client has hung up. Never resolves if the client is unknown.
     pub(super) async fn client_gone(&self) {
         match &self.client {
             Some(client) => client.gone().await,
@@ -76,7 +77,7 @@ impl AcquireHead {
     }
 }
 
-/// What the head of a PATCH shows.
+/// The head of a PATCH.
 pub(super) struct ExtendHead(pub(super) LockToken);
 
 impl<S: Send + Sync> FromRequestParts<S> for ExtendHead {
@@ -88,10 +89,10 @@ impl<S: Send + Sync> FromRequestParts<S> for ExtendHead {
     }
 }
 
-/// By what right a DELETE releases.
+/// What entitles a DELETE to release the lock.
 pub(super) enum ReleaseBy {
     Token(LockToken),
-    /// The client never got a token: it shows the key of the request that asked for the lock.
+    /// The idempotency key of the acquire, from a client that never got the token.
     IdempotencyKey(String),
     Force,
 }
@@ -101,7 +102,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let refused = |detail: &str| Err(INVALID_PARAMETER.because(detail));
-        // The token wins: some clients add a key of their own, of any form, to each request.
+        // The token takes precedence: some clients add a key of any form to all their requests.
         let has_token = parts.headers.contains_key(&LOCK_TOKEN);
         let key = if has_token { None } else { idempotency_key(&parts.headers)? };
         match parts.uri.query() {
@@ -113,7 +114,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
                 Some(key) => Ok(Self::IdempotencyKey(key)),
                 None => lock_token(&parts.headers).map(Self::Token),
             },
-            // A misspelt one must not be taken for a release by token.
+            // A misspelt parameter must not turn a forced release into one by token.
             Some(_) => refused(
                 "the only query parameter here is force=true, for a key with the force permission",
             ),
@@ -121,20 +122,21 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
     }
 }
 
-/// Which locks to list.
+/// The query of a listing.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// Only names that begin so.
+    /// Only names with this prefix.
     #[serde(default)]
     #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
     pub(super) prefix: String,
-    /// How many locks on a page at most, 1 to 1000. A page may have fewer and still not be the last: that one has no `next_cursor`.
+    /// Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
+    /// last page has no `next_cursor`.
     #[serde(default = "default_limit")]
     #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
     pub(super) limit: u32,
-    /// Where the last page ended.
+    /// `next_cursor` of the page before.
     #[serde(default)]
     #[param(required = false)]
     cursor: String,
@@ -170,7 +172,7 @@ impl ListQuery {
     }
 }
 
-/// A misplaced `?ttl_ms=` must not silently give the default.
+/// Refuses query parameters: a misplaced `?ttl_ms=` must not silently give the default.
 fn no_query(uri: &Uri) -> Result<(), ApiError> {
     match uri.query() {
         None | Some("") => Ok(()),
@@ -208,13 +210,13 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         Ok(key) if (16..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic()) => {
             Ok(Some(key.into()))
         }
-        // The key is as good as the token it leads to, so it is not repeated here.
+        // Not quoted: the key is as good as the token that it gives.
         _ => Err(INVALID_PARAMETER
             .because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
     }
 }
 
-/// The seconds of `Prefer: wait=…`; other preferences are ignored, as RFC 7240 wants.
+/// The seconds of `Prefer: wait=…`. Other preferences are ignored, as RFC 7240 demands.
 fn preferred_wait(headers: &HeaderMap, limits: &Limits) -> Result<Option<u64>, ApiError> {
     for value in headers.get_all(&PREFER) {
         for preference in value.to_str().unwrap_or_default().split(',') {
@@ -250,12 +252,12 @@ fn preferred_time(seconds: u64, limits: &Limits) -> Result<Duration, ApiError> {
 }
 
 impl AcquireBody {
-    /// The TTL, if one was given.
+    /// The TTL, if the body has one.
     pub fn ttl(&self, limits: &Limits) -> Result<Option<Ttl>, ApiError> {
         self.ttl_ms.as_ref().map(|value| ttl(value, limits)).transpose()
     }
 
-    /// How long to wait, if given.
+    /// The time to wait, if the body has one.
     pub fn wait(&self, limits: &Limits) -> Result<Option<Duration>, ApiError> {
         let Some(value) = &self.wait_ms else { return Ok(None) };
         let wait = whole(value).map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
@@ -263,7 +265,7 @@ impl AcquireBody {
             .ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
     }
 
-    /// Label and metadata as they are stored, with the principal whose lock it will be.
+    /// Label and metadata to store, with the principal that the lock will belong to.
     pub fn metadata(self, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
         let is_label = |text: &str| {
             text.chars().count() <= MAX_LABEL
@@ -307,20 +309,22 @@ impl AcquireBody {
     }
 }
 
-/// Characters that show a text as another than it is: separators of lines, and marks, embeddings, overrides and isolates of
-/// the bidirectional algorithm (Unicode Annex 9). What is stored is shown in terminals, logs and dashboards.
+/// Whether a character makes a text look like another one: line separators, and the marks,
+/// embeddings, overrides and isolates of the bidirectional algorithm (Unicode Annex 9). Terminals,
+/// logs and dashboards show what is stored.
 fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// JSON escapes the control characters of ASCII, so metadata may have them; it passes on the others, which terminals obey.
+/// Whether metadata may not have this character. JSON escapes ASCII control characters, so those
+/// are allowed. It passes on the others, which terminals obey.
 fn is_unshowable(c: char) -> bool {
     ('\u{7f}'..='\u{9f}').contains(&c) || is_deceptive(c)
 }
 
-/// What is stored of it.
+/// The bytes to store beside the lock.
 pub fn stored(metadata: &LockMetadata) -> Result<Info, ApiError> {
-    // JSON escapes can make six bytes of one; few texts have that many, and they are refused by their size.
+    // JSON escapes can make six bytes of one. The few texts with that many are refused here.
     metadata.write().ok_or_else(|| {
         let max = Info::MAX_LEN;
         INVALID_BODY
@@ -346,7 +350,8 @@ fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
         })
 }
 
-/// A number without a fraction, as JSON Schema has its integers: 30000.0 is one, and some clients write it so.
+/// A number without a fraction. `30000.0` counts as an integer in JSON Schema, and some clients
+/// send it.
 fn whole(value: &Value) -> Option<u64> {
     let whole = |number: &f64| number.fract() == 0.0 && (0.0..=u32::MAX.into()).contains(number);
     value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
@@ -365,7 +370,7 @@ fn invalid_wait(what: &str, limits: &Limits) -> ApiError {
     INVALID_WAIT.because(format!("{what}; allowed are whole milliseconds from 0 to {cap}"))
 }
 
-/// A value as an error quotes it.
+/// The value as an error quotes it, 40 characters at most.
 fn shortened(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(40) {

@@ -1,4 +1,4 @@
-//! For machines that watch: livez, readyz, healthz, metrics.
+//! Probes and metrics: livez, readyz, healthz, metrics.
 
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
@@ -12,7 +12,7 @@ use crate::gateway::Readiness;
 
 /// Whether the process lives
 ///
-/// Asks no node, so a failure of Redis never restarts gateways.
+/// It asks no node, so a failure of Redis never restarts gateways.
 #[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations", security(),
     responses(
         (status = 200, description = "Alive", body = Health),
@@ -25,8 +25,9 @@ pub(super) async fn livez() -> Result<Response, ApiError> {
 
 /// Whether to send requests here
 ///
-/// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
-/// nodes are shown to those with the metrics permission, within their rate.
+/// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
+/// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
+/// rate.
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations", security(),
     responses(
         (status = 200, description = "Ready", body = Health),
@@ -48,7 +49,7 @@ pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Res
 
 /// The same as /readyz
 ///
-/// For whatever looks here by habit.
+/// An alias for tools that probe this path by default.
 #[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "operations", security(),
     responses(
         (status = 200, description = "Ready", body = Health),
@@ -60,7 +61,7 @@ pub(super) async fn healthz(visibility: Visibility, access: Access) -> Result<Re
 
 /// Metrics as Prometheus text
 ///
-/// Of this gateway alone. No label holds the name of a lock.
+/// The metrics of this gateway alone. No label has the name of a lock.
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "operations",
     responses(
         (status = 200, description = "Prometheus text", body = String, content_type = "text/plain"),

@@ -23,33 +23,35 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 
 /// Acquire a lock
 ///
-/// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-/// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-/// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-/// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-/// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+/// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+/// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+/// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+/// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+/// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+/// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+/// and the lock is released.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
         LockPath,
-        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key is answered with the same grant, if that stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
-        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied."),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same grant, if that still stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied."),
     ),
-    request_body(content = AcquireBody, description = "May be left out."),
+    request_body(content = AcquireBody, description = "May be omitted."),
     responses(
         (status = 201, description = "Granted", body = Lease, headers(
             ("Location" = String, description = "Path of the lock"),
             ("Lock-Token" = String, description = "The token, as in the body"),
             ("Cache-Control" = String, description = "no-store"),
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the lock"),
-            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer asked for it and the body did not"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
         )),
-        (status = 400, description = "invalid_name, invalid_ttl (also where rounds to the nodes now take longer than a tenth of it), invalid_wait, invalid_body, invalid_parameter"),
+        (status = 400, description = "invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
-        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached, by an earlier request with the same Idempotency-Key"),
+        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
         (status = 429, description = "too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded"),
-        (status = 503, description = "quorum_unavailable (nothing is held); outcome_unknown (an earlier request with the same Idempotency-Key may hold it: try again); draining, overloaded, audit_unavailable"),
+        (status = 503, description = "quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold it, try again; draining, overloaded, audit_unavailable"),
     )
 )]
 pub(super) async fn acquire(
@@ -60,7 +62,7 @@ pub(super) async fn acquire(
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    // The body may have been long on its way.
+    // The body may have taken long to arrive.
     lock.check_again()?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?.unwrap_or(limits.default_ttl);
@@ -80,13 +82,13 @@ pub(super) async fn acquire(
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
-    // Otherwise the guard is dropped, and releases what was granted.
+    // If the caller is no longer allowed, the guard is dropped and releases the grant.
     lock.check_again()?;
 
     let lease = Lease::new(name, &view, metadata.owner);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
-    // The slash is the one character of a name that would end a path segment.
+    // A slash is the only character of a name that ends a path segment.
     headers.insert(
         header::LOCATION,
         header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?,
@@ -103,8 +105,9 @@ pub(super) async fn acquire(
 
 /// Extend a lock
 ///
-/// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-/// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+/// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+/// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+/// deadline stands.
 #[utoipa::path(
     patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
     params(
@@ -117,7 +120,7 @@ pub(super) async fn acquire(
         (status = 400, description = "invalid_name, invalid_ttl, invalid_body, invalid_parameter, missing_token, invalid_token"),
         CommonErrors,
         BodyErrors,
-        (status = 404, description = "lock_not_found: free or expired, or, for a key that may neither acquire nor inspect, somebody else's; stop work"),
+        (status = 404, description = "lock_not_found: free or expired, or, for a key that may neither acquire nor inspect, held by somebody else; stop the work"),
         (status = 409, description = "not_holder: somebody else holds it; max_hold_reached"),
         (status = 503, description = "outcome_unknown: the old deadline stands; overloaded, audit_unavailable"),
     )
@@ -129,7 +132,7 @@ pub(super) async fn extend(
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Held).await?;
-    // The body may have been long on its way.
+    // The body may have taken long to arrive.
     lock.check_again()?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
@@ -142,27 +145,30 @@ pub(super) async fn extend(
 
 /// Release a lock
 ///
-/// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
-/// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
-/// releases, and until then only the fencing token keeps its writes out.
+/// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+/// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+/// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+/// keeps its writes out.
 ///
-/// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
-/// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
-/// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-/// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
+/// A client that gave up before the answer to its `POST` has no token. It sends the
+/// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+/// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+/// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+/// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+/// a `Lock-Token` or `force=true`.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
         LockPath,
-        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
-        ("force" = Option<bool>, Query, nullable = false, description = "Release whoever holds it, without a token. For a key with the force permission."),
-        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "That of the POST, for a client that never got the token. Not used beside a Lock-Token or force=true.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key.", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("force" = Option<bool>, Query, nullable = false, description = "Release the lock whoever holds it, without a token. Needs a key with the force permission."),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token or force=true.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
         (status = 204, description = "Released"),
         (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token"),
         CommonErrors,
-        (status = 404, description = "lock_not_found: it was released or has expired, or, for a key that may neither acquire nor inspect, somebody else holds it"),
+        (status = 404, description = "lock_not_found: released or expired, or, for a key that may neither acquire nor inspect, held by somebody else"),
         (status = 409, description = "not_holder: somebody else holds it"),
         (status = 429, description = "rate_limited; quota_exceeded: the masters' memory is short, and releases of this client that found no lock fill it"),
         (status = 503, description = "outcome_unknown: try again; overloaded, audit_unavailable"),
@@ -179,7 +185,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         }
         ReleaseBy::IdempotencyKey(key) => {
             let whose = (access.caller().principal(), key.as_str());
-            // Apart, or every request would carry the room for it.
+            // Boxed: otherwise the future of every request would have room for this one.
             let released =
                 Box::pin(access.gateway().release_by_key(name, whose, access.client())).await;
             released.map_err(|refusal| lock.refused(refusal))?;
@@ -198,7 +204,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Whose grant the token is taken for; on the record when it is not the caller's own.
+/// Finds out whose grant the token belongs to. A token of another principal is noted as forced.
 async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, ApiError> {
     let LockAccess { access, name, verb } = lock;
     let Some(principal) = access.caller().principal() else { return Ok(ResolvedToken::of(token)) };
@@ -206,7 +212,7 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
     let releases = *verb == Verb::Release;
     let presented =
         PresentedToken { token, principal: Some(principal.into()), may_force, releases };
-    // Apart, or every request would carry the room for it.
+    // Boxed: otherwise the future of every request would have room for this one.
     let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
     let resolved = resolved.map_err(|refusal| lock.refused(refusal))?;
     if resolved.is_forced {
@@ -215,7 +221,7 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
     Ok(resolved)
 }
 
-/// Look at a lock
+/// Inspect a lock
 ///
 /// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 #[utoipa::path(
@@ -237,10 +243,13 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
 
 /// List held locks
 ///
-/// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
-/// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
-/// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
-/// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+/// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+/// it may have fewer locks than asked for, or none, before the end. The next page continues where
+/// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+/// locks appear between two pages than one page holds, use a larger `limit`.
+///
+/// A key sees the locks that it may list, and their holders where it may inspect them. One listing
+/// of a client and two of all clients may run at a time; more are answered 429.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),
@@ -270,7 +279,7 @@ pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, A
     json_response(StatusCode::OK, &LockList::new(page, shows))
 }
 
-/// `/locks/` without a name.
+/// The answer to `/locks/` without a name.
 pub(super) async fn no_name() -> ApiError {
     INVALID_NAME.because(NameError::Empty.to_string())
 }

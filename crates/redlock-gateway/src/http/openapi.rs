@@ -1,4 +1,4 @@
-//! The OpenAPI document, generated from the handlers: 3.1, and a 3.0.3 twin for generators that know no newer one.
+//! The OpenAPI document, generated from the handlers: 3.1, and 3.0.3 for generators without 3.1.
 
 use std::collections::BTreeMap;
 
@@ -18,29 +18,29 @@ use super::error::{self, MEDIA_TYPE, Problem};
 #[openapi(
     info(
         title = "redlock-gateway",
-        description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A lock is granted by a majority of the nodes; `validity_ms` is what a client may trust, and `fencing_token` is what a resource should check.\n\nErrors are `application/problem+json`; program against `code`.",
+        description = "Distributed locks over plain HTTP, on independent Redis masters. POST acquires, PATCH extends, DELETE releases. A majority of the nodes grants a lock. A client trusts it for `validity_ms`; a resource checks its `fencing_token`.\n\nErrors are `application/problem+json`; programs use `code`.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
     ),
     servers((url = ".", description = "this gateway")),
     modifiers(&Keys),
     components(schemas(Problem)),
     security((), ("bearer" = []), ("basic" = [])),
-    tags((name = "locks", description = "Acquire, extend, release, look"), (name = "operations", description = "For machines that watch"))
+    tags((name = "locks", description = "Acquire, extend, release, inspect"), (name = "operations", description = "Probes and metrics"))
 )]
 pub struct ApiDoc;
 
-/// How an API key is sent, where there are any.
+/// The security schemes for API keys.
 struct Keys;
 
 impl Modify for Keys {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let components = document.components.get_or_insert_default();
         for (name, scheme, text) in [
-            ("bearer", HttpAuthScheme::Bearer, "An API key. A gateway without keys asks for none."),
+            ("bearer", HttpAuthScheme::Bearer, "An API key. A gateway without keys needs none."),
             (
                 "basic",
                 HttpAuthScheme::Basic,
-                "The name of an API key, and the key as the password.",
+                "The name of an API key as the user, and the key as the password.",
             ),
         ] {
             let scheme = HttpBuilder::new().scheme(scheme).description(Some(text)).build();
@@ -49,7 +49,7 @@ impl Modify for Keys {
     }
 }
 
-/// The lock in a path.
+/// The lock's name in the path.
 pub(super) struct LockPath;
 
 impl IntoParams for LockPath {
@@ -64,7 +64,7 @@ impl IntoParams for LockPath {
             .parameter_in(ParameterIn::Path)
             .required(Required::True)
             .description(Some(
-                "The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..",
+                "The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..",
             ))
             .example(Some(json!("reports/nightly")))
             .schema(Some(schema));
@@ -72,8 +72,8 @@ impl IntoParams for LockPath {
     }
 }
 
-/// Errors that several operations have. For each status, here and at the handlers, the description begins with the codes;
-/// [`document`] adds the rest.
+/// Errors of several operations. Here and at the handlers, the description of a status begins with
+/// its codes; [`document`] adds the rest.
 macro_rules! shared_errors {
     ($name:ident { $($status:literal: $codes:literal),+ }) => {
         pub(super) struct $name;
@@ -102,10 +102,10 @@ const ORDER: [&str; 9] = [
     "getMetrics",
 ];
 
-/// The document as it is served and committed.
+/// The document, as it is served and committed.
 pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     let mut document = serde_json::to_value(generated).unwrap_or_default();
-    // One server, no users and passwords: everything that is not said here would be noise.
+    // The generator adds a contact, and the project names none.
     if let Some(info) = document.get_mut("info").and_then(Value::as_object_mut) {
         info.shift_remove("contact");
     }
@@ -128,7 +128,7 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     document
 }
 
-/// Properties that have one of a few words as their value.
+/// Properties whose value is one of a few words.
 fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
@@ -141,7 +141,7 @@ fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
     ]
 }
 
-/// The paths, and the operations of each, in that order.
+/// Sorts the paths, and the operations of each, by [`ORDER`].
 fn ordered(paths: Value) -> Value {
     let place = |operation: &Value| ORDER.iter().position(|id| operation["operationId"] == **id);
     let Value::Object(paths) = paths else { return paths };
@@ -159,7 +159,7 @@ fn ordered(paths: Value) -> Value {
     Value::Object(paths.into_iter().collect())
 }
 
-/// All errors have one body, an example for each code, and a header where there is something to do about them.
+/// Gives an error its body, an example for each code, and the header that helps to deal with it.
 fn describe_error(status: &str, response: &mut Value) {
     if !status.starts_with(['4', '5']) || response.get("content").is_some() {
         return;
@@ -179,7 +179,7 @@ fn describe_error(status: &str, response: &mut Value) {
         "409" if !is_held => return,
         "409" | "429" | "503" => (
             "Retry-After",
-            "Seconds until trying again makes sense",
+            "Seconds after which a retry makes sense",
             json!({ "type": "integer", "format": "int32", "minimum": 0 }),
         ),
         _ => return,
@@ -187,7 +187,7 @@ fn describe_error(status: &str, response: &mut Value) {
     response["headers"] = json!({ header: { "description": description, "schema": schema } });
 }
 
-/// The same in OpenAPI 3.0.3. The document keeps to what both versions can say, so little has to change.
+/// The document in OpenAPI 3.0.3. It uses little that 3.0 lacks, so little has to change.
 pub fn downgrade(document: &Value) -> Value {
     let mut twin = document.clone();
     twin["openapi"] = "3.0.3".into();
@@ -211,7 +211,7 @@ fn walk(value: &mut Value) {
 }
 
 fn downgrade_schema(schema: &mut Map<String, Value>) {
-    // 3.1 has a list of examples and of types; 3.0 has one of each.
+    // 3.1 has lists of examples and types; 3.0 has one example and one type.
     if let Some(Value::Array(examples)) = schema.get("examples")
         && let Some(first) = examples.first().cloned()
     {
@@ -225,7 +225,7 @@ fn downgrade_schema(schema: &mut Map<String, Value>) {
         }
     }
     schema.shift_remove("propertyNames");
-    // 3.0 ignores whatever stands beside a reference, and some tools refuse it.
+    // 3.0 ignores everything beside a reference, and some tools refuse it.
     if schema.get("$ref").is_some_and(Value::is_string) {
         schema.retain(|key, _| key == "$ref");
     }

@@ -1,4 +1,4 @@
-//! Answers as they leave: JSON, and a grant that takes itself back when nobody receives it.
+//! Answers on their way out: JSON, and a grant that is released when nobody receives it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ pub(super) fn json_response(
     Ok((status, headers, Body::from(line)).into_response())
 }
 
-/// A lease, which nothing on the way is to keep.
+/// The answer with a lease. No cache may store it.
 pub(super) fn grant_response(
     status: StatusCode,
     lease: &Lease,
@@ -42,8 +42,9 @@ pub(super) fn grant_response(
     Ok((status, headers, Body::new(GrantBody { bytes, guard })).into_response())
 }
 
-/// The answer to an acquire. Dropped before the connection has taken it, as happens when the client is gone, it lets the
-/// grant's guard release the lock. What the connection took and the network lost is beyond reach: the TTL bounds it.
+/// The body of the answer to an acquire. When the client is gone, the body is dropped before the
+/// connection takes it, and the guard releases the lock. An answer that the network loses after
+/// that cannot be noticed: the TTL bounds its lock.
 struct GrantBody {
     bytes: Option<Bytes>,
     guard: Option<GrantGuard>,

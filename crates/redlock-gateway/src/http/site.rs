@@ -1,9 +1,11 @@
-//! What a browser tells of where a request comes from: the name that it knows us by, and whose page made it send this.
+//! What a browser states about a request: the host name it used, and whose page made it send the
+//! request.
 //!
-//! A page of anybody can make the browsers of those who look at it send requests. A browser adds by itself a password that
-//! it has kept, a client certificate and its place in the network, so by these alone nobody is known: the request must come
-//! from a page of our own, or from none. And a name in the hands of somebody else may lead to a loopback address (DNS
-//! rebinding), which makes that page one of our own: so there the name counts too.
+//! Any page can make the browsers of its visitors send requests. A browser adds credentials by
+//! itself: a stored password, a client certificate, its place in the network. So these count only
+//! in requests from our own pages, or from no page. An attacker's host name may also resolve to a
+//! loopback address (DNS rebinding). Then the attacker's page looks like our own, so the host name
+//! is checked too.
 //!
 //! <https://www.w3.org/TR/fetch-metadata/>, RFC 6454 (`Origin`), RFC 9112, section 3.2 (`Host`).
 
@@ -18,24 +20,25 @@ use crate::config::Origin;
 static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 static SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Whether a proxy says that it passes this on for somebody else.
+/// Whether a proxy forwards the request for somebody else.
 pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
     ["forwarded", "x-forwarded-for", "x-real-ip", "via"]
         .iter()
         .any(|name| headers.contains_key(*name))
 }
 
-/// The names that a gateway is reached under.
+/// The host names of a gateway.
 #[derive(Debug, Clone, Default)]
 pub struct Hosts {
-    /// Whether it listens on a loopback address.
+    /// Whether the gateway listens on a loopback address.
     pub is_loopback: bool,
-    /// In lower case, without ports.
+    /// Allowed host names, in lower case, without ports.
     pub allowed: Vec<String>,
 }
 
 impl Hosts {
-    /// Whether the request is for this gateway, by the host of its target and by its `Host`.
+    /// Checks that the request is for this gateway, by the host of its target and its `Host`
+    /// header.
     pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), ApiError> {
         let mut hosts = request.headers().get_all(header::HOST).iter();
         let host = hosts.next();
@@ -62,9 +65,9 @@ impl Hosts {
             return Ok(());
         }
         let detail = if self.is_loopback {
-            "this gateway listens on a loopback address and is known as localhost; another name is let in when --allowed-host names it"
+            "this gateway listens on a loopback address and is known as localhost; --allowed-host adds another name"
         } else {
-            "this gateway is not known under this name; those that it is known under are given with --allowed-host"
+            "this gateway is not known under this name; --allowed-host gives the names that it has"
         };
         Err(MISDIRECTED_REQUEST.because(detail))
     }
@@ -73,10 +76,10 @@ impl Hosts {
         if !self.is_loopback && self.allowed.is_empty() {
             return true;
         }
-        // An address is where the browser has connected to: nobody can point that elsewhere.
+        // The browser connected to this very address: nobody can redirect an address.
         let as_usual = match address(host) {
             Some(address) => !self.is_loopback || address.to_canonical().is_loopback(),
-            // Nor that name: browsers look it up nowhere.
+            // Browsers resolve this name without DNS, so nobody can redirect it either.
             None => host.eq_ignore_ascii_case("localhost"),
         };
         as_usual || self.allowed.iter().any(|allowed| host.eq_ignore_ascii_case(allowed))
@@ -101,7 +104,7 @@ fn host_of(text: &str) -> Option<&str> {
     (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)).then_some(host)
 }
 
-/// Whether a page sent this that is neither ours nor of one of these origins.
+/// Whether a page sent the request that is neither our own nor of a trusted origin.
 pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin]) -> bool {
     if !is_of_browser(headers) {
         return false;
@@ -116,7 +119,8 @@ pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin
     if sites.peek().is_some() {
         return !sites.all(|site| site == "same-origin" || site == "none");
     }
-    // Browsers of old say no more, nor do those of today to what is neither HTTPS nor loopback.
+    // Old browsers send only `Origin`. So do new ones, to a target that is neither HTTPS nor
+    // loopback.
     let target = uri.authority().map(|authority| authority.as_str().as_bytes());
     let host = target
         .or_else(|| headers.get(header::HOST).map(|host| host.as_bytes()))
@@ -128,13 +132,13 @@ pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin
     !origins().all(|origin| is_own(origin.as_bytes()))
 }
 
-/// Whether it tells whose page sent it.
+/// Whether a browser states whose page sent the request.
 pub(super) fn is_of_browser(headers: &HeaderMap) -> bool {
-    // Cheaper than two looks by hash: there are few headers.
+    // One pass over the few headers is cheaper than two lookups by hash.
     headers.keys().any(|name| *name == SEC_FETCH_SITE || *name == header::ORIGIN)
 }
 
-/// Whether somebody follows a link, whose page learns nothing of the answer.
+/// Whether the user follows a link. The linking page learns nothing of the answer.
 pub(super) fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::GET && headers.get(&SEC_FETCH_MODE).is_some_and(|mode| mode == "navigate")
 }
@@ -162,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn on_loopback_only_loopback_and_what_is_named_is_meant() {
+    fn on_loopback_only_loopback_and_allowed_hosts_are_taken() {
         let named = Hosts { is_loopback: true, allowed: vec!["locks.example".into()] };
         for host in [
             "localhost",

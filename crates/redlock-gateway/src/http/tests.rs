@@ -1,4 +1,4 @@
-//! What is done around every request, without a server.
+//! The layers around the routes, without a server.
 
 #![cfg(test)]
 
@@ -33,7 +33,7 @@ fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// What is written at level info while the guard is there.
+/// Captures log lines of level info while the guard lives.
 fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
     let log = Log::default();
     let to_log = log.clone();
@@ -48,7 +48,7 @@ impl Log {
     }
 }
 
-/// Whoever comes beside another stands in line.
+/// An app with a fair queue in which every client beside another one has to wait.
 fn app(routes: Router, has_keys: bool) -> App {
     let mut labels = matchit::Router::new();
     labels.insert("/{path}", "a label".to_owned()).unwrap();
@@ -71,7 +71,7 @@ async fn peer(clients: Arc<Clients>) -> Peer {
 }
 
 #[tokio::test]
-async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
+async fn a_refusal_is_recorded_before_its_turn_in_the_queue() {
     let (log, _subscribed) = logged();
     let app = app(
         Router::new().route("/refused", get(async || ApiError::from(AuthError::Unknown))),
@@ -83,7 +83,7 @@ async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
     let peer = peer(clients).await;
     let request =
         Request::get("/refused").extension(peer).header("host", "a").body(Body::empty()).unwrap();
-    assert!(poll(pin!(app.answer(request))).is_pending(), "it is in line");
+    assert!(poll(pin!(app.answer(request))).is_pending(), "it waits in the queue");
     let text = log.text();
     assert!(
         text.contains("\"request refused\"")
@@ -94,7 +94,7 @@ async fn whoever_hung_up_in_line_with_a_wrong_key_left_no_trace() {
 }
 
 #[tokio::test]
-async fn the_cause_of_an_internal_error_is_in_the_log_under_the_request_id_of_its_answer() {
+async fn the_log_has_the_cause_of_an_internal_error_by_request_id() {
     let (log, _subscribed) = logged();
     let routes = Router::new()
         .route("/error", get(async || ApiError::internal("the cause")))

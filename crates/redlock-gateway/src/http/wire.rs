@@ -1,7 +1,8 @@
-//! What travels: the JSON bodies and their schemas, and the conversions from the core's types, which are not serializable.
-//! What requests ask for is checked in `extract`, errors are worded in `error`.
+//! The JSON bodies, their schemas, and conversions from the core's types, which are not
+//! serializable. `extract` checks what requests ask for; `error` has the texts of errors.
 //!
-//! Optional fields are omitted, never null: several client generators drop or mistype nullable fields.
+//! Optional fields are omitted, never null: several client generators drop or mistype nullable
+//! fields.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,41 +22,43 @@ use crate::remedy::{in_flags, section};
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "ttl_ms": 30000, "owner": "nightly-report on host-7" }))]
 pub struct AcquireBody {
-    /// How long the lock lives without an extension, in milliseconds, from 10 to the configured maximum (by default
-    /// 300000). The default is configured too (30000).
+    /// How long the lock lives without an extension, in milliseconds: from 10 to the configured
+    /// maximum (300000 by default). Without it the configured default applies (30000).
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000)]
     pub ttl_ms: Option<Value>,
-    /// How long to wait for the lock while somebody else holds it, in milliseconds, up to the configured maximum (by default
-    /// 25000). Those who wait for a lock at one gateway get it in the order in which they came.
+    /// How long to wait while the lock is held, in milliseconds, up to the configured
+    /// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000)]
     pub wait_ms: Option<Value>,
-    /// A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character,
-    /// a line separator or a bidirectional control.
+    /// A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
+    /// without control characters, line separators and bidirectional controls.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7")]
     pub owner: Option<Value>,
-    /// Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without the
-    /// control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
+    /// Stored beside the lock for people. Strings only; keys and values together have at most 1024
+    /// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
+    /// bidirectional controls.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = BTreeMap<String, String>, required = false)]
     pub metadata: Option<Value>,
 }
 
-/// For how long to extend. Unknown fields are refused.
+/// How long to extend. Unknown fields are refused.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "ttl_ms": 30000 }))]
 pub struct ExtendBody {
-    /// The lock lives at least so many milliseconds from now; it is never shortened. From 10 to the configured maximum; left out,
-    /// the configured default (30000).
+    /// The lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+    /// the configured maximum. Without it the configured default applies (30000).
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000)]
     pub ttl_ms: Option<Value>,
 }
 
-/// An explicit null is a value, and a wrong one: `"ttl_ms": null` must not silently give the default.
+/// Keeps an explicit null as a value, to be refused: `"ttl_ms": null` must not silently give the
+/// default.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
@@ -70,30 +73,34 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
 pub struct Lease {
     /// The lock's name.
     pub name: String,
-    /// Show it in the `Lock-Token` header to extend or release. A secret.
+    /// The secret to send as `Lock-Token` to extend or release.
     pub token: String,
-    /// Larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the
-    /// resource refuse smaller ones than it has seen. Below 2^53.
+    /// Larger than the fencing token of every earlier grant of this lock. Send it to the resource
+    /// with every write. The resource must refuse a token that is smaller than one it has seen.
+    /// Below 2^53.
     #[schema(format = "int64")]
     pub fencing_token: u64,
-    /// For how long the lock was granted, in milliseconds.
+    /// The TTL that was granted, in milliseconds.
     pub ttl_ms: u32,
-    /// For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`). More
-    /// than `ttl_ms` after an extension by less than was left.
+    /// How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+    /// round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+    /// time left.
     pub validity_ms: u32,
-    /// How long the request took inside the gateway until `validity_ms` was counted, in milliseconds; waiting included.
+    /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
+    /// waiting included.
     #[schema(format = "int64")]
     pub elapsed_ms: u64,
-    /// When the validity ends by the gateway's wall clock, RFC 3339. For people; count `validity_ms` instead.
+    /// When the validity ends by the gateway's wall clock, RFC 3339. For people; programs count
+    /// `validity_ms`.
     #[schema(format = DateTime)]
     pub expires_at: String,
-    /// The label that the request gave.
+    /// The label from the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub owner: Option<String>,
-    /// Nodes that had agreed when the decision fell.
+    /// Number of nodes that had agreed when the lock was decided.
     pub nodes_granted: u32,
-    /// All configured nodes.
+    /// Number of configured nodes.
     pub nodes_total: u32,
 }
 
@@ -104,7 +111,7 @@ impl Lease {
             token: view.token.expose(),
             fencing_token: view.token.fencing().get(),
             ttl_ms: view.ttl.millis(),
-            // Rounded down, both: that only ever shortens what a client may trust.
+            // Both are rounded down, which can only shorten the time that a client trusts.
             validity_ms: view.validity.as_millis() as u32,
             elapsed_ms: view.elapsed.as_millis() as u64,
             expires_at: rfc3339(view.expires_at),
@@ -130,33 +137,33 @@ fn rfc3339(micros: u64) -> String {
 pub struct LockStatus {
     /// The lock's name.
     pub name: String,
-    /// Held by a majority, free (nobody can have a majority), or unknown (too few nodes answered).
+    /// Held by a majority; free: nobody can have a majority; unknown: too few nodes answered.
     pub state: LockStateBody,
     /// The holder's label.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub owner: Option<String>,
-    /// What its holder stored beside it.
+    /// The holder's metadata.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(required = false)]
     pub metadata: BTreeMap<String, String>,
-    /// The name of the API key that acquired it; absent where there are no keys.
+    /// The name of the API key that acquired the lock. Absent where there are no keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub key: Option<String>,
-    /// The holder's fencing token; absent when another Redlock client holds the lock.
+    /// The holder's fencing token. Absent when another Redlock client holds the lock.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub fencing_token: Option<u64>,
-    /// When it stops being held by a majority unless it is extended; absent when it has no expiry.
+    /// Time until the majority's lock ends unless it is extended. Absent when it has no expiry.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub expires_in_ms: Option<u64>,
-    /// When it was acquired, by the acquiring gateway's wall clock, RFC 3339.
+    /// When the lock was acquired, by the wall clock of the acquiring gateway, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, format = DateTime, required = false)]
     pub acquired_at: Option<String>,
-    /// What each node has; absent in listings.
+    /// The answer of each node. Absent in listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
     pub nodes: Option<Vec<NodeAnswerBody>>,
@@ -176,12 +183,14 @@ pub enum LockStateBody {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = NodeAnswer, example = json!({ "node": "10.0.0.1:6379", "state": "timeout", "detail": "no answer within 50ms" }))]
 pub struct NodeAnswerBody {
-    /// `host:port`; for a key without the metrics permission only a number, `node-1`.
+    /// `host:port`. Only a number, `node-1`, for a key without the metrics permission.
     pub node: String,
-    /// `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there was none: `timeout`,
-    /// `down`, `quarantined`, `clock` (the times are too far apart), `overloaded`, `error`.
+    /// `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there is
+    /// no answer: `timeout`, `down`, `quarantined`, `clock` (the clocks are too far apart),
+    /// `overloaded`, `error`.
     pub state: String,
-    /// A sentence for people; for a key with the metrics permission, or where there are no keys.
+    /// A sentence for people. Only for keys with the metrics permission, or where there are no
+    /// keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub detail: Option<String>,
@@ -203,7 +212,8 @@ impl NodeAnswerBody {
         }
     }
 
-    /// To those who may not know the nodes each is a number: names, and what a failure says, are addresses.
+    /// Replaces name and detail, which reveal addresses, by a number for callers who may not see
+    /// nodes.
     #[must_use]
     pub fn shown(self, at: usize, with_names: bool) -> Self {
         if with_names {
@@ -215,7 +225,7 @@ impl NodeAnswerBody {
 }
 
 impl LockStatus {
-    /// `with_names`: whether the nodes' names are for whoever asks.
+    /// `with_names`: whether the caller may see the names of the nodes.
     pub fn new(name: &LockName, inspection: Inspection, with_names: bool) -> Self {
         let (state, by) = match inspection.state {
             LockState::Held(by) => (LockStateBody::Held, Some(by)),
@@ -255,16 +265,17 @@ impl LockStatus {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({ "locks": [{ "name": "reports/nightly", "state": "held", "expires_in_ms": 21400 }] }))]
 pub struct LockList {
-    /// Locks that are held, or `unknown` where too few nodes answered; in no particular order. Locks that come or go during a listing may be missed or repeated.
+    /// Held locks, in no particular order; `unknown` where too few nodes answered. Locks that come
+    /// or go during a listing may be missed or repeated.
     pub locks: Vec<LockStatus>,
-    /// Give it back as `cursor` for the next page; absent at the end.
+    /// Send it as `cursor` to get the next page. Absent at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub next_cursor: Option<String>,
 }
 
 impl LockList {
-    /// `shows`: whether more than that it is held is for whoever asks.
+    /// `shows`: whether the caller may see more of a lock than that it is held.
     pub fn new(page: ListView, shows: impl Fn(&LockName) -> bool) -> Self {
         let status = |(name, state)| match state {
             LockState::Held(_) if !shows(&name) => LockStatus::of(&name, LockStateBody::Held, None),
@@ -282,13 +293,15 @@ impl LockList {
     "node": "10.0.0.1:6379", "state": "admitted", "since": "2025-11-21T11:39:54.822Z", "restarts": 0, "evicted_keys": 0
 }] }))]
 pub struct Health {
-    /// `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
+    /// `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
+    /// only `alive`.
     pub status: String,
-    /// Every node, and whether it may vote; only for those who may see metrics.
+    /// Every node, and whether it may vote. Only for callers that may see metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Vec<NodeHealth>, required = false)]
     pub nodes: Option<Vec<NodeHealth>>,
-    /// What an operator does when it is not ready: a page of the gateway's documentation and its section.
+    /// Advice for operators when the gateway is not ready: a page of its documentation, and the
+    /// section.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false, example = "operations.md#quorum-lost")]
     pub runbook: Option<&'static str>,
@@ -305,33 +318,36 @@ pub struct Health {
 pub struct NodeHealth {
     /// `host:port`.
     pub node: String,
-    /// `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
-    /// no other node yet), `quarantined` (it waits until no lock that it may have lost can live), `connecting` (no
-    /// connection; being retried) or `refused` (ineligible until somebody mends it).
+    /// `admitted` (votes), `catching_up` (votes, and gets the locks granted while it was away:
+    /// restart no other node yet), `quarantined` (waits until no lock that it may have lost can
+    /// live), `connecting` (no connection; retried) or `refused` (may not vote until an operator
+    /// acts).
     pub state: String,
-    /// Since when, by this gateway's wall clock, RFC 3339.
+    /// The start of this state, by this gateway's wall clock, RFC 3339.
     #[schema(format = DateTime)]
     pub since: String,
-    /// When a quarantine ends, RFC 3339.
+    /// The end of a quarantine, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, format = DateTime, required = false)]
     pub until: Option<String>,
-    /// Why, for people.
+    /// The reason for the state, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub detail: Option<String>,
-    /// What an operator can do.
+    /// Advice for operators.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub advice: Option<String>,
-    /// What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+    /// What runs the rules of locks on the node: `native` (the module is loaded; faster) or `lua`
+    /// (a script).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub engine: Option<String>,
     /// Restarts of the node that this gateway has seen.
     #[schema(format = "int64")]
     pub restarts: u64,
-    /// Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
+    /// Keys that the node has evicted since its start, by its last report. Above 0, locks may be
+    /// lost.
     #[schema(format = "int64")]
     pub evicted_keys: u64,
 }
@@ -341,7 +357,7 @@ impl Health {
         Self { status: "alive".into(), nodes: None, runbook: None }
     }
 
-    /// Without the nodes, whose addresses are not for everybody.
+    /// Without the nodes, whose addresses not everybody may see.
     pub fn status_only(readiness: Readiness) -> Self {
         let (status, runbook) = match readiness {
             Readiness::Ready => ("ready", None),
@@ -368,9 +384,9 @@ impl Health {
     }
 }
 
-/// JSON and a newline, for people who read it in a terminal.
+/// JSON with a newline, for people who read it in a terminal.
 pub fn json_line(body: &impl Serialize) -> serde_json::Result<Vec<u8>> {
-    // Enough for an answer about one lock.
+    // Enough room for an answer about one lock.
     let mut line = Vec::with_capacity(512);
     serde_json::to_writer(&mut line, body)?;
     line.push(b'\n');

@@ -1,4 +1,4 @@
-//! Whose address counts, for headers that proxies write and for those that clients forge.
+//! Client addresses from headers that proxies write and clients forge.
 
 #![cfg(test)]
 
@@ -35,7 +35,7 @@ fn headers(lines: &[(&str, &str)]) -> HeaderMap {
     headers
 }
 
-/// As text, for requests from the proxy.
+/// The client's address as text, for a request from the proxy.
 fn client(lines: &[(&str, &str)]) -> String {
     proxies().client(peer(PROXY), &headers(lines)).to_string()
 }
@@ -81,7 +81,7 @@ fn forwarded_is_read_as_rfc_7239_has_it() {
         ("for=198.51.100.1, for=203.0.113.7, for=10.2.0.0", "203.0.113.7"),
         ("for=198.51.100.1,for=203.0.113.7;by=10.0.0.1 , , for=10.2.0.0;", "203.0.113.7"),
         ("for=\"203.0.113\\.7\"", "203.0.113.7"),
-        // Not known, hidden, or not said: no client's address.
+        // Unknown, hidden or missing: no client address.
         ("for=unknown", PEER),
         ("for=_hidden, for=10.2.0.0", "10.2.0.0"),
         ("proto=https", PEER),
@@ -147,7 +147,7 @@ fn a_peer_that_is_no_trusted_proxy_cannot_name_another() {
 }
 
 #[test]
-fn networks_are_taken_in_either_notation_and_refused_with_what_is_allowed() {
+fn networks_are_parsed_in_both_notations() {
     for (text, shown) in [
         ("10.0.0.0/8", "10.0.0.0/8"),
         ("10.0.0.1", "10.0.0.1/32"),
@@ -173,7 +173,7 @@ fn networks_are_taken_in_either_notation_and_refused_with_what_is_allowed() {
     }
 }
 
-/// What a client puts into a header to be taken for somebody else: pieces of the grammar in any order.
+/// Header text by which a client claims another address: pieces of the grammar in any order.
 fn forged() -> impl Strategy<Value = String> {
     let pieces = select(
         &[
@@ -204,7 +204,7 @@ fn forged() -> impl Strategy<Value = String> {
         .prop_map(|pieces| pieces.concat())
 }
 
-/// As a proxy quotes what is not its own.
+/// A text quoted as a proxy quotes foreign text.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
@@ -213,16 +213,16 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_that_a_client_sends_makes_it_another_client(first in forged(), host in forged(), second in forged()) {
+    fn no_header_of_a_client_changes_its_address(first in forged(), host in forged(), second in forged()) {
         let proxies = proxies();
         let named = |lines: &[(&str, &str)]| proxies.client(peer(PROXY), &headers(lines)).ip;
-        // Added to the end of the client's line, as most proxies do it, or as a line of its own.
+        // Appended to the client's line, as most proxies do, or as a line of its own.
         let listed = format!("{first}, {CLIENT}");
         prop_assert_eq!(named(&[("x-forwarded-for", &listed)]), ip(CLIENT));
         prop_assert_eq!(named(&[("x-forwarded-for", &first), ("x-forwarded-for", CLIENT)]), ip(CLIENT));
         let own = format!("for=\"{CLIENT}:80\";host={};proto=http", quoted(&host));
         prop_assert_eq!(named(&[("forwarded", &first), ("forwarded", &own)]), ip(CLIENT));
-        // A line that the client broke, or another header of its own, leaves the proxy's address at the most.
+        // A broken line, or the client's other header, leads to the proxy's address at most.
         let one_line = [named(&[("forwarded", &format!("{first}, {own}"))])];
         let other_header = [
             named(&[("x-forwarded-for", &listed), ("forwarded", &second)]),

@@ -1,13 +1,13 @@
-//! What is counted of connections.
+//! Metrics of connections.
 
 use metrics::{Counter, Gauge};
 
 /// Why a connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionRefused {
-    /// As many as allowed are open, and all have requests under way.
+    /// The limit on connections is reached, and all have requests under way.
     Full,
-    /// As many as one address may have.
+    /// The limit on connections of one address is reached.
     Client,
     /// The TLS handshake failed.
     Handshake,
@@ -47,7 +47,7 @@ impl ConnectionMetrics {
         }
     }
 
-    /// Of connections that are not counted.
+    /// Metrics that go nowhere.
     pub fn uncounted() -> Self {
         let refused = REFUSED.map(|_| Counter::noop());
         Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted: Counter::noop() }
@@ -73,10 +73,10 @@ impl ConnectionMetrics {
 fn describe() {
     use metrics::{describe_counter as counter, describe_gauge as gauge};
     gauge!("redlock_connections", "Open connections.");
-    gauge!("redlock_connections_limit", "How many connections may be open.");
+    gauge!("redlock_connections_limit", "Maximum number of open connections.");
     counter!(
         "redlock_connections_refused_total",
-        "Connections that were closed before a request, by reason."
+        "Connections that were closed before their first request, by reason."
     );
     counter!(
         "redlock_connections_evicted_total",

@@ -1,4 +1,4 @@
-//! Counters for groups of locks whose names match a pattern of the configuration: what a name is never a label for.
+//! Metrics for configured groups of locks. Lock names are never labels; groups are.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use super::labels::{
 };
 use crate::pattern::{Group, MAX_GROUPS, Pattern};
 
-/// The groups of one lock name.
+/// The groups of one lock name, as a bit set.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct InGroups(u64);
+pub(super) struct GroupSet(u64);
 
 #[derive(Default)]
 pub(super) struct Groups(Vec<GroupMetrics>);
@@ -28,25 +28,25 @@ impl Groups {
         Self(groups.iter().take(MAX_GROUPS).map(GroupMetrics::new).collect())
     }
 
-    pub(super) fn of(&self, name: &LockName) -> InGroups {
+    pub(super) fn of(&self, name: &LockName) -> GroupSet {
         let matches = |set, (at, group): (usize, &GroupMetrics)| {
             set | u64::from(group.locks.matches(name)) << at
         };
-        InGroups(self.0.iter().enumerate().fold(0, matches))
+        GroupSet(self.0.iter().enumerate().fold(0, matches))
     }
 
-    pub(super) fn operation(&self, set: InGroups, operation: Operation, outcome: OutcomeLabel) {
+    pub(super) fn operation(&self, set: GroupSet, operation: Operation, outcome: OutcomeLabel) {
         let counters = self
             .in_set(set)
             .filter_map(|group| group.operations[operation as usize][outcome as usize].as_ref());
         counters.for_each(|counter| counter.increment(1));
     }
 
-    pub(super) fn waited(&self, set: InGroups, end: WaitEnd, waited: Duration) {
+    pub(super) fn waited(&self, set: GroupSet, end: WaitEnd, waited: Duration) {
         self.in_set(set).for_each(|group| group.waits[end as usize].record(waited));
     }
 
-    fn in_set(&self, InGroups(set): InGroups) -> impl Iterator<Item = &GroupMetrics> {
+    fn in_set(&self, GroupSet(set): GroupSet) -> impl Iterator<Item = &GroupMetrics> {
         self.0.iter().enumerate().filter(move |(at, _)| set & 1 << at != 0).map(|(_, group)| group)
     }
 }

@@ -1,8 +1,8 @@
-//! The words that metrics are labelled with.
+//! Values of metric labels.
 
 use redlock_core::node::{Failure, Reason, Vote};
 
-/// The operations that are counted.
+/// The counted operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     Acquire,
@@ -52,7 +52,7 @@ pub(super) const OUTCOMES: [(OutcomeLabel, &str); 12] = [
     (OutcomeLabel::Free, "free"),
 ];
 
-/// The outcomes that an operation can have; others are never exported for it.
+/// The possible outcomes of an operation. Others are never exported for it.
 pub(super) fn outcomes_of(operation: Operation) -> &'static [OutcomeLabel] {
     match operation {
         Operation::Acquire => &[
@@ -80,7 +80,7 @@ pub(super) fn outcomes_of(operation: Operation) -> &'static [OutcomeLabel] {
     }
 }
 
-/// All votes in the order of [`vote_index`].
+/// The words for all votes, in the order of [`vote_index`].
 pub(super) fn vote_words() -> impl Iterator<Item = &'static str> {
     let answers = ["granted", "yours", "held", "stale", "extended", "released", "missing", "found"];
     answers.into_iter().chain(Reason::ALL.map(Reason::as_str))
@@ -116,7 +116,7 @@ pub(super) const WAIT_ENDS: [(WaitEnd, &str); 4] = [
     (WaitEnd::Cancelled, "cancelled"),
 ];
 
-// What is counted is found by its number.
+// Arrays are indexed by enum values, so they must be in the order of the enums.
 const _: () = {
     let mut at = 0;
     while at < OUTCOMES.len() {

@@ -1,6 +1,7 @@
-//! The log: to standard output, of the level that RUST_LOG names.
+//! The log, on standard output, with the level of RUST_LOG.
 //!
-//! A thread of its own writes the lines. A reader that is slower than the log loses lines and holds up nothing else.
+//! A thread of its own writes the lines. If its reader is slower than the log, lines are lost and
+//! nothing else is delayed.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Stdout, Write};
@@ -17,32 +18,34 @@ use crate::audit;
 use crate::config::LogFormat;
 use crate::output;
 
-/// Lines that wait for the reader. Most are shorter than 500 bytes: 4 MiB in all.
+/// Limit on the queue of lines. Most lines are shorter than 500 bytes: 4 MiB in all.
 const MAX_QUEUED_LINES: usize = 8192;
 
-/// Lines that found the queue full. It belongs to the one log that a process has.
+/// Counts lines that found the queue full. A process has only one log.
 static OVERFLOWED: OnceLock<ErrorCounter> = OnceLock::new();
-/// Lines that the system refused to write, as on a full disk.
+/// Counts lines that the system could not write, as on a full disk.
 static UNWRITABLE: AtomicUsize = AtomicUsize::new(0);
 
-/// How many lines of the log are lost.
+/// The number of log lines that are lost.
 pub(super) fn dropped_lines() -> u64 {
     let overflowed = OVERFLOWED.get().map_or(0, ErrorCounter::dropped_lines);
     (overflowed + UNWRITABLE.load(Ordering::Relaxed)) as u64
 }
 
-/// What RUST_LOG asks for. The library would take an empty text for nothing at all.
+/// The text of RUST_LOG, unless it is empty. The library takes an empty text for `off`.
 fn asked() -> Option<String> {
     let text = std::env::var_os(EnvFilter::DEFAULT_ENV)?.to_string_lossy().into_owned();
     text.contains(|c: char| c != ',' && !c.is_whitespace()).then_some(text)
 }
 
+/// Checks RUST_LOG.
+///
 /// # Errors
-/// RUST_LOG, where it is set and no filter.
+/// RUST_LOG is set to something that is no filter.
 pub fn check_filter() -> Result<(), String> {
     let Some(text) = asked() else { return Ok(()) };
     let expected = "expected a level (error, warn, info, debug, trace, off) or target=level, separated by commas";
-    // The library would take a lone word for a target, and log nothing else.
+    // The library takes a lone word for a target, and would log nothing else.
     let is_level = |word: &str| {
         word.contains('=') || word.contains("::") || word.parse::<LevelFilter>().is_ok()
     };
@@ -61,19 +64,19 @@ pub fn check_filter() -> Result<(), String> {
     }
 }
 
-/// Keeps the log running. When dropped, it writes the lines that wait, for a bounded time.
+/// Keeps the log running. Dropping it writes the queued lines, within a time limit.
 #[must_use]
 pub struct Log(Option<WorkerGuard>);
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The guard waits for a second at most, but may then print to the same full pipe.
+        // The guard waits for 1 s at most, but may then print to the same full pipe.
         let guard = self.0.take();
         output::for_at_most_patience(move || drop(guard));
     }
 }
 
-/// Counts the lines that cannot be written.
+/// Standard output that counts the lines it cannot write.
 struct Counting(Stdout);
 
 impl Write for Counting {
@@ -81,7 +84,7 @@ impl Write for Counting {
         self.0.write(bytes)
     }
 
-    /// Takes one line.
+    /// Called once per line.
     fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
         let written = self.0.write_all(line);
         UNWRITABLE.fetch_add(usize::from(written.is_err()), Ordering::Relaxed);
@@ -93,11 +96,12 @@ impl Write for Counting {
     }
 }
 
-/// Starts logging: to standard output, level by RUST_LOG, `info` by default. Panics are logged too.
+/// Starts the log on standard output. RUST_LOG sets the level, `info` by default. Panics are
+/// logged.
 pub fn start_logging(format: LogFormat) -> Log {
     let asked = asked().and_then(|text| EnvFilter::try_new(text).ok());
     let filter = asked.unwrap_or_else(|| EnvFilter::new("info,fred=off,rustls=off"));
-    // Denials are on the record, whatever else the log is to leave out.
+    // Denials are always logged, whatever the filter.
     let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
         Ok(directive) => filter.add_directive(directive),
         Err(_) => filter,
@@ -108,7 +112,8 @@ pub fn start_logging(format: LogFormat) -> Log {
         .thread_name("log");
     let (writer, guard) = queue.finish(Counting(io::stdout()));
     let overflowed = writer.error_counter();
-    // By default a failure to log is reported on standard error, which may be full or gone too.
+    // By default the library reports its errors on standard error, which may be stuck or closed
+    // too.
     let builder = tracing_subscriber::fmt()
         .with_writer(writer)
         .with_env_filter(filter)
@@ -125,7 +130,7 @@ pub fn start_logging(format: LogFormat) -> Log {
     Log(Some(guard))
 }
 
-/// The default hook writes to standard error, and would block the thread on a full pipe.
+/// Logs a panic. The default hook writes to standard error, which may block the thread.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let backtrace = Backtrace::capture();
     let is_captured = backtrace.status() == BacktraceStatus::Captured;

@@ -1,7 +1,8 @@
-//! Traces by OTLP: a span for each request, below it one for each round, below that one for each node that was asked.
+//! Traces by OTLP. Each request has a span, each of its rounds one below, and each asked node one
+//! below the round.
 //!
-//! The library sends them in the background, from a queue of bounded length: a collector that is slow or away costs spans, and
-//! no request waits for it. No lock name, owner or token is in a span.
+//! The library sends spans in the background, from a bounded queue. A slow or absent collector
+//! costs spans, and no request waits for it. No lock name, owner or token is in a span.
 
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -20,12 +21,13 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 use redlock_core::node::{Op, RoundTrace, Vote};
 
-/// Of a client's `tracestate`, which each span of the queue keeps; more is what nobody has to pass on.
-const LONGEST_STATE: usize = 512;
-/// What is left for the last spans when the process ends.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Limit on a client's `tracestate`, in bytes: each queued span keeps it. 512 bytes is the length
+/// that every participant must pass on.
+const MAX_TRACE_STATE: usize = 512;
+/// Time limit for sending the last spans when the process ends.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where spans go, and what they have in common.
+/// The destination of spans, and their common parts.
 pub struct Traces {
     provider: SdkTracerProvider,
     tracer: Arc<SdkTracer>,
@@ -33,10 +35,10 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Begins to send spans to a collector; `nodes` are the names of the nodes, by place.
+    /// Starts to send spans to a collector. `nodes` are the names of the nodes, by position.
     ///
     /// # Errors
-    /// What is wrong with the endpoint. That nobody listens there is found out, and logged, later.
+    /// The endpoint is malformed. An endpoint without a listener is logged later.
     pub fn start(endpoint: &str, nodes: &[String]) -> Result<Self, String> {
         let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build();
         let exporter = exporter.map_err(|error| format!("--otlp-endpoint: {endpoint}: {error}"))?;
@@ -45,7 +47,7 @@ impl Traces {
         if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
             resource = resource.with_service_name("redlock-gateway");
         }
-        // Sampling, and how much is queued, are for the library's own variables.
+        // The library's own variables set sampling and the length of the queue.
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
             .with_resource(resource.build())
@@ -54,9 +56,9 @@ impl Traces {
         Ok(Self { provider, tracer, nodes: nodes.into() })
     }
 
-    /// Sends what is queued. Blocks, and not for long.
+    /// Sends the queued spans. Blocks for 2 s at most.
     pub fn finish(&self) {
-        if let Err(error) = self.provider.shutdown_with_timeout(LAST_WORDS) {
+        if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
             tracing::warn!(%error, "the last spans could not be sent");
         }
     }
@@ -83,7 +85,7 @@ impl Traces {
         RequestSpan(parent.with_span(span.start_with_context(&*self.tracer, &parent)))
     }
 
-    /// Of what runs now: none outside a request, and none in one that is not sampled.
+    /// Starts the span of a round. `None` outside of a request, and in one that is not sampled.
     pub(super) fn round(&self, op: &Op) -> Option<Box<dyn RoundTrace>> {
         let request = Context::map_current(|now| now.span().is_recording().then(|| now.clone()))?;
         let span = self.tracer.span_builder(format!("round {}", op.name()));
@@ -103,11 +105,11 @@ impl Traces {
     }
 }
 
-/// The span of a request; what runs within [`RequestSpan::context`] has it as its parent.
+/// The span of a request, the parent of spans started in [`RequestSpan::within`].
 pub struct RequestSpan(Context);
 
 impl RequestSpan {
-    /// Runs some work as part of the request, where there is a span for it.
+    /// Runs work as part of the request, if it has a span.
     pub async fn within<T>(span: Option<&Self>, work: impl Future<Output = T>) -> T {
         match span {
             Some(Self(context)) => work.with_context(context.clone()).await,
@@ -115,7 +117,7 @@ impl RequestSpan {
         }
     }
 
-    /// `code` is that of the problem, if it is one.
+    /// Ends the span. `code`: the code of the problem, if the answer is one.
     pub fn end(self, status: u16, code: Option<&str>) {
         let span = self.0.span();
         span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
@@ -129,7 +131,7 @@ impl RequestSpan {
     }
 }
 
-/// What log lines are found by.
+/// The ids by which log lines and traces are matched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceIds {
     pub trace: String,
@@ -137,7 +139,7 @@ pub struct TraceIds {
 }
 
 impl TraceIds {
-    /// Of the request's span; where there is none, what the client has sent as `traceparent`, if that can be read.
+    /// The ids of the request's span. Without a span, those of a valid `traceparent` of the client.
     pub fn of(span: Option<&RequestSpan>, headers: &HeaderMap) -> Option<Self> {
         let ids = |context: &SpanContext| Self {
             trace: context.trace_id().to_string(),
@@ -158,7 +160,7 @@ struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
     fn get(&self, key: &str) -> Option<&str> {
-        self.0.get(key).filter(|value| value.len() <= LONGEST_STATE)?.to_str().ok()
+        self.0.get(key).filter(|value| value.len() <= MAX_TRACE_STATE)?.to_str().ok()
     }
 
     fn keys(&self) -> Vec<&str> {
@@ -170,14 +172,14 @@ struct Round {
     tracer: Arc<SdkTracer>,
     names: Arc<[String]>,
     word: &'static str,
-    /// What the nodes' spans are below.
+    /// The parent of the nodes' spans.
     context: Context,
     spans: Mutex<Spans>,
 }
 
 struct Spans {
     round: Span,
-    /// By place; those that are asked.
+    /// The spans of the nodes asked and without an answer, by position.
     nodes: Vec<Option<Span>>,
 }
 

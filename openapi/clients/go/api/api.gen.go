@@ -250,86 +250,95 @@ func (e ProblemCode) Valid() bool {
 
 // AcquireBody What to acquire. Every field may be omitted; unknown fields are refused.
 type AcquireBody struct {
-	// Metadata Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without the
-	// control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
+	// Metadata Stored beside the lock for people. Strings only; keys and values together have at most 1024
+	// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
+	// bidirectional controls.
 	Metadata map[string]string `json:"metadata,omitempty"`
 
-	// Owner A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character,
-	// a line separator or a bidirectional control.
+	// Owner A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
+	// without control characters, line separators and bidirectional controls.
 	Owner *string `json:"owner,omitempty"`
 
-	// TTLMs How long the lock lives without an extension, in milliseconds, from 10 to the configured maximum (by default
-	// 300000). The default is configured too (30000).
+	// TTLMs How long the lock lives without an extension, in milliseconds: from 10 to the configured
+	// maximum (300000 by default). Without it the configured default applies (30000).
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 
-	// WaitMs How long to wait for the lock while somebody else holds it, in milliseconds, up to the configured maximum (by default
-	// 25000). Those who wait for a lock at one gateway get it in the order in which they came.
+	// WaitMs How long to wait while the lock is held, in milliseconds, up to the configured
+	// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
 	WaitMs *int32 `json:"wait_ms,omitempty"`
 }
 
-// ExtendBody For how long to extend. Unknown fields are refused.
+// ExtendBody How long to extend. Unknown fields are refused.
 type ExtendBody struct {
-	// TTLMs The lock lives at least so many milliseconds from now; it is never shortened. From 10 to the configured maximum; left out,
-	// the configured default (30000).
+	// TTLMs The lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+	// the configured maximum. Without it the configured default applies (30000).
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 }
 
 // Health Whether to send requests here.
 type Health struct {
-	// Nodes Every node, and whether it may vote; only for those who may see metrics.
+	// Nodes Every node, and whether it may vote. Only for callers that may see metrics.
 	Nodes []NodeHealth `json:"nodes,omitempty"`
 
-	// Runbook What an operator does when it is not ready: a page of the gateway's documentation and its section.
+	// Runbook Advice for operators when the gateway is not ready: a page of its documentation, and the
+	// section.
 	Runbook *string `json:"runbook,omitempty"`
 
-	// Status `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
+	// Status `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
+	// only `alive`.
 	Status HealthStatus `json:"status"`
 }
 
-// HealthStatus `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
+// HealthStatus `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
+// only `alive`.
 type HealthStatus string
 
 // Lease A granted or extended lock.
 type Lease struct {
-	// ElapsedMs How long the request took inside the gateway until `validity_ms` was counted, in milliseconds; waiting included.
+	// ElapsedMs Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
+	// waiting included.
 	ElapsedMs int64 `json:"elapsed_ms"`
 
-	// ExpiresAt When the validity ends by the gateway's wall clock, RFC 3339. For people; count `validity_ms` instead.
+	// ExpiresAt When the validity ends by the gateway's wall clock, RFC 3339. For people; programs count
+	// `validity_ms`.
 	ExpiresAt time.Time `json:"expires_at"`
 
-	// FencingToken Larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the
-	// resource refuse smaller ones than it has seen. Below 2^53.
+	// FencingToken Larger than the fencing token of every earlier grant of this lock. Send it to the resource
+	// with every write. The resource must refuse a token that is smaller than one it has seen.
+	// Below 2^53.
 	FencingToken int64 `json:"fencing_token"`
 
 	// Name The lock's name.
 	Name string `json:"name"`
 
-	// NodesGranted Nodes that had agreed when the decision fell.
+	// NodesGranted Number of nodes that had agreed when the lock was decided.
 	NodesGranted int32 `json:"nodes_granted"`
 
-	// NodesTotal All configured nodes.
+	// NodesTotal Number of configured nodes.
 	NodesTotal int32 `json:"nodes_total"`
 
-	// Owner The label that the request gave.
+	// Owner The label from the request.
 	Owner *string `json:"owner,omitempty"`
 
-	// Token Show it in the `Lock-Token` header to extend or release. A secret.
+	// Token The secret to send as `Lock-Token` to extend or release.
 	Token string `json:"token"`
 
-	// TTLMs For how long the lock was granted, in milliseconds.
+	// TTLMs The TTL that was granted, in milliseconds.
 	TTLMs int32 `json:"ttl_ms"`
 
-	// ValidityMs For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`). More
-	// than `ttl_ms` after an extension by less than was left.
+	// ValidityMs How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+	// round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+	// time left.
 	ValidityMs int32 `json:"validity_ms"`
 }
 
 // LockList A page of held locks.
 type LockList struct {
-	// Locks Locks that are held, or `unknown` where too few nodes answered; in no particular order. Locks that come or go during a listing may be missed or repeated.
+	// Locks Held locks, in no particular order; `unknown` where too few nodes answered. Locks that come
+	// or go during a listing may be missed or repeated.
 	Locks []LockStatus `json:"locks"`
 
-	// NextCursor Give it back as `cursor` for the next page; absent at the end.
+	// NextCursor Send it as `cursor` to get the next page. Absent at the end.
 	NextCursor *string `json:"next_cursor,omitempty"`
 }
 
@@ -338,63 +347,68 @@ type LockState string
 
 // LockStatus A lock as a majority of the nodes sees it. Never the token.
 type LockStatus struct {
-	// AcquiredAt When it was acquired, by the acquiring gateway's wall clock, RFC 3339.
+	// AcquiredAt When the lock was acquired, by the wall clock of the acquiring gateway, RFC 3339.
 	AcquiredAt *time.Time `json:"acquired_at,omitempty"`
 
-	// ExpiresInMs When it stops being held by a majority unless it is extended; absent when it has no expiry.
+	// ExpiresInMs Time until the majority's lock ends unless it is extended. Absent when it has no expiry.
 	ExpiresInMs *int64 `json:"expires_in_ms,omitempty"`
 
-	// FencingToken The holder's fencing token; absent when another Redlock client holds the lock.
+	// FencingToken The holder's fencing token. Absent when another Redlock client holds the lock.
 	FencingToken *int64 `json:"fencing_token,omitempty"`
 
-	// Key The name of the API key that acquired it; absent where there are no keys.
+	// Key The name of the API key that acquired the lock. Absent where there are no keys.
 	Key *string `json:"key,omitempty"`
 
-	// Metadata What its holder stored beside it.
+	// Metadata The holder's metadata.
 	Metadata map[string]string `json:"metadata,omitempty"`
 
 	// Name The lock's name.
 	Name string `json:"name"`
 
-	// Nodes What each node has; absent in listings.
+	// Nodes The answer of each node. Absent in listings.
 	Nodes []NodeAnswer `json:"nodes,omitempty"`
 
 	// Owner The holder's label.
 	Owner *string `json:"owner,omitempty"`
 
-	// State Held by a majority, free (nobody can have a majority), or unknown (too few nodes answered).
+	// State Held by a majority; free: nobody can have a majority; unknown: too few nodes answered.
 	State LockState `json:"state"`
 }
 
 // NodeAnswer One node's part in an answer.
 type NodeAnswer struct {
-	// Detail A sentence for people; for a key with the metrics permission, or where there are no keys.
+	// Detail A sentence for people. Only for keys with the metrics permission, or where there are no
+	// keys.
 	Detail *string `json:"detail,omitempty"`
 
-	// Node `host:port`; for a key without the metrics permission only a number, `node-1`.
+	// Node `host:port`. Only a number, `node-1`, for a key without the metrics permission.
 	Node string `json:"node"`
 
-	// State `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there was none: `timeout`,
-	// `down`, `quarantined`, `clock` (the times are too far apart), `overloaded`, `error`.
+	// State `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there is
+	// no answer: `timeout`, `down`, `quarantined`, `clock` (the clocks are too far apart),
+	// `overloaded`, `error`.
 	State NodeAnswerState `json:"state"`
 }
 
-// NodeAnswerState `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there was none: `timeout`,
-// `down`, `quarantined`, `clock` (the times are too far apart), `overloaded`, `error`.
+// NodeAnswerState `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there is
+// no answer: `timeout`, `down`, `quarantined`, `clock` (the clocks are too far apart),
+// `overloaded`, `error`.
 type NodeAnswerState string
 
 // NodeHealth What one node is doing, and why.
 type NodeHealth struct {
-	// Advice What an operator can do.
+	// Advice Advice for operators.
 	Advice *string `json:"advice,omitempty"`
 
-	// Detail Why, for people.
+	// Detail The reason for the state, for people.
 	Detail *string `json:"detail,omitempty"`
 
-	// Engine What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+	// Engine What runs the rules of locks on the node: `native` (the module is loaded; faster) or `lua`
+	// (a script).
 	Engine *NodeHealthEngine `json:"engine,omitempty"`
 
-	// EvictedKeys Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
+	// EvictedKeys Keys that the node has evicted since its start, by its last report. Above 0, locks may be
+	// lost.
 	EvictedKeys int64 `json:"evicted_keys"`
 
 	// Node `host:port`.
@@ -403,86 +417,90 @@ type NodeHealth struct {
 	// Restarts Restarts of the node that this gateway has seen.
 	Restarts int64 `json:"restarts"`
 
-	// Since Since when, by this gateway's wall clock, RFC 3339.
+	// Since The start of this state, by this gateway's wall clock, RFC 3339.
 	Since time.Time `json:"since"`
 
-	// State `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
-	// no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
-	// connection; being retried) or `refused` (unfit until somebody mends it).
+	// State `admitted` (votes), `catching_up` (votes, and gets the locks granted while it was away:
+	// restart no other node yet), `quarantined` (waits until no lock that it may have lost can
+	// live), `connecting` (no connection; retried) or `refused` (may not vote until an operator
+	// acts).
 	State NodeHealthState `json:"state"`
 
-	// Until When a quarantine ends, RFC 3339.
+	// Until The end of a quarantine, RFC 3339.
 	Until *time.Time `json:"until,omitempty"`
 }
 
-// NodeHealthEngine What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+// NodeHealthEngine What runs the rules of locks on the node: `native` (the module is loaded; faster) or `lua`
+// (a script).
 type NodeHealthEngine string
 
-// NodeHealthState `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
-// no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
-// connection; being retried) or `refused` (unfit until somebody mends it).
+// NodeHealthState `admitted` (votes), `catching_up` (votes, and gets the locks granted while it was away:
+// restart no other node yet), `quarantined` (waits until no lock that it may have lost can
+// live), `connecting` (no connection; retried) or `refused` (may not vote until an operator
+// acts).
 type NodeHealthState string
 
-// Problem An error, as RFC 9457 has it; `code` is the part to program against.
+// Problem An error, as in RFC 9457. Programs use `code`.
 type Problem struct {
-	// Code The kind as a word to program against.
+	// Code The kind of error, for programs.
 	Code ProblemCode `json:"code"`
 
-	// Detail What happened here, with the value and what is allowed.
+	// Detail What happened this time, with the value and what is allowed.
 	Detail string `json:"detail"`
 
-	// ExpiresInMs When the holder's lock expires unless it is extended.
+	// ExpiresInMs Time until the holder's lock expires unless it is extended.
 	ExpiresInMs *int64 `json:"expires_in_ms,omitempty"`
 
-	// Holder The label of whoever holds the lock.
+	// Holder The holder's label.
 	Holder *string `json:"holder,omitempty"`
 
-	// Nodes What each node answered.
+	// Nodes The answer of each node.
 	Nodes []NodeAnswer `json:"nodes,omitempty"`
 
-	// RequestID The `x-request-id` of this answer, as it stands in the gateway's log.
+	// RequestID The `x-request-id` of this answer, as in the gateway's log.
 	RequestID *string `json:"request_id,omitempty"`
 
-	// RetryAfterMs When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
+	// RetryAfterMs Time after which a retry makes sense, in milliseconds. `Retry-After` has it in seconds.
 	RetryAfterMs *int64 `json:"retry_after_ms,omitempty"`
 
-	// Runbook What an operator does about it: a page of the gateway's documentation and its section.
+	// Runbook Advice for operators: a page of the gateway's documentation, and the section.
 	Runbook *string `json:"runbook,omitempty"`
 
 	// Status The HTTP status.
 	Status int32 `json:"status"`
 
-	// Title The kind in words.
+	// Title The kind of error, for people.
 	Title string `json:"title"`
 
-	// Type A URI for the kind of problem.
+	// Type The URI of the kind of error.
 	Type string `json:"type"`
 }
 
-// ProblemCode The kind as a word to program against.
+// ProblemCode The kind of error, for programs.
 type ProblemCode string
 
 // ListLocksParams defines parameters for ListLocks.
 type ListLocksParams struct {
-	// Prefix Only names that begin so.
+	// Prefix Only names with this prefix.
 	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
 
-	// Limit How many locks on a page at most, 1 to 1000. A page may have fewer and still not be the last: that one has no `next_cursor`.
+	// Limit Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
+	// last page has no `next_cursor`.
 	Limit *int32 `form:"limit,omitempty" json:"limit,omitempty"`
 
-	// Cursor Where the last page ended.
+	// Cursor `next_cursor` of the page before.
 	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
 }
 
 // ReleaseLockParams defines parameters for ReleaseLock.
 type ReleaseLockParams struct {
-	// Force Release whoever holds it, without a token. For a key with the force permission.
+	// Force Release the lock whoever holds it, without a token. Needs a key with the force permission.
 	Force *bool `form:"force,omitempty" json:"force,omitempty"`
 
-	// LockToken The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key
+	// LockToken The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key.
 	LockToken *string `json:"Lock-Token,omitempty"`
 
-	// IdempotencyKey That of the POST, for a client that never got the token. Not used beside a Lock-Token or force=true.
+	// IdempotencyKey The key of the POST, for a client that never got the token. Ignored beside a Lock-Token or force=true.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 }
 
@@ -494,10 +512,10 @@ type ExtendLockParams struct {
 
 // AcquireLockParams defines parameters for AcquireLock.
 type AcquireLockParams struct {
-	// IdempotencyKey 16 to 255 visible characters. A repeated request with the same key is answered with the same grant, if that stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.
+	// IdempotencyKey 16 to 255 visible characters. A repeated request with the same key gets the same grant, if that still stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 
-	// Prefer `wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied.
+	// Prefer `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied.
 	Prefer *string `json:"Prefer,omitempty"`
 }
 
@@ -583,43 +601,49 @@ type ClientInterface interface {
 
 	// GetHealth The same as /readyz
 	//
-	// For whatever looks here by habit.
+	// An alias for tools that probe this path by default.
 	//
 	// Corresponds with GET /healthz (the `GetHealth` operationId).
 	GetHealth(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetLiveness Whether the process lives
 	//
-	// Asks no node, so a failure of Redis never restarts gateways.
+	// It asks no node, so a failure of Redis never restarts gateways.
 	//
 	// Corresponds with GET /livez (the `GetLiveness` operationId).
 	GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListLocks List held locks
 	//
-	// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
-	// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
-	// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
-	// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+	// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+	// it may have fewer locks than asked for, or none, before the end. The next page continues where
+	// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+	// locks appear between two pages than one page holds, use a larger `limit`.
+	//
+	// A key sees the locks that it may list, and their holders where it may inspect them. One listing
+	// of a client and two of all clients may run at a time; more are answered 429.
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ReleaseLock Release a lock
 	//
-	// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
-	// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
-	// releases, and until then only the fencing token keeps its writes out.
+	// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+	// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+	// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+	// keeps its writes out.
 	//
-	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
-	// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
-	// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
+	// A client that gave up before the answer to its `POST` has no token. It sends the
+	// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+	// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+	// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+	// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+	// a `Lock-Token` or `force=true`.
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// GetLock Look at a lock
+	// GetLock Inspect a lock
 	//
 	// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 	//
@@ -628,8 +652,9 @@ type ClientInterface interface {
 
 	// ExtendLockWithBody Extend a lock
 	//
-	// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-	// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+	// deadline stands.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -638,8 +663,9 @@ type ClientInterface interface {
 
 	// ExtendLock Extend a lock
 	//
-	// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-	// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+	// deadline stands.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -648,11 +674,13 @@ type ClientInterface interface {
 
 	// AcquireLockWithBody Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-	// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-	// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-	// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-	// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+	// and the lock is released.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -661,11 +689,13 @@ type ClientInterface interface {
 
 	// AcquireLock Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-	// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-	// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-	// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-	// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+	// and the lock is released.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -674,15 +704,16 @@ type ClientInterface interface {
 
 	// GetMetrics Metrics as Prometheus text
 	//
-	// Of this gateway alone. No label holds the name of a lock.
+	// The metrics of this gateway alone. No label has the name of a lock.
 	//
 	// Corresponds with GET /metrics (the `GetMetrics` operationId).
 	GetMetrics(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetReadiness Whether to send requests here
 	//
-	// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
-	// nodes are shown to those with the metrics permission, within their rate.
+	// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
+	// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
+	// rate.
 	//
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -690,7 +721,7 @@ type ClientInterface interface {
 
 // GetHealth The same as /readyz
 //
-// For whatever looks here by habit.
+// An alias for tools that probe this path by default.
 //
 // Corresponds with GET /healthz (the `GetHealth` operationId).
 func (c *Client) GetHealth(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -707,7 +738,7 @@ func (c *Client) GetHealth(ctx context.Context, reqEditors ...RequestEditorFn) (
 
 // GetLiveness Whether the process lives
 //
-// Asks no node, so a failure of Redis never restarts gateways.
+// It asks no node, so a failure of Redis never restarts gateways.
 //
 // Corresponds with GET /livez (the `GetLiveness` operationId).
 func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -724,10 +755,13 @@ func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn)
 
 // ListLocks List held locks
 //
-// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
-// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
-// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
-// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+// it may have fewer locks than asked for, or none, before the end. The next page continues where
+// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+// locks appear between two pages than one page holds, use a larger `limit`.
+//
+// A key sees the locks that it may list, and their holders where it may inspect them. One listing
+// of a client and two of all clients may run at a time; more are answered 429.
 //
 // Corresponds with GET /locks (the `ListLocks` operationId).
 func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -744,14 +778,17 @@ func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEdit
 
 // ReleaseLock Release a lock
 //
-// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
-// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
-// releases, and until then only the fencing token keeps its writes out.
+// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+// keeps its writes out.
 //
-// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
-// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
-// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
+// A client that gave up before the answer to its `POST` has no token. It sends the
+// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+// a `Lock-Token` or `force=true`.
 //
 // Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -766,7 +803,7 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 	return c.Client.Do(req)
 }
 
-// GetLock Look at a lock
+// GetLock Inspect a lock
 //
 // The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 //
@@ -785,8 +822,9 @@ func (c *Client) GetLock(ctx context.Context, name string, reqEditors ...Request
 
 // ExtendLockWithBody Extend a lock
 //
-// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+// deadline stands.
 //
 // Takes any type of body and a specified content type.
 //
@@ -805,8 +843,9 @@ func (c *Client) ExtendLockWithBody(ctx context.Context, name string, params *Ex
 
 // ExtendLock Extend a lock
 //
-// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+// deadline stands.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -825,11 +864,13 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 
 // AcquireLockWithBody Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+// and the lock is released.
 //
 // Takes any type of body and a specified content type.
 //
@@ -848,11 +889,13 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 
 // AcquireLock Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+// and the lock is released.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -871,7 +914,7 @@ func (c *Client) AcquireLock(ctx context.Context, name string, params *AcquireLo
 
 // GetMetrics Metrics as Prometheus text
 //
-// Of this gateway alone. No label holds the name of a lock.
+// The metrics of this gateway alone. No label has the name of a lock.
 //
 // Corresponds with GET /metrics (the `GetMetrics` operationId).
 func (c *Client) GetMetrics(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -888,8 +931,9 @@ func (c *Client) GetMetrics(ctx context.Context, reqEditors ...RequestEditorFn) 
 
 // GetReadiness Whether to send requests here
 //
-// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
-// nodes are shown to those with the metrics permission, within their rate.
+// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
+// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
+// rate.
 //
 // Corresponds with GET /readyz (the `GetReadiness` operationId).
 func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1390,7 +1434,7 @@ type ClientWithResponsesInterface interface {
 
 	// GetHealthWithResponse The same as /readyz
 	//
-	// For whatever looks here by habit.
+	// An alias for tools that probe this path by default.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1399,7 +1443,7 @@ type ClientWithResponsesInterface interface {
 
 	// GetLivenessWithResponse Whether the process lives
 	//
-	// Asks no node, so a failure of Redis never restarts gateways.
+	// It asks no node, so a failure of Redis never restarts gateways.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1408,10 +1452,13 @@ type ClientWithResponsesInterface interface {
 
 	// ListLocksWithResponse List held locks
 	//
-	// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
-	// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
-	// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
-	// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+	// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+	// it may have fewer locks than asked for, or none, before the end. The next page continues where
+	// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+	// locks appear between two pages than one page holds, use a larger `limit`.
+	//
+	// A key sees the locks that it may list, and their holders where it may inspect them. One listing
+	// of a client and two of all clients may run at a time; more are answered 429.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1420,21 +1467,24 @@ type ClientWithResponsesInterface interface {
 
 	// ReleaseLockWithResponse Release a lock
 	//
-	// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
-	// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
-	// releases, and until then only the fencing token keeps its writes out.
+	// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+	// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+	// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+	// keeps its writes out.
 	//
-	// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
-	// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
-	// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-	// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
+	// A client that gave up before the answer to its `POST` has no token. It sends the
+	// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+	// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+	// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+	// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+	// a `Lock-Token` or `force=true`.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLockWithResponse(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*ReleaseLockResponse, error)
 
-	// GetLockWithResponse Look at a lock
+	// GetLockWithResponse Inspect a lock
 	//
 	// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 	//
@@ -1445,8 +1495,9 @@ type ClientWithResponsesInterface interface {
 
 	// ExtendLockWithBodyWithResponse Extend a lock
 	//
-	// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-	// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+	// deadline stands.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1455,8 +1506,9 @@ type ClientWithResponsesInterface interface {
 
 	// ExtendLockWithResponse Extend a lock
 	//
-	// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-	// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+	// deadline stands.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1465,11 +1517,13 @@ type ClientWithResponsesInterface interface {
 
 	// AcquireLockWithBodyWithResponse Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-	// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-	// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-	// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-	// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+	// and the lock is released.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1478,11 +1532,13 @@ type ClientWithResponsesInterface interface {
 
 	// AcquireLockWithResponse Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-	// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-	// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-	// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-	// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+	// and the lock is released.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1491,7 +1547,7 @@ type ClientWithResponsesInterface interface {
 
 	// GetMetricsWithResponse Metrics as Prometheus text
 	//
-	// Of this gateway alone. No label holds the name of a lock.
+	// The metrics of this gateway alone. No label has the name of a lock.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1500,8 +1556,9 @@ type ClientWithResponsesInterface interface {
 
 	// GetReadinessWithResponse Whether to send requests here
 	//
-	// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
-	// nodes are shown to those with the metrics permission, within their rate.
+	// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
+	// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
+	// rate.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2430,7 +2487,7 @@ func (r GetReadinessResponse) ContentType() string {
 
 // GetHealthWithResponse The same as /readyz
 //
-// For whatever looks here by habit.
+// An alias for tools that probe this path by default.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2445,7 +2502,7 @@ func (c *ClientWithResponses) GetHealthWithResponse(ctx context.Context, reqEdit
 
 // GetLivenessWithResponse Whether the process lives
 //
-// Asks no node, so a failure of Redis never restarts gateways.
+// It asks no node, so a failure of Redis never restarts gateways.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2460,10 +2517,13 @@ func (c *ClientWithResponses) GetLivenessWithResponse(ctx context.Context, reqEd
 
 // ListLocksWithResponse List held locks
 //
-// One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
-// it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
-// on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
-// list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+// it may have fewer locks than asked for, or none, before the end. The next page continues where
+// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+// locks appear between two pages than one page holds, use a larger `limit`.
+//
+// A key sees the locks that it may list, and their holders where it may inspect them. One listing
+// of a client and two of all clients may run at a time; more are answered 429.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2478,14 +2538,17 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 
 // ReleaseLockWithResponse Release a lock
 //
-// 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
-// `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
-// releases, and until then only the fencing token keeps its writes out.
+// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+// keeps its writes out.
 //
-// A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
-// The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
-// a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-// The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
+// A client that gave up before the answer to its `POST` has no token. It sends the
+// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+// a `Lock-Token` or `force=true`.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2498,7 +2561,7 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 	return ParseReleaseLockResponse(rsp)
 }
 
-// GetLockWithResponse Look at a lock
+// GetLockWithResponse Inspect a lock
 //
 // The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 //
@@ -2515,8 +2578,9 @@ func (c *ClientWithResponses) GetLockWithResponse(ctx context.Context, name stri
 
 // ExtendLockWithBodyWithResponse Extend a lock
 //
-// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+// deadline stands.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2531,8 +2595,9 @@ func (c *ClientWithResponses) ExtendLockWithBodyWithResponse(ctx context.Context
 
 // ExtendLockWithResponse Extend a lock
 //
-// From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-// gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+// deadline stands.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2547,11 +2612,13 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 
 // AcquireLockWithBodyWithResponse Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+// and the lock is released.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2566,11 +2633,13 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 
 // AcquireLockWithResponse Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-// lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-// wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-// the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-// When the client disconnects before the answer, it leaves the queue, and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+// arrival. 409 then means that the wait ended without a grant. When too many requests wait
+// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+// within milliseconds. When the client disconnects before the answer, the request leaves the queue
+// and the lock is released.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2585,7 +2654,7 @@ func (c *ClientWithResponses) AcquireLockWithResponse(ctx context.Context, name 
 
 // GetMetricsWithResponse Metrics as Prometheus text
 //
-// Of this gateway alone. No label holds the name of a lock.
+// The metrics of this gateway alone. No label has the name of a lock.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2600,8 +2669,9 @@ func (c *ClientWithResponses) GetMetricsWithResponse(ctx context.Context, reqEdi
 
 // GetReadinessWithResponse Whether to send requests here
 //
-// 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
-// nodes are shown to those with the metrics permission, within their rate.
+// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
+// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
+// rate.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -1,14 +1,14 @@
-//! The table of errors: status, code, title, and a detail as an example.
+//! The table of errors: status, code, title, and an example of a detail.
 
 use http::StatusCode as S;
 
 use crate::remedy::section;
 
-/// Status, code and title.
+/// A kind of error: status, code and title.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProblemKind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
 
-/// The table, with a detail as an example of each.
+/// Builds the table, with an example of a detail for each kind.
 macro_rules! kinds {
     ($($name:ident: $status:ident, $code:literal, $title:literal, $detail:literal;)+) => {
         $(pub(crate) const $name: ProblemKind = ProblemKind(S::$status, $code, $title);)+
@@ -36,7 +36,7 @@ kinds! {
     MAX_HOLD_REACHED: CONFLICT, "max_hold_reached", "The lock has been held for too long", "the lock has been held for 1day and may be for 1day; release and compete again";
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, "body_too_large", "Request body too large", "the request body is larger than 16384 bytes";
     UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}')";
-    MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, "misdirected_request", "Not a host of this service", "the Host header names a host that is none of this service; those it has are named with --allowed-host";
+    MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, "misdirected_request", "Not a host of this service", "this gateway is not known under this name; --allowed-host gives the names that it has";
     TOO_MANY_WAITERS: TOO_MANY_REQUESTS, "too_many_waiters", "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed; try again, or without wait_ms";
     RATE_LIMITED: TOO_MANY_REQUESTS, "rate_limited", "Too many requests", "the API key has used up its rate of requests";
     QUOTA_EXCEEDED: TOO_MANY_REQUESTS, "quota_exceeded", "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended";
@@ -45,11 +45,11 @@ kinds! {
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown", "too few nodes answered to tell whether this was done; an old deadline still stands, and trying again is safe";
     DRAINING: SERVICE_UNAVAILABLE, "draining", "Shutting down", "this replica is shutting down; another one may serve";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, "audit_unavailable", "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
-    OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some are kept for others";
+    OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some slots are reserved for others";
 }
 
 impl ProblemKind {
-    /// The section for operators, where it is theirs to do something.
+    /// The section of the operators' documentation, for errors that an operator can mend.
     pub(super) fn runbook(self) -> Option<&'static str> {
         match self.1 {
             "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
@@ -62,11 +62,11 @@ impl ProblemKind {
     }
 }
 
-/// Nobody hears of it.
+/// For a client that is gone: nobody receives it.
 pub(crate) const ABANDONED: ProblemKind =
     ProblemKind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
 
-/// Every code.
+/// All error codes.
 pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|(ProblemKind(_, code, _), _)| *code)
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_operator_can_mend_names_a_section() {
+    fn errors_that_operators_can_mend_name_a_section() {
         for (kind, _) in ALL {
             let is_operators = kind.0 == S::SERVICE_UNAVAILABLE || kind.1 == "quota_exceeded";
             assert_eq!(kind.runbook().is_some(), is_operators, "{kind:?}");

@@ -1,4 +1,4 @@
-//! The body of a request, whole and no larger than it may be.
+//! The complete body of a request, up to a size limit.
 
 use std::time::Duration;
 
@@ -13,11 +13,12 @@ use super::super::error::{
 };
 use crate::config::show;
 
-/// Of a body, in bytes. No legal one comes near it: a label and 1 KiB of metadata, at worst all escaped.
+/// Limit on a body, in bytes. Legal bodies are far smaller: a label and 1 KiB of metadata, at worst
+/// all escaped.
 const MAX_BODY: usize = 16 * 1024;
-/// For a body to arrive.
+/// Time limit for a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is read of one that is too large, for its sender to see the answer.
+/// Limit on the bytes read of a body that is too large, so that its sender sees the answer.
 const MAX_REST: usize = 1024 * 1024;
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -40,14 +41,14 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
             }
             Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
             Ok(Ok(None)) => {
-                // Apart, or every request would carry the room for it.
+                // Boxed: otherwise the future of every request would have room for this one.
                 let _ = tokio::time::timeout(REST_TIMEOUT, Box::pin(read_rest(body))).await;
                 return Err(BODY_TOO_LARGE
                     .because(format!("the request body is larger than {MAX_BODY} bytes")));
             }
             Ok(Ok(Some(bytes))) => bytes,
         };
-        // Some generated clients have no other way to leave a body out.
+        // Some generated clients cannot omit a body.
         if bytes.is_empty() || bytes == b"null" {
             return Ok(Self(T::default()));
         }
@@ -60,7 +61,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
             );
             return Err(UNSUPPORTED_MEDIA_TYPE.because(detail));
         }
-        // A derived Deserialize takes an array for a struct too, field by field.
+        // A derived `Deserialize` accepts an array for a struct, field by field.
         if !bytes.trim_ascii_start().starts_with(b"{") {
             return Err(
                 INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}")
@@ -72,8 +73,8 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-/// `None` when it is too large. Copied as it comes: a chunk keeps the buffer that it was read into, 8 KB for each byte of a client
-/// that sends them one by one.
+/// Collects the body. Returns `None` when the body is too large. Chunks are copied, because a chunk
+/// keeps its read buffer: 8 KB for every byte from a client that sends bytes one by one.
 async fn collected(body: &mut Body) -> Result<Option<Vec<u8>>, axum::Error> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -87,7 +88,8 @@ async fn collected(body: &mut Body) -> Result<Option<Vec<u8>>, axum::Error> {
     Ok(Some(bytes))
 }
 
-/// A client that is still sending when its connection is closed is told of that by a reset, and never sees its answer.
+/// Reads on, up to a limit. A client that still sends when its connection closes gets a reset, and
+/// never sees the answer.
 async fn read_rest(mut body: Body) {
     let mut left = MAX_REST;
     while let Some(Ok(frame)) = body.frame().await {

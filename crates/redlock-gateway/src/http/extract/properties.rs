@@ -1,4 +1,4 @@
-//! Headers as anybody may send them.
+//! Properties of the parsers of headers, for arbitrary values.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn headers(name: &HeaderName, values: &[Vec<u8>]) -> HeaderMap {
 
 proptest! {
     #[test]
-    fn what_is_taken_from_the_header_is_the_token_in_it(values in vec(value(), 0..3)) {
+    fn a_parsed_token_is_the_one_in_the_header(values in vec(value(), 0..3)) {
         let headers = headers(&LOCK_TOKEN, &values);
         match lock_token(&headers) {
             Ok(token) => {
@@ -40,7 +40,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_taken_for_an_idempotency_key_is_one(values in vec(value(), 0..3)) {
+    fn a_parsed_idempotency_key_is_the_one_in_the_header(values in vec(value(), 0..3)) {
         let headers = headers(&IDEMPOTENCY_KEY, &values);
         match idempotency_key(&headers) {
             Ok(None) => prop_assert_eq!(headers.len(), 0),

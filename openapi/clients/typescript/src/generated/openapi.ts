@@ -12,38 +12,44 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Look at a lock
+         * Inspect a lock
          * @description The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
          */
         get: operations["getLock"];
         put?: never;
         /**
          * Acquire a lock
-         * @description 201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the answer waits for the
-         *     lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then says that the
-         *     wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here, and only when it is held
-         *     the answer is 429. Without, only when contenders split the votes it tries again, a few times within milliseconds.
-         *     When the client disconnects before the answer, it leaves the queue, and the lock is released.
+         * @description 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+         *     `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+         *     arrival. 409 then means that the wait ended without a grant. When too many requests wait
+         *     already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+         *     Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+         *     within milliseconds. When the client disconnects before the answer, the request leaves the queue
+         *     and the lock is released.
          */
         post: operations["acquireLock"];
         /**
          * Release a lock
-         * @description 204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat as done. With
-         *     `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it when it extends or
-         *     releases, and until then only the fencing token keeps its writes out.
+         * @description 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+         *     may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+         *     holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+         *     keeps its writes out.
          *
-         *     A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key` of that `POST` instead.
-         *     The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that is still on its way to
-         *     a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may grant the lock afterwards.
-         *     The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true` the key is not used.
+         *     A client that gave up before the answer to its `POST` has no token. It sends the
+         *     `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+         *     whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+         *     longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+         *     afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+         *     a `Lock-Token` or `force=true`.
          */
         delete: operations["releaseLock"];
         options?: never;
         head?: never;
         /**
          * Extend a lock
-         * @description From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has held it without a
-         *     gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+         * @description The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+         *     held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+         *     deadline stands.
          */
         patch: operations["extendLock"];
         trace?: never;
@@ -57,10 +63,13 @@ export interface paths {
         };
         /**
          * List held locks
-         * @description One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked, also none before the end:
-         *     it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go meanwhile, or are set again
-         *     on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a larger `limit`. A key sees the locks that it may
-         *     list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond two of all clients, it is 429.
+         * @description One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+         *     it may have fewer locks than asked for, or none, before the end. The next page continues where
+         *     it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+         *     locks appear between two pages than one page holds, use a larger `limit`.
+         *
+         *     A key sees the locks that it may list, and their holders where it may inspect them. One listing
+         *     of a client and two of all clients may run at a time; more are answered 429.
          */
         get: operations["listLocks"];
         put?: never;
@@ -80,8 +89,9 @@ export interface paths {
         };
         /**
          * Whether to send requests here
-         * @description 200 when a majority of the nodes may vote; 503 when not, and while shutting down. Needs no key; where there are keys, the
-         *     nodes are shown to those with the metrics permission, within their rate.
+         * @description 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
+         *     needed. Where there are keys, only keys with the metrics permission see the nodes, within their
+         *     rate.
          */
         get: operations["getReadiness"];
         put?: never;
@@ -101,7 +111,7 @@ export interface paths {
         };
         /**
          * The same as /readyz
-         * @description For whatever looks here by habit.
+         * @description An alias for tools that probe this path by default.
          */
         get: operations["getHealth"];
         put?: never;
@@ -121,7 +131,7 @@ export interface paths {
         };
         /**
          * Whether the process lives
-         * @description Asks no node, so a failure of Redis never restarts gateways.
+         * @description It asks no node, so a failure of Redis never restarts gateways.
          */
         get: operations["getLiveness"];
         put?: never;
@@ -141,7 +151,7 @@ export interface paths {
         };
         /**
          * Metrics as Prometheus text
-         * @description Of this gateway alone. No label holds the name of a lock.
+         * @description The metrics of this gateway alone. No label has the name of a lock.
          */
         get: operations["getMetrics"];
         put?: never;
@@ -165,35 +175,36 @@ export interface components {
          */
         AcquireBody: {
             /**
-             * @description Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without the
-             *     control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
+             * @description Stored beside the lock for people. Strings only; keys and values together have at most 1024
+             *     bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
+             *     bidirectional controls.
              */
             metadata?: {
                 [key: string]: string;
             };
             /**
-             * @description A label for people: shown to whoever asks who holds the lock. At most 255 characters, none of them a control character,
-             *     a line separator or a bidirectional control.
+             * @description A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
+             *     without control characters, line separators and bidirectional controls.
              * @example nightly-report on host-7
              */
             owner?: string;
             /**
              * Format: int32
-             * @description How long the lock lives without an extension, in milliseconds, from 10 to the configured maximum (by default
-             *     300000). The default is configured too (30000).
+             * @description How long the lock lives without an extension, in milliseconds: from 10 to the configured
+             *     maximum (300000 by default). Without it the configured default applies (30000).
              * @example 30000
              */
             ttl_ms?: number;
             /**
              * Format: int32
-             * @description How long to wait for the lock while somebody else holds it, in milliseconds, up to the configured maximum (by default
-             *     25000). Those who wait for a lock at one gateway get it in the order in which they came.
+             * @description How long to wait while the lock is held, in milliseconds, up to the configured
+             *     maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
              * @example 10000
              */
             wait_ms?: number;
         };
         /**
-         * @description For how long to extend. Unknown fields are refused.
+         * @description How long to extend. Unknown fields are refused.
          * @example {
          *       "ttl_ms": 30000
          *     }
@@ -201,8 +212,8 @@ export interface components {
         ExtendBody: {
             /**
              * Format: int32
-             * @description The lock lives at least so many milliseconds from now; it is never shortened. From 10 to the configured maximum; left out,
-             *     the configured default (30000).
+             * @description The lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+             *     the configured maximum. Without it the configured default applies (30000).
              * @example 30000
              */
             ttl_ms?: number;
@@ -223,15 +234,17 @@ export interface components {
          *     }
          */
         Health: {
-            /** @description Every node, and whether it may vote; only for those who may see metrics. */
+            /** @description Every node, and whether it may vote. Only for callers that may see metrics. */
             nodes?: components["schemas"]["NodeHealth"][];
             /**
-             * @description What an operator does when it is not ready: a page of the gateway's documentation and its section.
+             * @description Advice for operators when the gateway is not ready: a page of its documentation, and the
+             *     section.
              * @example operations.md#quorum-lost
              */
             runbook?: string;
             /**
-             * @description `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the process alone: `alive`.
+             * @description `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
+             *     only `alive`.
              * @enum {string}
              */
             status: "alive" | "ready" | "no_quorum" | "draining";
@@ -254,45 +267,49 @@ export interface components {
         Lease: {
             /**
              * Format: int64
-             * @description How long the request took inside the gateway until `validity_ms` was counted, in milliseconds; waiting included.
+             * @description Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
+             *     waiting included.
              */
             elapsed_ms: number;
             /**
              * Format: date-time
-             * @description When the validity ends by the gateway's wall clock, RFC 3339. For people; count `validity_ms` instead.
+             * @description When the validity ends by the gateway's wall clock, RFC 3339. For people; programs count
+             *     `validity_ms`.
              */
             expires_at: string;
             /**
              * Format: int64
-             * @description Larger than that of every earlier grant of this lock. Give it to the resource with every write, and let the
-             *     resource refuse smaller ones than it has seen. Below 2^53.
+             * @description Larger than the fencing token of every earlier grant of this lock. Send it to the resource
+             *     with every write. The resource must refuse a token that is smaller than one it has seen.
+             *     Below 2^53.
              */
             fencing_token: number;
             /** @description The lock's name. */
             name: string;
             /**
              * Format: int32
-             * @description Nodes that had agreed when the decision fell.
+             * @description Number of nodes that had agreed when the lock was decided.
              */
             nodes_granted: number;
             /**
              * Format: int32
-             * @description All configured nodes.
+             * @description Number of configured nodes.
              */
             nodes_total: number;
-            /** @description The label that the request gave. */
+            /** @description The label from the request. */
             owner?: string;
-            /** @description Show it in the `Lock-Token` header to extend or release. A secret. */
+            /** @description The secret to send as `Lock-Token` to extend or release. */
             token: string;
             /**
              * Format: int32
-             * @description For how long the lock was granted, in milliseconds.
+             * @description The TTL that was granted, in milliseconds.
              */
             ttl_ms: number;
             /**
              * Format: int32
-             * @description For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round trip − `elapsed_ms`). More
-             *     than `ttl_ms` after an extension by less than was left.
+             * @description How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+             *     round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+             *     time left.
              */
             validity_ms: number;
         };
@@ -309,9 +326,12 @@ export interface components {
          *     }
          */
         LockList: {
-            /** @description Locks that are held, or `unknown` where too few nodes answered; in no particular order. Locks that come or go during a listing may be missed or repeated. */
+            /**
+             * @description Held locks, in no particular order; `unknown` where too few nodes answered. Locks that come
+             *     or go during a listing may be missed or repeated.
+             */
             locks: components["schemas"]["LockStatus"][];
-            /** @description Give it back as `cursor` for the next page; absent at the end. */
+            /** @description Send it as `cursor` to get the next page. Absent at the end. */
             next_cursor?: string;
         };
         /**
@@ -343,32 +363,32 @@ export interface components {
         LockStatus: {
             /**
              * Format: date-time
-             * @description When it was acquired, by the acquiring gateway's wall clock, RFC 3339.
+             * @description When the lock was acquired, by the wall clock of the acquiring gateway, RFC 3339.
              */
             acquired_at?: string;
             /**
              * Format: int64
-             * @description When it stops being held by a majority unless it is extended; absent when it has no expiry.
+             * @description Time until the majority's lock ends unless it is extended. Absent when it has no expiry.
              */
             expires_in_ms?: number;
             /**
              * Format: int64
-             * @description The holder's fencing token; absent when another Redlock client holds the lock.
+             * @description The holder's fencing token. Absent when another Redlock client holds the lock.
              */
             fencing_token?: number;
-            /** @description The name of the API key that acquired it; absent where there are no keys. */
+            /** @description The name of the API key that acquired the lock. Absent where there are no keys. */
             key?: string;
-            /** @description What its holder stored beside it. */
+            /** @description The holder's metadata. */
             metadata?: {
                 [key: string]: string;
             };
             /** @description The lock's name. */
             name: string;
-            /** @description What each node has; absent in listings. */
+            /** @description The answer of each node. Absent in listings. */
             nodes?: components["schemas"]["NodeAnswer"][];
             /** @description The holder's label. */
             owner?: string;
-            /** @description Held by a majority, free (nobody can have a majority), or unknown (too few nodes answered). */
+            /** @description Held by a majority; free: nobody can have a majority; unknown: too few nodes answered. */
             state: components["schemas"]["LockState"];
         };
         /**
@@ -380,13 +400,17 @@ export interface components {
          *     }
          */
         NodeAnswer: {
-            /** @description A sentence for people; for a key with the metrics permission, or where there are no keys. */
+            /**
+             * @description A sentence for people. Only for keys with the metrics permission, or where there are no
+             *     keys.
+             */
             detail?: string;
-            /** @description `host:port`; for a key without the metrics permission only a number, `node-1`. */
+            /** @description `host:port`. Only a number, `node-1`, for a key without the metrics permission. */
             node: string;
             /**
-             * @description `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there was none: `timeout`,
-             *     `down`, `quarantined`, `clock` (the times are too far apart), `overloaded`, `error`.
+             * @description `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there is
+             *     no answer: `timeout`, `down`, `quarantined`, `clock` (the clocks are too far apart),
+             *     `overloaded`, `error`.
              * @enum {string}
              */
             state: "agreed" | "held" | "free" | "pending" | "timeout" | "down" | "quarantined" | "refused" | "clock" | "overloaded" | "error";
@@ -398,7 +422,7 @@ export interface components {
          *       "state": "quarantined",
          *       "since": "2025-11-21T11:39:54.822Z",
          *       "until": "2025-11-21T11:44:56.822Z",
-         *       "detail": "it was restarted and may have forgotten locks; a crash can lose locks (appendonly no)",
+         *       "detail": "it was restarted and may have lost locks; a crash can lose locks (appendonly no)",
          *       "advice": "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the next restart takes 3 s",
          *       "engine": "lua",
          *       "restarts": 1,
@@ -406,18 +430,20 @@ export interface components {
          *     }
          */
         NodeHealth: {
-            /** @description What an operator can do. */
+            /** @description Advice for operators. */
             advice?: string;
-            /** @description Why, for people. */
+            /** @description The reason for the state, for people. */
             detail?: string;
             /**
-             * @description What runs the rules of locks on it: `native` (the module is loaded there; faster) or `lua` (a script).
+             * @description What runs the rules of locks on the node: `native` (the module is loaded; faster) or `lua`
+             *     (a script).
              * @enum {string}
              */
             engine?: "lua" | "native";
             /**
              * Format: int64
-             * @description Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
+             * @description Keys that the node has evicted since its start, by its last report. Above 0, locks may be
+             *     lost.
              */
             evicted_keys: number;
             /** @description `host:port`. */
@@ -429,24 +455,25 @@ export interface components {
             restarts: number;
             /**
              * Format: date-time
-             * @description Since when, by this gateway's wall clock, RFC 3339.
+             * @description The start of this state, by this gateway's wall clock, RFC 3339.
              */
             since: string;
             /**
-             * @description `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it was away are being set on it: restart
-             *     no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
-             *     connection; being retried) or `refused` (unfit until somebody mends it).
+             * @description `admitted` (votes), `catching_up` (votes, and gets the locks granted while it was away:
+             *     restart no other node yet), `quarantined` (waits until no lock that it may have lost can
+             *     live), `connecting` (no connection; retried) or `refused` (may not vote until an operator
+             *     acts).
              * @enum {string}
              */
             state: "admitted" | "catching_up" | "quarantined" | "connecting" | "refused";
             /**
              * Format: date-time
-             * @description When a quarantine ends, RFC 3339.
+             * @description The end of a quarantine, RFC 3339.
              */
             until?: string;
         };
         /**
-         * @description An error, as RFC 9457 has it; `code` is the part to program against.
+         * @description An error, as in RFC 9457. Programs use `code`.
          * @example {
          *       "type": "urn:redlock:problem:lock_held",
          *       "title": "The lock is held",
@@ -461,30 +488,30 @@ export interface components {
          */
         Problem: {
             /**
-             * @description The kind as a word to program against.
+             * @description The kind of error, for programs.
              * @enum {string}
              */
             code: "invalid_name" | "invalid_ttl" | "invalid_wait" | "invalid_body" | "invalid_parameter" | "missing_token" | "invalid_token" | "unauthenticated" | "forbidden" | "not_found" | "lock_not_found" | "method_not_allowed" | "request_timeout" | "lock_held" | "not_holder" | "max_hold_reached" | "body_too_large" | "unsupported_media_type" | "misdirected_request" | "too_many_waiters" | "rate_limited" | "quota_exceeded" | "internal_error" | "quorum_unavailable" | "outcome_unknown" | "draining" | "audit_unavailable" | "overloaded";
-            /** @description What happened here, with the value and what is allowed. */
+            /** @description What happened this time, with the value and what is allowed. */
             detail: string;
             /**
              * Format: int64
-             * @description When the holder's lock expires unless it is extended.
+             * @description Time until the holder's lock expires unless it is extended.
              */
             expires_in_ms?: number;
-            /** @description The label of whoever holds the lock. */
+            /** @description The holder's label. */
             holder?: string;
-            /** @description What each node answered. */
+            /** @description The answer of each node. */
             nodes?: components["schemas"]["NodeAnswer"][];
-            /** @description The `x-request-id` of this answer, as it stands in the gateway's log. */
+            /** @description The `x-request-id` of this answer, as in the gateway's log. */
             request_id?: string;
             /**
              * Format: int64
-             * @description When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
+             * @description Time after which a retry makes sense, in milliseconds. `Retry-After` has it in seconds.
              */
             retry_after_ms?: number;
             /**
-             * @description What an operator does about it: a page of the gateway's documentation and its section.
+             * @description Advice for operators: a page of the gateway's documentation, and the section.
              * @example operations.md#quorum-lost
              */
             runbook?: string;
@@ -493,9 +520,9 @@ export interface components {
              * @description The HTTP status.
              */
             status: number;
-            /** @description The kind in words. */
+            /** @description The kind of error, for people. */
             title: string;
-            /** @description A URI for the kind of problem. */
+            /** @description The URI of the kind of error. */
             type: string;
         };
     };
@@ -513,7 +540,7 @@ export interface operations {
             header?: never;
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
@@ -574,7 +601,7 @@ export interface operations {
             /** @description rate_limited */
             429: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -594,7 +621,7 @@ export interface operations {
             /** @description overloaded */
             503: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -608,21 +635,21 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description 16 to 255 visible characters. A repeated request with the same key is answered with the same grant, if that stands: the same token and fencing token, a full TTL, and Idempotency-Replayed. */
+                /** @description 16 to 255 visible characters. A repeated request with the same key gets the same grant, if that still stands: the same token and fencing token, a full TTL, and Idempotency-Replayed. */
                 "Idempotency-Key"?: string;
-                /** @description `wait=SECONDS`, an alias of wait_ms; the body wins. Answered with Preference-Applied. */
+                /** @description `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied. */
                 Prefer?: string;
             };
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
             };
             cookie?: never;
         };
-        /** @description May be left out. */
+        /** @description May be omitted. */
         requestBody?: {
             content: {
                 "application/json": components["schemas"]["AcquireBody"];
@@ -640,7 +667,7 @@ export interface operations {
                     Location?: string;
                     /** @description The token, as in the body */
                     "Lock-Token"?: string;
-                    /** @description wait=SECONDS, when Prefer asked for it and the body did not */
+                    /** @description wait=SECONDS, when Prefer gave the waiting time */
                     "Preference-Applied"?: string;
                     [name: string]: unknown;
                 };
@@ -648,7 +675,7 @@ export interface operations {
                     "application/json": components["schemas"]["Lease"];
                 };
             };
-            /** @description invalid_name, invalid_ttl (also where rounds to the nodes now take longer than a tenth of it), invalid_wait, invalid_body, invalid_parameter */
+            /** @description invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -688,10 +715,10 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached, by an earlier request with the same Idempotency-Key */
+            /** @description lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
             409: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -729,7 +756,7 @@ export interface operations {
             /** @description too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded */
             429: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -746,10 +773,10 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description quorum_unavailable (nothing is held); outcome_unknown (an earlier request with the same Idempotency-Key may hold it: try again); draining, overloaded, audit_unavailable */
+            /** @description quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold it, try again; draining, overloaded, audit_unavailable */
             503: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -762,18 +789,18 @@ export interface operations {
     releaseLock: {
         parameters: {
             query?: {
-                /** @description Release whoever holds it, without a token. For a key with the force permission. */
+                /** @description Release the lock whoever holds it, without a token. Needs a key with the force permission. */
                 force?: boolean;
             };
             header?: {
-                /** @description The token that acquiring the lock returned, bare or as <token>; required without force and Idempotency-Key */
+                /** @description The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key. */
                 "Lock-Token"?: string;
-                /** @description That of the POST, for a client that never got the token. Not used beside a Lock-Token or force=true. */
+                /** @description The key of the POST, for a client that never got the token. Ignored beside a Lock-Token or force=true. */
                 "Idempotency-Key"?: string;
             };
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
@@ -820,7 +847,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description lock_not_found: it was released or has expired, or, for a key that may neither acquire nor inspect, somebody else holds it */
+            /** @description lock_not_found: released or expired, or, for a key that may neither acquire nor inspect, held by somebody else */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -850,7 +877,7 @@ export interface operations {
             /** @description rate_limited; quota_exceeded: the masters' memory is short, and releases of this client that found no lock fill it */
             429: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -870,7 +897,7 @@ export interface operations {
             /** @description outcome_unknown: try again; overloaded, audit_unavailable */
             503: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -889,7 +916,7 @@ export interface operations {
             };
             path: {
                 /**
-                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]; slashes percent-encoded, and nothing between two of them is empty, . or ..
+                 * @description The lock's name: 1 to 255 bytes of [A-Za-z0-9._:@/+~-]. Slashes are percent-encoded. No segment between slashes is empty, . or ..
                  * @example reports/nightly
                  */
                 name: string;
@@ -942,7 +969,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description lock_not_found: free or expired, or, for a key that may neither acquire nor inspect, somebody else's; stop work */
+            /** @description lock_not_found: free or expired, or, for a key that may neither acquire nor inspect, held by somebody else; stop the work */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -999,7 +1026,7 @@ export interface operations {
             /** @description rate_limited */
             429: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -1019,7 +1046,7 @@ export interface operations {
             /** @description outcome_unknown: the old deadline stands; overloaded, audit_unavailable */
             503: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -1032,11 +1059,14 @@ export interface operations {
     listLocks: {
         parameters: {
             query?: {
-                /** @description Only names that begin so. */
+                /** @description Only names with this prefix. */
                 prefix?: string;
-                /** @description How many locks on a page at most, 1 to 1000. A page may have fewer and still not be the last: that one has no `next_cursor`. */
+                /**
+                 * @description Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
+                 *     last page has no `next_cursor`.
+                 */
                 limit?: number;
-                /** @description Where the last page ended. */
+                /** @description `next_cursor` of the page before. */
                 cursor?: string;
             };
             header?: never;
@@ -1097,7 +1127,7 @@ export interface operations {
             /** @description rate_limited */
             429: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -1117,7 +1147,7 @@ export interface operations {
             /** @description quorum_unavailable, overloaded */
             503: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };
@@ -1275,7 +1305,7 @@ export interface operations {
             /** @description rate_limited */
             429: {
                 headers: {
-                    /** @description Seconds until trying again makes sense */
+                    /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
                     [name: string]: unknown;
                 };

@@ -23,18 +23,16 @@ class AcquireBody:
         {'ttl_ms': 30000, 'owner': 'nightly-report on host-7'}
 
     Attributes:
-        metadata (AcquireBodyMetadata | Unset): Stored beside the lock for people: strings only, keys and values
-            together at most 1024 bytes, without the
-            control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
-        owner (str | Unset): A label for people: shown to whoever asks who holds the lock. At most 255 characters, none
-            of them a control character,
-            a line separator or a bidirectional control. Example: nightly-report on host-7.
-        ttl_ms (int | Unset): How long the lock lives without an extension, in milliseconds, from 10 to the configured
-            maximum (by default
-            300000). The default is configured too (30000). Example: 30000.
-        wait_ms (int | Unset): How long to wait for the lock while somebody else holds it, in milliseconds, up to the
-            configured maximum (by default
-            25000). Those who wait for a lock at one gateway get it in the order in which they came. Example: 10000.
+        metadata (AcquireBodyMetadata | Unset): Stored beside the lock for people. Strings only; keys and values
+            together have at most 1024
+            bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
+            bidirectional controls.
+        owner (str | Unset): A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
+            without control characters, line separators and bidirectional controls. Example: nightly-report on host-7.
+        ttl_ms (int | Unset): How long the lock lives without an extension, in milliseconds: from 10 to the configured
+            maximum (300000 by default). Without it the configured default applies (30000). Example: 30000.
+        wait_ms (int | Unset): How long to wait while the lock is held, in milliseconds, up to the configured
+            maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. Example: 10000.
     """
 
     metadata: AcquireBodyMetadata | Unset = UNSET

@@ -12,8 +12,9 @@ T = TypeVar("T", bound="AcquireBodyMetadata")
 
 @_attrs_define
 class AcquireBodyMetadata:
-    """Stored beside the lock for people: strings only, keys and values together at most 1024 bytes, without the
-    control characters U+007F to U+009F, line separators (U+2028, U+2029) and bidirectional controls.
+    """Stored beside the lock for people. Strings only; keys and values together have at most 1024
+    bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
+    bidirectional controls.
 
     """
 

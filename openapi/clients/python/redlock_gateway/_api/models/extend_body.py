@@ -13,15 +13,14 @@ T = TypeVar("T", bound="ExtendBody")
 
 @_attrs_define
 class ExtendBody:
-    """For how long to extend. Unknown fields are refused.
+    """How long to extend. Unknown fields are refused.
 
     Example:
         {'ttl_ms': 30000}
 
     Attributes:
-        ttl_ms (int | Unset): The lock lives at least so many milliseconds from now; it is never shortened. From 10 to
-            the configured maximum; left out,
-            the configured default (30000). Example: 30000.
+        ttl_ms (int | Unset): The lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+            the configured maximum. Without it the configured default applies (30000). Example: 30000.
     """
 
     ttl_ms: int | Unset = UNSET

@@ -26,10 +26,10 @@ class Health:
             '2025-11-21T11:39:54.822Z', 'restarts': 0, 'evicted_keys': 0}]}
 
     Attributes:
-        status (HealthStatus): `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); of the
-            process alone: `alive`.
-        nodes (list[NodeHealth] | Unset): Every node, and whether it may vote; only for those who may see metrics.
-        runbook (str | Unset): What an operator does when it is not ready: a page of the gateway's documentation and its
+        status (HealthStatus): `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
+            only `alive`.
+        nodes (list[NodeHealth] | Unset): Every node, and whether it may vote. Only for callers that may see metrics.
+        runbook (str | Unset): Advice for operators when the gateway is not ready: a page of its documentation, and the
             section. Example: operations.md#quorum-lost.
     """
 

@@ -23,22 +23,23 @@ class Lease:
             '2025-11-21T11:39:54.822Z', 'owner': 'nightly-report on host-7', 'nodes_granted': 3, 'nodes_total': 5}
 
     Attributes:
-        elapsed_ms (int): How long the request took inside the gateway until `validity_ms` was counted, in milliseconds;
+        elapsed_ms (int): Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
             waiting included.
-        expires_at (datetime.datetime): When the validity ends by the gateway's wall clock, RFC 3339. For people; count
-            `validity_ms` instead.
-        fencing_token (int): Larger than that of every earlier grant of this lock. Give it to the resource with every
-            write, and let the
-            resource refuse smaller ones than it has seen. Below 2^53.
+        expires_at (datetime.datetime): When the validity ends by the gateway's wall clock, RFC 3339. For people;
+            programs count
+            `validity_ms`.
+        fencing_token (int): Larger than the fencing token of every earlier grant of this lock. Send it to the resource
+            with every write. The resource must refuse a token that is smaller than one it has seen.
+            Below 2^53.
         name (str): The lock's name.
-        nodes_granted (int): Nodes that had agreed when the decision fell.
-        nodes_total (int): All configured nodes.
-        token (str): Show it in the `Lock-Token` header to extend or release. A secret.
-        ttl_ms (int): For how long the lock was granted, in milliseconds.
-        validity_ms (int): For how long it may be trusted, in milliseconds: until receipt + `validity_ms` − (own round
-            trip − `elapsed_ms`). More
-            than `ttl_ms` after an extension by less than was left.
-        owner (str | Unset): The label that the request gave.
+        nodes_granted (int): Number of nodes that had agreed when the lock was decided.
+        nodes_total (int): Number of configured nodes.
+        token (str): The secret to send as `Lock-Token` to extend or release.
+        ttl_ms (int): The TTL that was granted, in milliseconds.
+        validity_ms (int): How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+            round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+            time left.
+        owner (str | Unset): The label from the request.
     """
 
     elapsed_ms: int

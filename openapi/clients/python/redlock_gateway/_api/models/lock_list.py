@@ -24,9 +24,10 @@ class LockList:
         {'locks': [{'name': 'reports/nightly', 'state': 'held', 'expires_in_ms': 21400}]}
 
     Attributes:
-        locks (list[LockStatus]): Locks that are held, or `unknown` where too few nodes answered; in no particular
-            order. Locks that come or go during a listing may be missed or repeated.
-        next_cursor (str | Unset): Give it back as `cursor` for the next page; absent at the end.
+        locks (list[LockStatus]): Held locks, in no particular order; `unknown` where too few nodes answered. Locks that
+            come
+            or go during a listing may be missed or repeated.
+        next_cursor (str | Unset): Send it as `cursor` to get the next page. Absent at the end.
     """
 
     locks: list[LockStatus]

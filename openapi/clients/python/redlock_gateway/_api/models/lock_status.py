@@ -31,13 +31,14 @@ class LockStatus:
     Attributes:
         name (str): The lock's name.
         state (LockState): The majority's view. Example: held.
-        acquired_at (datetime.datetime | Unset): When it was acquired, by the acquiring gateway's wall clock, RFC 3339.
-        expires_in_ms (int | Unset): When it stops being held by a majority unless it is extended; absent when it has no
+        acquired_at (datetime.datetime | Unset): When the lock was acquired, by the wall clock of the acquiring gateway,
+            RFC 3339.
+        expires_in_ms (int | Unset): Time until the majority's lock ends unless it is extended. Absent when it has no
             expiry.
-        fencing_token (int | Unset): The holder's fencing token; absent when another Redlock client holds the lock.
-        key (str | Unset): The name of the API key that acquired it; absent where there are no keys.
-        metadata (LockStatusMetadata | Unset): What its holder stored beside it.
-        nodes (list[NodeAnswer] | Unset): What each node has; absent in listings.
+        fencing_token (int | Unset): The holder's fencing token. Absent when another Redlock client holds the lock.
+        key (str | Unset): The name of the API key that acquired the lock. Absent where there are no keys.
+        metadata (LockStatusMetadata | Unset): The holder's metadata.
+        nodes (list[NodeAnswer] | Unset): The answer of each node. Absent in listings.
         owner (str | Unset): The holder's label.
     """
 

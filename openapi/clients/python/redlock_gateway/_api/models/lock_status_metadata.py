@@ -12,7 +12,7 @@ T = TypeVar("T", bound="LockStatusMetadata")
 
 @_attrs_define
 class LockStatusMetadata:
-    """What its holder stored beside it."""
+    """The holder's metadata."""
 
     additional_properties: dict[str, str] = _attrs_field(init=False, factory=dict)
 

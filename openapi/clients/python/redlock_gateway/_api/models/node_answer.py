@@ -21,11 +21,13 @@ class NodeAnswer:
         {'node': '10.0.0.1:6379', 'state': 'timeout', 'detail': 'no answer within 50ms'}
 
     Attributes:
-        node (str): `host:port`; for a key without the metrics permission only a number, `node-1`.
+        node (str): `host:port`. Only a number, `node-1`, for a key without the metrics permission.
         state (NodeAnswerState): `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why
-            there was none: `timeout`,
-            `down`, `quarantined`, `clock` (the times are too far apart), `overloaded`, `error`.
-        detail (str | Unset): A sentence for people; for a key with the metrics permission, or where there are no keys.
+            there is
+            no answer: `timeout`, `down`, `quarantined`, `clock` (the clocks are too far apart),
+            `overloaded`, `error`.
+        detail (str | Unset): A sentence for people. Only for keys with the metrics permission, or where there are no
+            keys.
     """
 
     node: str

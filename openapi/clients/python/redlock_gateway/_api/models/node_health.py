@@ -21,24 +21,26 @@ class NodeHealth:
 
     Example:
         {'node': '10.0.0.1:6379', 'state': 'quarantined', 'since': '2025-11-21T11:39:54.822Z', 'until':
-            '2025-11-21T11:44:56.822Z', 'detail': 'it was restarted and may have forgotten locks; a crash can lose locks
+            '2025-11-21T11:44:56.822Z', 'detail': 'it was restarted and may have lost locks; a crash can lose locks
             (appendonly no)', 'advice': 'wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no the
             next restart takes 3 s', 'engine': 'lua', 'restarts': 1, 'evicted_keys': 0}
 
     Attributes:
-        evicted_keys (int): Keys that the node has evicted since its start, as it said last; above 0 locks may be lost.
+        evicted_keys (int): Keys that the node has evicted since its start, by its last report. Above 0, locks may be
+            lost.
         node (str): `host:port`.
         restarts (int): Restarts of the node that this gateway has seen.
-        since (datetime.datetime): Since when, by this gateway's wall clock, RFC 3339.
-        state (NodeHealthState): `admitted` (it votes), `catching_up` (it votes, and locks that were granted while it
-            was away are being set on it: restart
-            no other node yet), `quarantined` (it waits until no lock that it may have forgotten can live), `connecting` (no
-            connection; being retried) or `refused` (unfit until somebody mends it).
-        advice (str | Unset): What an operator can do.
-        detail (str | Unset): Why, for people.
-        engine (NodeHealthEngine | Unset): What runs the rules of locks on it: `native` (the module is loaded there;
-            faster) or `lua` (a script).
-        until (datetime.datetime | Unset): When a quarantine ends, RFC 3339.
+        since (datetime.datetime): The start of this state, by this gateway's wall clock, RFC 3339.
+        state (NodeHealthState): `admitted` (votes), `catching_up` (votes, and gets the locks granted while it was away:
+            restart no other node yet), `quarantined` (waits until no lock that it may have lost can
+            live), `connecting` (no connection; retried) or `refused` (may not vote until an operator
+            acts).
+        advice (str | Unset): Advice for operators.
+        detail (str | Unset): The reason for the state, for people.
+        engine (NodeHealthEngine | Unset): What runs the rules of locks on the node: `native` (the module is loaded;
+            faster) or `lua`
+            (a script).
+        until (datetime.datetime | Unset): The end of a quarantine, RFC 3339.
     """
 
     evicted_keys: int

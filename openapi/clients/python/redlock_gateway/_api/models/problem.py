@@ -19,7 +19,7 @@ T = TypeVar("T", bound="Problem")
 
 @_attrs_define
 class Problem:
-    """An error, as RFC 9457 has it; `code` is the part to program against.
+    """An error, as in RFC 9457. Programs use `code`.
 
     Example:
         {'type': 'urn:redlock:problem:lock_held', 'title': 'The lock is held', 'status': 409, 'code': 'lock_held',
@@ -27,18 +27,19 @@ class Problem:
             'retry_after_ms': 5000, 'holder': 'nightly-report on host-7', 'expires_in_ms': 21400}
 
     Attributes:
-        code (ProblemCode): The kind as a word to program against.
-        detail (str): What happened here, with the value and what is allowed.
+        code (ProblemCode): The kind of error, for programs.
+        detail (str): What happened this time, with the value and what is allowed.
         status (int): The HTTP status.
-        title (str): The kind in words.
-        type_ (str): A URI for the kind of problem.
-        expires_in_ms (int | Unset): When the holder's lock expires unless it is extended.
-        holder (str | Unset): The label of whoever holds the lock.
-        nodes (list[NodeAnswer] | Unset): What each node answered.
-        request_id (str | Unset): The `x-request-id` of this answer, as it stands in the gateway's log.
-        retry_after_ms (int | Unset): When trying again makes sense, in milliseconds; `Retry-After` has it in seconds.
-        runbook (str | Unset): What an operator does about it: a page of the gateway's documentation and its section.
-            Example: operations.md#quorum-lost.
+        title (str): The kind of error, for people.
+        type_ (str): The URI of the kind of error.
+        expires_in_ms (int | Unset): Time until the holder's lock expires unless it is extended.
+        holder (str | Unset): The holder's label.
+        nodes (list[NodeAnswer] | Unset): The answer of each node.
+        request_id (str | Unset): The `x-request-id` of this answer, as in the gateway's log.
+        retry_after_ms (int | Unset): Time after which a retry makes sense, in milliseconds. `Retry-After` has it in
+            seconds.
+        runbook (str | Unset): Advice for operators: a page of the gateway's documentation, and the section. Example:
+            operations.md#quorum-lost.
     """
 
     code: ProblemCode

@@ -133,15 +133,13 @@ def sync_detailed(
 ) -> Response[Lease | Problem]:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the
-    answer waits for the
-    lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then
-    says that the
-    wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here,
-    and only when it is held
-    the answer is 429. Without, only when contenders split the votes it tries again, a few times within
-    milliseconds.
-    When the client disconnects before the answer, it leaves the queue, and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+    arrival. 409 then means that the wait ended without a grant. When too many requests wait
+    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+    within milliseconds. When the client disconnects before the answer, the request leaves the queue
+    and the lock is released.
 
     Args:
         name (str):
@@ -182,15 +180,13 @@ def sync(
 ) -> Lease | Problem | None:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the
-    answer waits for the
-    lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then
-    says that the
-    wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here,
-    and only when it is held
-    the answer is 429. Without, only when contenders split the votes it tries again, a few times within
-    milliseconds.
-    When the client disconnects before the answer, it leaves the queue, and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+    arrival. 409 then means that the wait ended without a grant. When too many requests wait
+    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+    within milliseconds. When the client disconnects before the answer, the request leaves the queue
+    and the lock is released.
 
     Args:
         name (str):
@@ -226,15 +222,13 @@ async def asyncio_detailed(
 ) -> Response[Lease | Problem]:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the
-    answer waits for the
-    lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then
-    says that the
-    wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here,
-    and only when it is held
-    the answer is 429. Without, only when contenders split the votes it tries again, a few times within
-    milliseconds.
-    When the client disconnects before the answer, it leaves the queue, and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+    arrival. 409 then means that the wait ended without a grant. When too many requests wait
+    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+    within milliseconds. When the client disconnects before the answer, the request leaves the queue
+    and the lock is released.
 
     Args:
         name (str):
@@ -273,15 +267,13 @@ async def asyncio(
 ) -> Lease | Problem | None:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when somebody holds it. With `wait_ms` the
-    answer waits for the
-    lock, in a queue: those who wait at one gateway get it in the order in which they came, and 409 then
-    says that the
-    wait has ended in vain. Where too many wait already the lock is tried if nobody waits for it here,
-    and only when it is held
-    the answer is 429. Without, only when contenders split the votes it tries again, a few times within
-    milliseconds.
-    When the client disconnects before the answer, it leaves the queue, and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
+    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
+    arrival. 409 then means that the wait ended without a grant. When too many requests wait
+    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
+    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
+    within milliseconds. When the client disconnects before the answer, the request leaves the queue
+    and the lock is released.
 
     Args:
         name (str):

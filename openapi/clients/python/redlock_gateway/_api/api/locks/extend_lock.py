@@ -132,14 +132,14 @@ def sync_detailed(
 ) -> Response[Lease | Problem]:
     """Extend a lock
 
-     From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has
-    held it without a
-    gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+    deadline stands.
 
     Args:
         name (str):
         lock_token (str):
-        body (ExtendBody | Unset): For how long to extend. Unknown fields are refused. Example:
+        body (ExtendBody | Unset): How long to extend. Unknown fields are refused. Example:
             {'ttl_ms': 30000}.
 
     Raises:
@@ -172,14 +172,14 @@ def sync(
 ) -> Lease | Problem | None:
     """Extend a lock
 
-     From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has
-    held it without a
-    gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+    deadline stands.
 
     Args:
         name (str):
         lock_token (str):
-        body (ExtendBody | Unset): For how long to extend. Unknown fields are refused. Example:
+        body (ExtendBody | Unset): How long to extend. Unknown fields are refused. Example:
             {'ttl_ms': 30000}.
 
     Raises:
@@ -207,14 +207,14 @@ async def asyncio_detailed(
 ) -> Response[Lease | Problem]:
     """Extend a lock
 
-     From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has
-    held it without a
-    gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+    deadline stands.
 
     Args:
         name (str):
         lock_token (str):
-        body (ExtendBody | Unset): For how long to extend. Unknown fields are refused. Example:
+        body (ExtendBody | Unset): How long to extend. Unknown fields are refused. Example:
             {'ttl_ms': 30000}.
 
     Raises:
@@ -245,14 +245,14 @@ async def asyncio(
 ) -> Lease | Problem | None:
     """Extend a lock
 
-     From now on the lock lives at least `ttl_ms`; it is never shortened. 200 proves that the token has
-    held it without a
-    gap. After 404 and 409 the work must stop; after 503 `outcome_unknown` the old deadline stands.
+     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
+    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
+    deadline stands.
 
     Args:
         name (str):
         lock_token (str):
-        body (ExtendBody | Unset): For how long to extend. Unknown fields are refused. Example:
+        body (ExtendBody | Unset): How long to extend. Unknown fields are refused. Example:
             {'ttl_ms': 30000}.
 
     Raises:

@@ -91,7 +91,7 @@ def sync_detailed(
     *,
     client: AuthenticatedClient | Client,
 ) -> Response[LockStatus | Problem]:
-    """Look at a lock
+    """Inspect a lock
 
      The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 
@@ -122,7 +122,7 @@ def sync(
     *,
     client: AuthenticatedClient | Client,
 ) -> LockStatus | Problem | None:
-    """Look at a lock
+    """Inspect a lock
 
      The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 
@@ -148,7 +148,7 @@ async def asyncio_detailed(
     *,
     client: AuthenticatedClient | Client,
 ) -> Response[LockStatus | Problem]:
-    """Look at a lock
+    """Inspect a lock
 
      The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 
@@ -177,7 +177,7 @@ async def asyncio(
     *,
     client: AuthenticatedClient | Client,
 ) -> LockStatus | Problem | None:
-    """Look at a lock
+    """Inspect a lock
 
      The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
 

@@ -106,14 +106,13 @@ def sync_detailed(
 ) -> Response[LockList | Problem]:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked,
-    also none before the end:
-    it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go
-    meanwhile, or are set again
-    on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a
-    larger `limit`. A key sees the locks that it may
-    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
-    two of all clients, it is 429.
+     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+    it may have fewer locks than asked for, or none, before the end. The next page continues where
+    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+    locks appear between two pages than one page holds, use a larger `limit`.
+
+    A key sees the locks that it may list, and their holders where it may inspect them. One listing
+    of a client and two of all clients may run at a time; more are answered 429.
 
     Args:
         prefix (str | Unset):
@@ -150,14 +149,13 @@ def sync(
 ) -> LockList | Problem | None:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked,
-    also none before the end:
-    it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go
-    meanwhile, or are set again
-    on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a
-    larger `limit`. A key sees the locks that it may
-    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
-    two of all clients, it is 429.
+     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+    it may have fewer locks than asked for, or none, before the end. The next page continues where
+    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+    locks appear between two pages than one page holds, use a larger `limit`.
+
+    A key sees the locks that it may list, and their holders where it may inspect them. One listing
+    of a client and two of all clients may run at a time; more are answered 429.
 
     Args:
         prefix (str | Unset):
@@ -189,14 +187,13 @@ async def asyncio_detailed(
 ) -> Response[LockList | Problem]:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked,
-    also none before the end:
-    it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go
-    meanwhile, or are set again
-    on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a
-    larger `limit`. A key sees the locks that it may
-    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
-    two of all clients, it is 429.
+     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+    it may have fewer locks than asked for, or none, before the end. The next page continues where
+    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+    locks appear between two pages than one page holds, use a larger `limit`.
+
+    A key sees the locks that it may list, and their holders where it may inspect them. One listing
+    of a client and two of all clients may run at a time; more are answered 429.
 
     Args:
         prefix (str | Unset):
@@ -231,14 +228,13 @@ async def asyncio(
 ) -> LockList | Problem | None:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page may hold fewer locks than asked,
-    also none before the end:
-    it takes a few seconds at most, and the next one goes on where it ended. Locks that come or go
-    meanwhile, or are set again
-    on a node, may be missed or repeated; with more new locks between two pages than fit on one, take a
-    larger `limit`. A key sees the locks that it may
-    list, and who holds them where it may inspect them, one listing at a time; beyond that, and beyond
-    two of all clients, it is 429.
+     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
+    it may have fewer locks than asked for, or none, before the end. The next page continues where
+    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
+    locks appear between two pages than one page holds, use a larger `limit`.
+
+    A key sees the locks that it may list, and their holders where it may inspect them. One listing
+    of a client and two of all clients may run at a time; more are answered 429.
 
     Args:
         prefix (str | Unset):

@@ -122,20 +122,17 @@ def sync_detailed(
 ) -> Response[Any | Problem]:
     """Release a lock
 
-     204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat
-    as done. With
-    `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it
-    when it extends or
-    releases, and until then only the fencing token keeps its writes out.
+     204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+    keeps its writes out.
 
-    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
-    of that `POST` instead.
-    The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that
-    is still on its way to
-    a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
-    grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
-    the key is not used.
+    A client that gave up before the answer to its `POST` has no token. It sends the
+    `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+    a `Lock-Token` or `force=true`.
 
     Args:
         name (str):
@@ -175,20 +172,17 @@ def sync(
 ) -> Any | Problem | None:
     """Release a lock
 
-     204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat
-    as done. With
-    `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it
-    when it extends or
-    releases, and until then only the fencing token keeps its writes out.
+     204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+    keeps its writes out.
 
-    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
-    of that `POST` instead.
-    The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that
-    is still on its way to
-    a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
-    grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
-    the key is not used.
+    A client that gave up before the answer to its `POST` has no token. It sends the
+    `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+    a `Lock-Token` or `force=true`.
 
     Args:
         name (str):
@@ -223,20 +217,17 @@ async def asyncio_detailed(
 ) -> Response[Any | Problem]:
     """Release a lock
 
-     204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat
-    as done. With
-    `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it
-    when it extends or
-    releases, and until then only the fencing token keeps its writes out.
+     204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+    keeps its writes out.
 
-    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
-    of that `POST` instead.
-    The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that
-    is still on its way to
-    a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
-    grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
-    the key is not used.
+    A client that gave up before the answer to its `POST` has no token. It sends the
+    `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+    a `Lock-Token` or `force=true`.
 
     Args:
         name (str):
@@ -274,20 +265,17 @@ async def asyncio(
 ) -> Any | Problem | None:
     """Release a lock
 
-     204 when a majority has let go. Releasing twice gives 404 the second time, which a retry may treat
-    as done. With
-    `force=true` instead of a token it takes the lock from whoever holds it; its holder learns of it
-    when it extends or
-    releases, and until then only the fencing token keeps its writes out.
+     204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
+    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
+    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
+    keeps its writes out.
 
-    A client that gave up before the answer to its `POST` has no token. It sends the `Idempotency-Key`
-    of that `POST` instead.
-    The gateway releases every grant of that key, whichever gateway made it. A copy of the `POST` that
-    is still on its way to
-    a node cannot set the lock any more. End the `POST` first: a gateway that still works on it may
-    grant the lock afterwards.
-    The answer is 404 when no grant of this key holds the lock. Beside a `Lock-Token` or `force=true`
-    the key is not used.
+    A client that gave up before the answer to its `POST` has no token. It sends the
+    `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
+    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
+    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
+    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
+    a `Lock-Token` or `force=true`.
 
     Args:
         name (str):

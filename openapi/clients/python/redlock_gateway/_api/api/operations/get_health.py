@@ -56,7 +56,7 @@ def sync_detailed(
 ) -> Response[Health]:
     """The same as /readyz
 
-     For whatever looks here by habit.
+     An alias for tools that probe this path by default.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -81,7 +81,7 @@ def sync(
 ) -> Health | None:
     """The same as /readyz
 
-     For whatever looks here by habit.
+     An alias for tools that probe this path by default.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -102,7 +102,7 @@ async def asyncio_detailed(
 ) -> Response[Health]:
     """The same as /readyz
 
-     For whatever looks here by habit.
+     An alias for tools that probe this path by default.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -125,7 +125,7 @@ async def asyncio(
 ) -> Health | None:
     """The same as /readyz
 
-     For whatever looks here by habit.
+     An alias for tools that probe this path by default.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.

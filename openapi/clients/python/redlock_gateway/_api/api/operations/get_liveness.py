@@ -62,7 +62,7 @@ def sync_detailed(
 ) -> Response[Health | Problem]:
     """Whether the process lives
 
-     Asks no node, so a failure of Redis never restarts gateways.
+     It asks no node, so a failure of Redis never restarts gateways.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -87,7 +87,7 @@ def sync(
 ) -> Health | Problem | None:
     """Whether the process lives
 
-     Asks no node, so a failure of Redis never restarts gateways.
+     It asks no node, so a failure of Redis never restarts gateways.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -108,7 +108,7 @@ async def asyncio_detailed(
 ) -> Response[Health | Problem]:
     """Whether the process lives
 
-     Asks no node, so a failure of Redis never restarts gateways.
+     It asks no node, so a failure of Redis never restarts gateways.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -131,7 +131,7 @@ async def asyncio(
 ) -> Health | Problem | None:
     """Whether the process lives
 
-     Asks no node, so a failure of Redis never restarts gateways.
+     It asks no node, so a failure of Redis never restarts gateways.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.

@@ -75,7 +75,7 @@ def sync_detailed(
 ) -> Response[Problem | str]:
     """Metrics as Prometheus text
 
-     Of this gateway alone. No label holds the name of a lock.
+     The metrics of this gateway alone. No label has the name of a lock.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -100,7 +100,7 @@ def sync(
 ) -> Problem | str | None:
     """Metrics as Prometheus text
 
-     Of this gateway alone. No label holds the name of a lock.
+     The metrics of this gateway alone. No label has the name of a lock.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -121,7 +121,7 @@ async def asyncio_detailed(
 ) -> Response[Problem | str]:
     """Metrics as Prometheus text
 
-     Of this gateway alone. No label holds the name of a lock.
+     The metrics of this gateway alone. No label has the name of a lock.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -144,7 +144,7 @@ async def asyncio(
 ) -> Problem | str | None:
     """Metrics as Prometheus text
 
-     Of this gateway alone. No label holds the name of a lock.
+     The metrics of this gateway alone. No label has the name of a lock.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
