@@ -38,7 +38,7 @@ async fn extended(guard: &Guard, times: usize) {
 }
 
 #[tokio::test]
-async fn a_guard_holds_its_lock_for_five_times_its_ttl_and_leaves_nothing() {
+async fn a_guard_extends_for_five_ttls_and_leaves_nothing() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let guard =
@@ -58,7 +58,7 @@ async fn a_guard_holds_its_lock_for_five_times_its_ttl_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_guard_that_is_dropped_releases_and_one_that_is_refused_says_who_holds_the_lock() {
+async fn a_dropped_guard_releases_and_a_refusal_names_the_holder() {
     let gateway = Launch::embedded().ready().await;
     let client = client(&[&gateway]);
     let guard = client.lock("a").owner("alice").acquire().await.unwrap();
@@ -73,7 +73,7 @@ async fn a_guard_that_is_dropped_releases_and_one_that_is_refused_says_who_holds
 }
 
 #[tokio::test]
-async fn whoever_lost_a_lock_to_another_release_was_not_told() {
+async fn a_guard_reports_a_lock_released_by_another() {
     let gateway = Launch::embedded().ready().await;
     let guard = client(&[&gateway]).lock("a").ttl(TTL).acquire().await.unwrap();
     let told = guard.cancellation();
@@ -85,7 +85,7 @@ async fn whoever_lost_a_lock_to_another_release_was_not_told() {
 }
 
 #[tokio::test]
-async fn the_work_under_a_lost_lock_went_on() {
+async fn work_under_a_lost_lock_is_cancelled() {
     let gateway = Launch::embedded().ready().await;
     let held = client(&[&gateway]).lock("a").ttl(TTL);
     let result = held
@@ -98,7 +98,7 @@ async fn the_work_under_a_lost_lock_went_on() {
 }
 
 #[tokio::test]
-async fn a_guard_whose_masters_are_gone_is_lost_before_its_deadline() {
+async fn a_guard_without_masters_is_lost_before_its_deadline() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
     let guard = client(&[&gateway]).lock("a").ttl(TTL * 2).acquire().await.unwrap();
@@ -162,7 +162,7 @@ async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize
 }
 
 #[tokio::test]
-async fn answers_that_were_lost_lead_to_the_same_grant() {
+async fn retries_after_lost_answers_get_the_same_grant() {
     let gateway = Launch::embedded().ready().await;
     let (address, lost_responses) = swallowing(gateway.address(), 2).await;
     let client = Client::new(format!("http://{address}")).unwrap();
@@ -178,7 +178,7 @@ async fn answers_that_were_lost_lead_to_the_same_grant() {
 }
 
 #[tokio::test]
-async fn when_each_gateway_had_failed_once_only_the_first_was_asked_again() {
+async fn every_gateway_is_asked_again_after_each_failed_once() {
     let gateway = Launch::embedded().ready().await;
     let (address, lost_responses) = swallowing(gateway.address(), 2).await;
     let client = Client::builder()
@@ -191,7 +191,7 @@ async fn when_each_gateway_had_failed_once_only_the_first_was_asked_again() {
 }
 
 #[tokio::test]
-async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
+async fn twenty_contenders_under_a_lock_lose_no_count() {
     const EACH: usize = 5;
     let servers = masters(3);
     let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
@@ -219,7 +219,7 @@ async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
 }
 
 #[tokio::test]
-async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
+async fn a_refusal_names_the_allowed_values() {
     let holder = key("jobs", HOLDER, "jobs/*").await;
     let keys = file(&[&holder]);
     let gateway = with_keys(&keys).start().await;
@@ -251,7 +251,7 @@ async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_longer_than_the_gateway_allows_is_asked_for_in_turns() {
+async fn a_wait_beyond_the_gateways_limit_is_split() {
     let gateway = Launch::embedded().flag("--max-wait", "600ms").ready().await;
     let lease = gateway.acquire_for("a", 2_500).await;
     let client = client(&[&gateway]);
@@ -267,7 +267,7 @@ async fn a_wait_that_is_longer_than_the_gateway_allows_is_asked_for_in_turns() {
 }
 
 #[tokio::test]
-async fn an_acquire_that_nobody_answered_leaves_no_lock() {
+async fn an_unanswered_acquire_leaves_no_lock() {
     let gateway = Launch::embedded().ready().await;
     let (address, _) = swallowing(gateway.address(), usize::MAX).await;
     let client = Client::new(format!("http://{address}")).unwrap();
@@ -284,7 +284,7 @@ async fn an_acquire_that_nobody_answered_leaves_no_lock() {
 }
 
 #[tokio::test]
-async fn a_release_without_a_gateway_ends_after_five_seconds() {
+async fn a_release_without_a_gateway_ends_after_5_s() {
     let gateway = Launch::embedded().ready().await;
     let guard = client(&[&gateway]).lock("a").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     gateway.signal(Signal::STOP);
@@ -297,7 +297,7 @@ async fn a_release_without_a_gateway_ends_after_five_seconds() {
 }
 
 #[tokio::test]
-async fn extensions_need_no_new_connection() {
+async fn extensions_reuse_the_connection() {
     let gateway = Launch::embedded().ready().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = Client::new(format!("http://{}", listener.local_addr().unwrap())).unwrap();

@@ -60,7 +60,7 @@ fn blocks(page: &str, heading: &str, language: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_recipe_says_whether_it_is_run_and_is_if_it_says_so() {
+fn every_recipe_marked_as_run_is_run() {
     let page = page();
     let headings: Vec<_> = recipes(&page).into_iter().map(|(heading, _)| heading).collect();
     assert_eq!(headings, RUN.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());

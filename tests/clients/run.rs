@@ -89,7 +89,7 @@ async fn gone(pid: i32) -> Instant {
 const TWO: &str = r#"sleep 1000 & echo $! > "$1/grandchild"; echo $$ > "$1/child"; wait"#;
 
 #[tokio::test]
-async fn a_command_runs_under_the_lock_and_ends_with_its_own_code() {
+async fn a_command_runs_under_the_lock_and_keeps_its_exit_code() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let shown =
@@ -108,7 +108,7 @@ async fn a_command_runs_under_the_lock_and_ends_with_its_own_code() {
 }
 
 #[tokio::test]
-async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
+async fn without_a_lock_nothing_runs_and_the_exit_code_says_why() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     let dir = TempDir::new();
@@ -138,7 +138,7 @@ async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
 }
 
 #[tokio::test]
-async fn with_json_whatever_is_wrong_before_anything_is_asked_is_one_object() {
+async fn with_json_every_early_error_is_one_object() {
     let gateway = Launch::embedded().ready().await;
     for (args, code, event, says) in [
         (&["--json", "run", "job"][..], 64, "usage", "<COMMAND>"),
@@ -174,7 +174,7 @@ async fn with_json_whatever_is_wrong_before_anything_is_asked_is_one_object() {
 }
 
 #[tokio::test]
-async fn a_hundred_runs_of_one_name_appended_to_a_file_at_the_same_time() {
+async fn a_hundred_runs_of_one_name_never_overlap() {
     const RUNS: usize = 100;
     let servers = masters(3);
     let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
@@ -202,7 +202,7 @@ async fn a_hundred_runs_of_one_name_appended_to_a_file_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn a_runner_that_was_killed_left_its_command_running() {
+async fn a_killed_runner_takes_its_command_along() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], TWO)).spawn().unwrap();
@@ -218,7 +218,7 @@ async fn a_runner_that_was_killed_left_its_command_running() {
 }
 
 #[tokio::test]
-async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
+async fn a_stopped_runners_command_ends_before_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     // What ignores TERM has to be killed.
@@ -237,7 +237,7 @@ async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
 }
 
 #[tokio::test]
-async fn a_command_whose_masters_were_gone_outlived_the_lock() {
+async fn without_masters_a_command_ends_before_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
     let dir = TempDir::new();
@@ -262,7 +262,7 @@ async fn a_command_whose_masters_were_gone_outlived_the_lock() {
 }
 
 #[tokio::test]
-async fn a_command_went_on_when_its_lock_was_released_by_somebody_else() {
+async fn a_released_lock_ends_or_warns_the_command() {
     let gateway = Launch::embedded().ready().await;
     for (on_lost, code) in [("kill", 79), ("warn", 3)] {
         let dir = TempDir::new();
@@ -283,7 +283,7 @@ async fn a_command_went_on_when_its_lock_was_released_by_somebody_else() {
 }
 
 #[tokio::test]
-async fn a_command_that_ignored_term_had_all_the_ttl_when_its_lock_was_already_anothers() {
+async fn a_lost_lock_kills_a_command_that_ignores_term_after_grace() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = format!(r#"trap '' TERM; echo "$REDLOCK_TOKEN" > "$1/token"; {TWO}"#);
@@ -311,7 +311,7 @@ const LEFT: &str = r#"
     while :; do sleep 1; done"#;
 
 #[tokio::test]
-async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner() {
+async fn descendants_outside_the_group_end_with_lock_and_runner() {
     let gateway = Launch::embedded().ready().await;
     for is_killed in [false, true] {
         let dir = TempDir::new();
@@ -342,7 +342,7 @@ const TITLED: &str = r#"
     echo "$REDLOCK_TOKEN" > "$1/token"; trap '' TERM; while :; do sleep 1; done"#;
 
 #[tokio::test]
-async fn an_orphan_that_had_left_the_group_and_overwritten_its_environment_outlived_the_lock() {
+async fn an_orphan_with_overwritten_environment_ends_with_the_lock() {
     let gateway = Launch::embedded().ready().await;
     for is_stopped in [false, true] {
         let dir = TempDir::new();
@@ -369,7 +369,7 @@ async fn an_orphan_that_had_left_the_group_and_overwritten_its_environment_outli
 }
 
 #[tokio::test]
-async fn orphans_that_have_ended_stay_no_zombies_and_the_command_keeps_its_code() {
+async fn ended_orphans_are_reaped_and_the_exit_code_is_kept() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"for n in 1 2 3 4 5 6 7 8; do (sleep 0.$n & echo $! > "$1/$n"); done
@@ -385,7 +385,7 @@ async fn orphans_that_have_ended_stay_no_zombies_and_the_command_keeps_its_code(
 }
 
 #[tokio::test]
-async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_commands() {
+async fn processes_the_shell_started_before_the_runner_survive() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     // One that stays its child, and one that is orphaned while the command runs.
@@ -412,7 +412,7 @@ async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_
 }
 
 #[tokio::test]
-async fn a_signal_to_the_runner_released_the_lock_while_what_had_left_the_group_still_worked() {
+async fn a_signal_ends_descendants_before_the_lock_is_released() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"timeout 1000 sh -c 'echo $$ > "$1/timed"; while :; do sleep 1; done' sh "$1"; echo after"#;
@@ -425,7 +425,7 @@ async fn a_signal_to_the_runner_released_the_lock_while_what_had_left_the_group_
 }
 
 #[tokio::test]
-async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself_with_whatever_code() {
+async fn a_daemon_survives_a_command_that_ends_by_itself() {
     let gateway = Launch::embedded().ready().await;
     for code in [0, 255] {
         let dir = TempDir::new();
@@ -440,7 +440,7 @@ async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself_with
 }
 
 #[tokio::test]
-async fn a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interrupted() {
+async fn a_waiting_runner_names_the_holder_and_ends_on_interrupt() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     let dir = TempDir::new();
@@ -478,7 +478,7 @@ async fn losing_first_answers(gateway: &Gateway) -> String {
 }
 
 #[tokio::test]
-async fn an_interrupted_runner_releases_a_lock_whose_answer_was_lost() {
+async fn an_interrupted_runner_releases_a_grant_with_a_lost_answer() {
     let gateway = Launch::embedded().ready().await;
     let url = losing_first_answers(&gateway).await;
     let dir = TempDir::new();
@@ -493,12 +493,12 @@ async fn an_interrupted_runner_releases_a_lock_whose_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_run_of_the_tests_in_the_background_does_not_have_interrupts_ignored() {
+async fn interrupts_reach_the_runner_when_tests_ignore_them() {
     let mut tests = Command::new("env");
     tests.arg("--ignore-signal=INT").arg(std::env::current_exe().unwrap()).kill_on_drop(true);
     tests.args([
         "--exact",
-        "clients::run::a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interrupted",
+        "clients::run::a_waiting_runner_names_the_holder_and_ends_on_interrupt",
     ]);
     let output = tests.output().await.unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -506,7 +506,7 @@ async fn a_run_of_the_tests_in_the_background_does_not_have_interrupts_ignored()
 }
 
 #[tokio::test]
-async fn a_shell_acquires_extends_looks_and_releases() {
+async fn a_shell_acquires_extends_inspects_and_releases() {
     let gateway = Launch::embedded().ready().await;
     let path = binary().parent().unwrap().to_str().unwrap();
     let session = format!(

@@ -34,7 +34,7 @@ fn embedded_nodes_show_the_life_of_a_lock() {
 }
 
 #[test]
-fn real_masters_are_bootstrapped_once_and_every_run_gets_a_larger_token() {
+fn real_masters_bootstrap_once_and_later_runs_get_larger_tokens() {
     let servers = masters(3);
     let urls: Vec<_> = servers.iter().map(|server| server.url()).collect();
     let first = run("redis", &[urls.as_slice(), &["--bootstrap".into()]].concat());

@@ -238,7 +238,7 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
 }
 
 #[tokio::test]
-async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
+async fn a_release_that_keeps_failing_delays_no_later_release() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let bad = name("bad");
@@ -258,7 +258,7 @@ async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
 }
 
 #[tokio::test]
-async fn a_release_is_done_when_no_majority_is_left_and_unknown_when_one_may_be() {
+async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
     let mut cluster = Cluster::start(5).await;
     let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
     let lock = name("job");

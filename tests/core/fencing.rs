@@ -45,7 +45,7 @@ async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: SafetyRules) -> Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways_half_a_second_apart()
+async fn tokens_increase_for_64_contenders_on_skewed_gateways()
  {
     const CONTENDERS: usize = 64;
     const GRANTS: usize = 400;
@@ -124,7 +124,7 @@ async fn a_repeated_request_gets_the_same_token(rules: SafetyRules) -> Result<()
 }
 
 #[tokio::test]
-async fn a_request_repeated_on_a_slower_clock_gets_the_same_token_by_rule_1() {
+async fn a_retry_on_a_slower_clock_gets_the_same_token_by_rule_1() {
     assert_eq!(a_repeated_request_gets_the_same_token(SafetyRules::ALL).await, Ok(()));
     let off = SafetyRules { lock_is_kept: false, ..SafetyRules::ALL };
     assert!(a_repeated_request_gets_the_same_token(off).await.is_err());
@@ -161,7 +161,7 @@ async fn a_gateway_an_hour_ahead_harms_only_itself_by_rule_4() {
 
 /// 1.5 s are more than a clock learns to be ahead for good, and less than nodes refuse.
 #[tokio::test]
-async fn a_slower_gateway_gets_its_turn_with_larger_tokens() {
+async fn a_slower_gateway_gets_the_lock_with_larger_tokens() {
     let cluster = Cluster::start(3).await;
     let behind = gateway(&cluster, 0, SafetyRules::ALL).await;
     for (index, offset) in [HALF_A_SECOND, 3 * HALF_A_SECOND].into_iter().enumerate() {

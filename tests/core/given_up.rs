@@ -40,7 +40,7 @@ fn of(owner: Owner) -> AcquireOptions {
 
 /// The gateway of the first request has died; what it has sent is in the masters' sockets.
 #[tokio::test]
-async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
+async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
     let lock = name("job");
     let nodes = memory();
     let owner = OsEntropy.owner();
@@ -88,7 +88,7 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
 
 /// A fence above a holder's T would keep the lock from being set again on a node that loses it.
 #[tokio::test]
-async fn release_by_owner_leaves_no_fence_under_another_holder() {
+async fn release_by_owner_leaves_no_watermark_under_another_holder() {
     let lock = name("job");
     let nodes = memory();
     let locks = over(&nodes);
@@ -117,7 +117,7 @@ async fn release_by_owner_leaves_no_fence_under_another_holder() {
 }
 
 #[tokio::test]
-async fn release_by_owner_is_unknown_when_a_majority_is_not_heard() {
+async fn release_by_owner_is_unknown_without_a_majority() {
     let lock = name("job");
     let nodes = memory();
     let owner = OsEntropy.owner();
@@ -134,7 +134,7 @@ async fn release_by_owner_is_unknown_when_a_majority_is_not_heard() {
 }
 
 #[tokio::test]
-async fn nobody_owns_what_release_by_owner_could_take() {
+async fn release_by_owner_never_takes_a_foreign_or_kept_free_record() {
     let locks = over(&memory());
     assert_eq!(locks.release_owner(&name("job"), &Owner::NOBODY).await, Err(LockError::Lost));
 }

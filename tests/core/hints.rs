@@ -15,7 +15,7 @@ use crate::support::nodes::{
 use crate::support::waiters::median;
 
 #[tokio::test]
-async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by_the_deaf() {
+async fn hints_wake_waiters_at_once_and_polls_do_without_hints() {
     let cluster = Cluster::start(5).await;
     let lock = name("job");
     let holder = another(&cluster).await;
@@ -48,7 +48,7 @@ async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by
 }
 
 #[tokio::test]
-async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_and_at_no_other_time()
+async fn a_node_publishes_hints_only_on_refusal_and_release()
  {
     let server = RedisServer::start();
     let node = remote_node_with(
@@ -90,7 +90,7 @@ async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_a
 }
 
 #[tokio::test]
-async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
+async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let other = another(&cluster).await;
@@ -117,7 +117,7 @@ async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
 
 /// Anybody can publish who may write to the nodes. That must not make true hints look old, nor fill the memory.
 #[tokio::test]
-async fn forged_hints_keep_no_waiter_from_hearing_true_ones() {
+async fn forged_hints_do_not_hide_true_ones() {
     let cluster = Cluster::start(3).await;
     let lock = name("job");
     let locks = cluster.redlock();

@@ -102,7 +102,7 @@ async fn stored_after_a_late_repair(rules: SafetyRules) -> Vec<usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repair_that_comes_after_the_release_brings_nothing_back() {
+async fn a_repair_after_the_release_restores_nothing() {
     assert_eq!(stored_after_a_late_repair(SafetyRules::ALL).await, Vec::<usize>::new());
     let off = SafetyRules { release_leaves_a_tombstone: false, ..SafetyRules::ALL };
     assert_eq!(
@@ -116,7 +116,7 @@ async fn a_repair_that_comes_after_the_release_brings_nothing_back() {
 
 /// By then the node may have lost its data once more, waited out its quarantine, and granted the lock to somebody else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn nothing_is_repaired_after_the_lease_of_the_extension_has_ended() {
+async fn nothing_is_repaired_after_the_extended_lease_has_ended() {
     let clock = Arc::new(SuspendedClock::default());
     let (five, lease, held, votes) =
         with_a_repair_in_flight_by(SafetyRules::ALL, clock.clone()).await;
@@ -131,7 +131,7 @@ async fn nothing_is_repaired_after_the_lease_of_the_extension_has_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repair_that_comes_after_a_grant_to_somebody_else_changes_nothing() {
+async fn a_repair_after_a_grant_to_another_changes_nothing() {
     let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     let next = five.held(&CLUSTER).await;

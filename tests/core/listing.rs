@@ -12,7 +12,7 @@ use crate::support::harness::{PATIENCE, RedisServer, eventually};
 use crate::support::nodes::{Cluster, in_state, intercepted, name, redlock, ttl};
 
 #[tokio::test]
-async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
+async fn an_inspection_follows_the_majority() {
     let mut cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -53,7 +53,7 @@ async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
 }
 
 #[tokio::test]
-async fn three_values_without_a_majority_are_no_holder() {
+async fn three_values_without_a_majority_name_no_holder() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -100,7 +100,7 @@ async fn acquire_all(locks: &Redlock, names: impl Iterator<Item = String>) -> Ve
 }
 
 #[tokio::test]
-async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
+async fn a_listing_returns_every_held_lock_of_its_prefix_once() {
     let mut cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
@@ -130,7 +130,7 @@ async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
 }
 
 #[tokio::test]
-async fn a_listing_finds_what_a_majority_without_its_first_node_holds() {
+async fn a_listing_finds_locks_that_its_first_node_lacks() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..40).map(|n| format!("a/{n}"))).await;
@@ -141,7 +141,7 @@ async fn a_listing_finds_what_a_majority_without_its_first_node_holds() {
 }
 
 #[tokio::test]
-async fn a_listing_gives_each_lock_once_beside_a_master_that_hangs() {
+async fn a_listing_returns_each_lock_once_beside_a_hung_master() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
@@ -174,7 +174,7 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
 
 /// A closed connection, as by `timeout` in the configuration of a master, is no reason to do without the master.
 #[tokio::test]
-async fn a_listing_is_whole_after_its_connections_were_closed() {
+async fn a_listing_is_complete_after_its_connections_closed() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..20).map(|n| format!("a/{n}"))).await;
@@ -190,7 +190,7 @@ async fn a_listing_is_whole_after_its_connections_were_closed() {
 
 /// The connections of votes carry votes.
 #[tokio::test]
-async fn a_listing_asks_nothing_of_the_queues_of_votes() {
+async fn a_listing_bypasses_the_vote_queues() {
     let cluster = Cluster::start(3).await;
     let wanted = acquire_all(&cluster.redlock(), (0..130).map(|n| format!("a/{n}"))).await;
     let nobody = |node: &Arc<dyn Node>| {
@@ -201,7 +201,7 @@ async fn a_listing_asks_nothing_of_the_queues_of_votes() {
 }
 
 #[tokio::test]
-async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
+async fn a_listing_without_time_reports_that_it_read_nothing() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let began = Instant::now();
@@ -218,7 +218,7 @@ async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
 
 /// Until a gateway refused it as too long.
 #[tokio::test]
-async fn a_cursor_grew_with_every_lock_that_was_shown_and_gone() {
+async fn a_cursor_does_not_grow_with_locks_shown_and_ended() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let mut cursor = ListCursor::default();

@@ -172,7 +172,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
 }
 
 #[tokio::test]
-async fn a_lock_of_ours_keeps_another_redlock_client_from_a_majority() {
+async fn our_lock_keeps_another_redlock_client_from_a_majority() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("shared");
@@ -217,7 +217,7 @@ async fn a_cancelled_acquire_leaves_no_lock() {
 }
 
 #[tokio::test]
-async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
+async fn a_cancelled_acquire_leaves_no_lock_after_lost_connections() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("cancelled");
@@ -234,7 +234,7 @@ async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
 }
 
 #[tokio::test]
-async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void() {
+async fn a_repeated_request_gets_the_same_grant_and_voids_no_answer() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -257,7 +257,7 @@ async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void()
 }
 
 #[tokio::test]
-async fn a_lock_cannot_be_kept_for_longer_than_its_max_hold_by_repeating_the_request() {
+async fn repeating_a_request_does_not_extend_beyond_max_hold() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -273,7 +273,7 @@ fn keyed(lock: &LockName) -> AcquireOptions {
 }
 
 #[tokio::test]
-async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_first_answer_promised()
+async fn an_undelivered_repetition_keeps_the_first_grant()
  {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
@@ -298,7 +298,7 @@ async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_
 }
 
 #[tokio::test]
-async fn split_votes_are_resolved_and_not_reported_as_a_holder() {
+async fn split_votes_are_resolved_and_name_no_holder() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -318,7 +318,7 @@ async fn split_votes_are_resolved_and_not_reported_as_a_holder() {
 }
 
 #[tokio::test]
-async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
+async fn a_failed_proposal_on_a_minority_names_no_holder() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -334,7 +334,7 @@ async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
 }
 
 #[tokio::test]
-async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_lock() {
+async fn an_undelivered_first_request_with_a_key_leaves_no_lock() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let cancelled = name("cancelled");
@@ -358,7 +358,7 @@ async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_l
 }
 
 #[tokio::test]
-async fn retrying_gets_the_lock_when_it_is_free_and_gives_up_when_it_is_not() {
+async fn retrying_gets_a_freed_lock_and_gives_up_on_a_held_one() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -393,7 +393,7 @@ impl Clock for LeapingClock {
 }
 
 #[tokio::test]
-async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
+async fn a_grant_that_arrives_too_late_is_refused_and_released() {
     let cluster = Cluster::start(3).await;
     let env = Env { clock: Arc::new(LeapingClock(AtomicU64::new(0))), ..Env::default() };
     let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
@@ -409,7 +409,7 @@ async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
 }
 
 #[tokio::test]
-async fn a_ttl_beyond_the_maximum_is_refused_before_any_node_is_asked() {
+async fn a_ttl_beyond_the_maximum_asks_no_node() {
     let cluster = Cluster::start(1).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -422,7 +422,7 @@ async fn a_ttl_beyond_the_maximum_is_refused_before_any_node_is_asked() {
 /// Anybody can invent tokens: what nodes refuse for their T was never granted, and asking again would be work for nothing
 /// that keeps real releases waiting.
 #[tokio::test(start_paused = true)]
-async fn the_release_of_an_invented_token_is_not_owed() {
+async fn the_release_of_an_invented_token_is_not_repeated() {
     let asked = Arc::new(AtomicU64::new(0));
     let nodes = (0..3).map(|n| {
         let node =
@@ -442,7 +442,7 @@ async fn the_release_of_an_invented_token_is_not_owed() {
 }
 
 #[tokio::test]
-async fn nonsense_is_refused_before_anything_starts() {
+async fn invalid_settings_are_refused_before_anything_starts() {
     let cluster = Cluster::start(1).await;
     let one = cluster.nodes[0].clone();
     let good = Settings::default();

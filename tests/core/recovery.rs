@@ -124,25 +124,25 @@ fn runs(few: usize) -> usize {
 }
 
 #[test]
-fn one_master_of_five_that_lost_its_data_votes_again_in_seconds() {
+fn one_of_five_masters_votes_seconds_after_data_loss() {
     assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0]]).await));
 }
 
 #[test]
-fn two_masters_of_five_that_lost_their_data_vote_again_in_seconds() {
+fn two_of_five_masters_vote_seconds_after_data_loss() {
     assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1]]).await));
 }
 
 /// All that the lock was granted on has been lost in the end.
 #[test]
-fn a_lock_outlives_the_loss_of_all_masters_that_granted_it_group_by_group() {
+fn a_lock_survives_the_loss_of_every_master_group_by_group() {
     assert_good(&repeated(runs(2), 2, async || {
         restarts(&CLUSTER, &[&[0, 1], &[2, 3], &[4, 0]]).await
     }));
 }
 
 #[test]
-fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
+fn without_recovery_a_lock_is_granted_twice() {
     let rules = SafetyRules {
         lost_locks_are_recovered: false,
         admitted_is_caught_up: false,
@@ -158,7 +158,7 @@ fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
 
 /// Three of five: those that are left cannot know of all majorities.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn where_too_few_masters_remember_the_full_quarantine_is_waited() {
+async fn with_too_few_sources_the_full_quarantine_is_waited() {
     let mut five = Five::start(&CLUSTER).await;
     for victim in 0..3 {
         five.servers[victim].kill();
@@ -174,7 +174,7 @@ async fn where_too_few_masters_remember_the_full_quarantine_is_waited() {
 
 /// It votes at once for those who know of no quarantine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_vote_of_another_client_is_not_taken_from_a_master_that_lost_its_data() {
+async fn recovery_overwrites_no_lock_of_another_client() {
     let mut five = Five::start(&CLUSTER).await;
     let lock = name("job");
     let lease = five.granted(&lock, 60_000).await;
@@ -223,7 +223,7 @@ async fn force_ends_a_lock_that_is_kept_free() {
 
 /// It may be a grant that the record of nobody stands for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn force_releases_what_a_minority_stores_before_it_ends_what_keeps_the_lock_free() {
+async fn force_releases_a_minority_record_before_kept_free_ones() {
     let five = Five::start(&CLUSTER).await;
     let lock = name("job");
     (0..2).for_each(|at| keep_free(&five.servers[at], "job"));
@@ -241,7 +241,7 @@ async fn force_releases_what_a_minority_stores_before_it_ends_what_keeps_the_loc
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn force_leaves_a_lock_kept_free_while_a_master_is_not_heard() {
+async fn force_leaves_a_lock_kept_free_while_a_master_is_silent() {
     let mut five = Five::start(&CLUSTER).await;
     let lock = name("job");
     (0..3).for_each(|at| keep_free(&five.servers[at], "job"));
@@ -254,7 +254,7 @@ async fn force_leaves_a_lock_kept_free_while_a_master_is_not_heard() {
 
 /// The readings of two masters are not one moment: what the first shows may be gone when the second is read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_lock_released_between_two_readings_is_not_kept_free() {
+async fn a_lock_released_between_readings_is_not_kept_free() {
     let mut servers = masters(3);
     CLUSTER.mark(&servers).await;
     let gate = Arc::new(Gate::default());
@@ -291,7 +291,7 @@ async fn a_lock_released_between_two_readings_is_not_kept_free() {
 
 /// A record that keeps a lock free stands for a grant elsewhere: it must not end before the copy it was read from.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_slow_second_reading_shortens_no_life() {
+async fn a_slow_second_reading_shortens_no_remaining_life() {
     let mut servers = masters(3);
     CLUSTER.mark(&servers).await;
     let mut remotes = CLUSTER.remote_nodes(&servers);

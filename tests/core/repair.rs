@@ -228,7 +228,7 @@ const ROLLING: ClusterSettings = ClusterSettings {
 };
 
 #[test]
-fn an_extended_lock_outlives_three_rounds_of_empty_restarts_of_every_node() {
+fn an_extended_lock_outlives_three_empty_restarts_of_every_node() {
     let long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
     let since = Instant::now();
     let outcomes =
@@ -239,7 +239,7 @@ fn an_extended_lock_outlives_three_rounds_of_empty_restarts_of_every_node() {
 }
 
 #[test]
-fn an_extended_lock_dies_of_one_round_of_empty_restarts_without_healing() {
+fn without_repair_empty_restarts_end_an_extended_lock() {
     // Catching up after an eligibility would carry it, too.
     let rules = SafetyRules {
         missing_is_repaired: false,
@@ -254,7 +254,7 @@ fn an_extended_lock_dies_of_one_round_of_empty_restarts_without_healing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repaired_node_stores_the_same_token_and_label_for_the_ttl_of_the_extension() {
+async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     [1, 3].iter().for_each(|at| five.forget(*at));
@@ -286,7 +286,7 @@ async fn a_repaired_node_stores_the_same_token_and_label_for_the_ttl_of_the_exte
 
 /// A poller is granted the lock on the node that forgot, and gives it back each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn others_who_try_in_vain_do_not_keep_a_repair_away() {
+async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.forget(4);
@@ -312,7 +312,7 @@ async fn others_who_try_in_vain_do_not_keep_a_repair_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_lock_older_than_clocks_may_differ_is_repaired_all_the_same() {
+async fn a_lock_older_than_max_clock_skew_is_repaired() {
     let cluster = ClusterSettings { skew: Duration::from_millis(300), ..CLUSTER };
     let five = FiveNodes::start(&cluster).await;
     let lease = five.held(&cluster).await;
@@ -345,7 +345,7 @@ async fn a_node_that_answers_after_the_decision_is_repaired_too() {
 
 /// Somebody else's lost try on the one node that forgot: the repair must not touch it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repair_leaves_another_clients_lock_alone() {
+async fn a_repair_overwrites_no_lock_of_another_client() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.forget(4);
@@ -359,7 +359,7 @@ async fn a_repair_leaves_another_clients_lock_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn an_extension_never_shortens_also_where_it_repairs() {
+async fn an_extension_that_repairs_shortens_nothing() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.extend(&lease, 60_000).await.unwrap();
@@ -382,7 +382,7 @@ async fn an_extension_never_shortens_also_where_it_repairs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn lost_and_unknown_are_told_apart_and_neither_repairs() {
+async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
     let mut five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     // Two of five hold it still and one does not say: it may be a majority.
@@ -407,7 +407,7 @@ async fn lost_and_unknown_are_told_apart_and_neither_repairs() {
 
 /// A quarantined node neither says yes nor no.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn nodes_in_quarantine_make_an_extension_unknown_and_not_lost() {
+async fn quarantined_nodes_make_an_extension_unknown_and_not_lost() {
     let mut five = FiveNodes::start(&ClusterSettings {
         max_ttl: Duration::from_secs(60),
         ..ClusterSettings::ENDLESS_QUARANTINE

@@ -45,7 +45,7 @@ fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lea
 /// The first try of one attempt is granted on node 0 alone. Before its second try arrives there, another attempt of the same
 /// owner is granted the lock by nodes 0 and 1. Then the first attempt is dropped. Node 0's vote was the other's by then.
 #[tokio::test]
-async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_granted_between_two_tries()
+async fn a_cancelled_attempt_spares_its_owners_other_grants()
  {
     let lock = name("job");
     let memory: Vec<_> = (0..3)
@@ -102,7 +102,7 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
 
 /// Two such requests, each with a vote on another master, would block the lock for everybody for a whole TTL.
 #[tokio::test]
-async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
+async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
     let memory: Vec<_> = (0..3)
@@ -138,7 +138,7 @@ async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
 /// Seen under faults: a hedged copy waited in line behind the very lock that its first copy had got, and was told
 /// `lock_held` by itself.
 #[tokio::test]
-async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
+async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     let locks = Redlock::builder().embedded(3).connect().expect("settings");
     let lock = name("job");
     let held =
@@ -180,7 +180,7 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
 /// A duplicate that met B on a majority finds it undone, and gone; meanwhile a third request of the same owner was promised A,
 /// with a smaller T, for the undo took the fence back. What it then releases is B and nothing else.
 #[tokio::test]
-async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was_promised_meanwhile()
+async fn a_failed_confirmation_spares_an_older_promised_grant()
  {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
     let lock = Lock::new("job");
@@ -197,7 +197,7 @@ async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was
 
 /// With three masters: two gateways mint one T for one owner, each has a vote, and the other's undo must not take it.
 #[tokio::test]
-async fn the_undo_of_an_equal_t_of_the_same_owner_deletes_no_other_grant() {
+async fn an_undo_with_an_equal_token_deletes_no_other_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
     let lock = Lock::new("job");
     let t = now();

@@ -33,7 +33,7 @@ impl Clock for SuspendedClock {
 }
 
 #[tokio::test]
-async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_are_undone() {
+async fn votes_counted_after_a_sleep_beyond_the_ttl_are_undone() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let servers = masters(3);
     cluster.mark(&servers).await;

@@ -69,7 +69,7 @@ pub(super) async fn nothing_is_left(cluster: &Cluster, locks: &Redlock, lock: &L
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
+async fn grants_follow_the_queue_order_when_some_waiters_leave() {
     const TASKS: u64 = 128;
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
@@ -134,7 +134,7 @@ async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
 }
 
 #[tokio::test]
-async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
+async fn a_handoff_within_the_process_is_one_call_to_every_node() {
     const ROUNDS: usize = 20;
     /// A first waiter that was refused polls after 500 ms.
     const BEFORE_THE_POLL: Duration = Duration::from_millis(400);
@@ -182,7 +182,7 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
+async fn waiters_dropped_at_any_moment_leave_no_lock_and_no_slot() {
     const BATCHES: u64 = 25;
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
@@ -223,7 +223,7 @@ async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
 }
 
 #[tokio::test]
-async fn a_waiter_with_next_to_no_patience_makes_one_whole_try_at_the_head_of_a_line() {
+async fn a_first_waiter_with_a_tiny_wait_makes_one_whole_attempt() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -243,7 +243,7 @@ async fn a_waiter_with_next_to_no_patience_makes_one_whole_try_at_the_head_of_a_
 }
 
 #[tokio::test]
-async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
+async fn waiters_beyond_a_limit_are_refused_with_that_limit() {
     let node =
         |n| MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
     let nodes = (0..3).map(|n| Arc::new(node(n)) as Arc<dyn Node>).collect();
@@ -280,7 +280,7 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
+async fn contenders_in_three_processes_need_few_rounds_a_grant() {
     const TASKS: usize = 2;
     let cluster = Cluster::start(5).await;
     let lock = name("job");
@@ -346,7 +346,7 @@ fn in_memory(
 
 /// It looks whether the lock is its own; a try of its own would pass all who came before, if the lock was just free.
 #[tokio::test]
-async fn a_waiter_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() {
+async fn a_waiter_with_another_owner_asks_only_when_it_is_first() {
     let (_, asked, locks) = in_memory(3, |_| true);
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
@@ -365,7 +365,7 @@ async fn a_waiter_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() 
 }
 
 #[tokio::test]
-async fn votes_that_are_split_while_a_node_is_down_are_asked_for_again() {
+async fn split_votes_with_a_node_down_are_asked_for_again() {
     let (nodes, asked, locks) = in_memory(5, |n| n < 4);
     let lock = Lock::new("job");
     for node in &nodes[..2] {

@@ -99,7 +99,7 @@ async fn line_up_for_each(
 // What went wrong once. Where time is paused it passes when nothing else is to be done.
 
 #[tokio::test(start_paused = true)]
-async fn thousands_of_names_that_are_waited_for_are_polled_at_a_bounded_rate() {
+async fn thousands_of_awaited_names_are_polled_at_a_bounded_rate() {
     const NAMES: usize = 8_000;
     let (locks, asked, _) = counted();
     let waiters = line_up_for_each(&locks, NAMES).await;
@@ -112,7 +112,7 @@ async fn thousands_of_names_that_are_waited_for_are_polled_at_a_bounded_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_without_quorum_backs_off_and_comes_back_soon_after_the_quorum_does() {
+async fn a_queue_without_quorum_backs_off_and_resumes_soon() {
     let (locks, asked, silent) = counted();
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
@@ -143,7 +143,7 @@ async fn a_line_without_quorum_backs_off_and_comes_back_soon_after_the_quorum_do
 }
 
 #[tokio::test(start_paused = true)]
-async fn thousands_of_lines_without_quorum_do_not_hammer_the_nodes() {
+async fn thousands_of_queues_without_quorum_spare_the_nodes() {
     const NAMES: usize = 3_000;
     let (locks, asked, silent) = counted();
     let waiters = line_up_for_each(&locks, NAMES).await;
@@ -180,7 +180,7 @@ fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
 }
 
 #[tokio::test]
-async fn a_tiny_ttl_at_the_head_of_a_line_does_not_keep_those_behind_from_a_free_lock() {
+async fn a_tiny_ttl_at_the_head_of_a_queue_blocks_nobody_behind() {
     let micros = Arc::new(AtomicU64::new(8_000));
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
     let lock = name("job");
@@ -207,7 +207,7 @@ async fn a_tiny_ttl_at_the_head_of_a_line_does_not_keep_those_behind_from_a_free
 }
 
 #[tokio::test]
-async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_do_until_they_are_faster()
+async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum()
  {
     let micros = Arc::new(AtomicU64::new(6_000));
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));

@@ -13,7 +13,7 @@ use crate::support::metrics::Samples;
 use crate::support::waiters::waiting_is;
 
 #[tokio::test]
-async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
+async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     let log = Scratch::new("audit.jsonl", "");
     let holder = key("holder", HOLDER, "*").await;
     let chief = key("chief", "force", "deploy/*").await;
@@ -89,7 +89,7 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_moved_away_is_opened_anew() {
+async fn a_rotated_log_is_opened_again() {
     let log = Scratch::new("audit.jsonl", "");
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
@@ -128,7 +128,7 @@ async fn failures(gateway: &Gateway) -> f64 {
 }
 
 #[tokio::test]
-async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_room() {
+async fn a_full_disk_delays_audit_records_and_no_locks() {
     let disk = FullDisk::new();
     let mut gateway = Launch::embedded().flag("--audit-log", disk.0.path()).start().await;
     assert_eq!(failures(&gateway).await, 0.0);
@@ -162,7 +162,7 @@ async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_ro
 }
 
 #[tokio::test]
-async fn on_a_full_disk_no_lock_is_changed_unrecorded_where_that_is_asked_for() {
+async fn a_required_audit_on_a_full_disk_refuses_changes() {
     let disk = FullDisk::new();
     let launch =
         Launch::embedded().flag("--audit-log", disk.0.path()).flag("--audit-on-failure", "refuse");
@@ -195,7 +195,7 @@ async fn on_a_full_disk_no_lock_is_changed_unrecorded_where_that_is_asked_for() 
 }
 
 #[tokio::test]
-async fn a_disk_that_hangs_holds_up_no_request() {
+async fn a_hung_disk_delays_no_request() {
     // Nobody reads: it takes so many lines, and then no more.
     let pipe = Scratch::new("pipe", "");
     std::fs::remove_file(pipe.path()).unwrap();
@@ -224,7 +224,7 @@ fn audit_lines(log: &Scratch) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn without_a_file_of_its_own_the_record_is_in_the_log_whatever_its_level() {
+async fn without_an_audit_file_records_go_to_the_log_at_any_level() {
     let known = key("known", HOLDER, "a").await;
     let file = file(&[&known]);
     let gateway = with_keys(&file).env("RUST_LOG", "error").start_quiet().await;

@@ -200,7 +200,7 @@ impl Endpoint {
 }
 
 #[tokio::test]
-async fn nobody_gets_in_where_they_do_not_belong() {
+async fn a_key_opens_only_its_own_locks_and_operations() {
     let (callers, file) = Callers::new().await;
     let gateway = with_keys(&file).flag("--public", "none").start().await;
     for endpoint in endpoints() {
@@ -217,7 +217,7 @@ async fn nobody_gets_in_where_they_do_not_belong() {
 }
 
 #[tokio::test]
-async fn a_stolen_token_is_worth_nothing_to_another_key() {
+async fn a_stolen_token_is_useless_with_another_key() {
     let servers = masters(3);
     let holder = key("holder", HOLDER, "*").await;
     let thief = key("thief", HOLDER, "*").await;
@@ -271,7 +271,7 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
 }
 
 #[tokio::test]
-async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
+async fn a_refused_release_does_not_change_anothers_lock() {
     let servers = masters(3);
     let holder = key("holder", HOLDER, "*").await;
     let thief = key("thief", HOLDER, "*").await;
@@ -315,7 +315,7 @@ async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
 }
 
 #[tokio::test]
-async fn a_browser_that_has_kept_a_key_gives_it_to_no_other_site() {
+async fn a_browser_sends_a_stored_key_to_no_other_site() {
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
     let gateway = with_keys(&file).start().await;
@@ -360,7 +360,7 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
 }
 
 #[tokio::test]
-async fn what_is_public_is_what_was_said_to_be() {
+async fn only_the_named_paths_are_public() {
     let nobody = key("nobody", "acquire", "*").await;
     let watcher = key("watcher", "metrics", "*").await;
     let file = file(&[&nobody, &watcher]);
@@ -399,7 +399,7 @@ async fn what_is_public_is_what_was_said_to_be() {
 }
 
 #[tokio::test]
-async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_world() {
+async fn without_keys_force_and_addresses_are_local_only() {
     let loopback = Launch::embedded().start().await;
     loopback.acquire("job").await;
     assert_eq!(loopback.call(Method::DELETE, "/locks/job?force=true").send().await.status, 204);

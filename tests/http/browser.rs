@@ -16,7 +16,7 @@ fn words(headers: &HeaderMap, name: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
+async fn pages_declare_their_sources_and_forbid_framing() {
     let gateway = Launch::embedded().start().await;
     for (path, status) in [
         ("/docs", 303),
@@ -101,7 +101,7 @@ fn allowed_origin(answer: &Answer) -> &str {
 }
 
 #[tokio::test]
-async fn without_a_word_no_page_of_another_origin_may_call() {
+async fn by_default_no_page_of_another_origin_may_call() {
     let gateway = Launch::embedded().start().await;
     let asked = preflight(&gateway, "/locks/job", PAGE, "POST").send().await;
     assert_eq!(allowed_origin(&asked), "");
@@ -112,7 +112,7 @@ async fn without_a_word_no_page_of_another_origin_may_call() {
 }
 
 #[tokio::test]
-async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
+async fn only_pages_of_named_origins_may_call() {
     let other = "http://localhost:3000";
     let file = Scratch::new("gateway.toml", &format!("cors_origins = ['{PAGE}', '{other}']"));
     for launch in [
@@ -177,7 +177,7 @@ async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
 }
 
 #[tokio::test]
-async fn an_origin_that_is_none_is_refused_at_the_start() {
+async fn an_invalid_origin_is_refused_at_the_start() {
     for (origin, word) in [
         ("*", "every page"),
         ("https://*.example.com", "every page"),

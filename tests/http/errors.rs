@@ -33,7 +33,7 @@ fn with_body(gateway: &Gateway, text: impl Into<Bytes>) -> Call {
 }
 
 #[tokio::test]
-async fn bad_names_are_named() {
+async fn bad_lock_names_are_refused_with_the_reason() {
     let gateway = Launch::embedded().start().await;
     let allowed = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]";
     let too_long = format!("/locks/{}", "n".repeat(256));
@@ -233,7 +233,7 @@ async fn a_body_must_say_that_it_is_json() {
 }
 
 #[tokio::test]
-async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
+async fn a_body_beyond_the_limit_is_413_however_it_is_sent() {
     let gateway = Launch::embedded().start().await;
     let two_mebibytes = vec![b' '; 2 << 20];
     let limit = ["larger than 16384 bytes"];
@@ -276,7 +276,7 @@ async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
 }
 
 #[tokio::test]
-async fn a_token_must_be_there_once_and_be_one() {
+async fn a_lock_token_must_be_present_once_and_valid() {
     let gateway = Launch::embedded().start().await;
     let lease = gateway.acquire("job").await;
     let other = gateway.acquire("another").await;
@@ -328,7 +328,7 @@ async fn a_token_must_be_there_once_and_be_one() {
 }
 
 #[tokio::test]
-async fn waiting_times_that_are_none_or_too_long_are_refused() {
+async fn invalid_or_too_long_waiting_times_are_refused() {
     let gateway = Launch::embedded().flag("--max-wait", "20s").start().await;
     let words: &[&str] = &["allowed are whole milliseconds from 0 to 20000"];
     for (what, body) in [
@@ -441,7 +441,7 @@ async fn bad_query_parameters_of_a_listing_are_named() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_told_what_there_is() {
+async fn unknown_paths_and_methods_get_the_existing_ones() {
     let gateway = Launch::embedded().start().await;
     let call = |method: &str, path: &str| {
         gateway.call(Method::from_bytes(method.as_bytes()).unwrap(), path)
@@ -482,7 +482,7 @@ async fn unknown_paths_and_methods_are_told_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_head_beyond_the_limit_is_431_and_what_is_no_http_is_400() {
+async fn a_head_beyond_the_limit_is_431_and_invalid_http_is_400() {
     let gateway = Launch::embedded().start().await;
     let mut raw = gateway.raw().await;
     let _ = raw
@@ -501,7 +501,7 @@ async fn a_head_beyond_the_limit_is_431_and_what_is_no_http_is_400() {
 }
 
 #[tokio::test]
-async fn two_requests_on_one_connection_are_two_requests() {
+async fn two_requests_on_one_connection_get_two_answers() {
     let gateway = Launch::embedded().start().await;
     let mut raw = gateway.raw().await;
     for status in [201, 409] {
@@ -516,7 +516,7 @@ async fn two_requests_on_one_connection_are_two_requests() {
 }
 
 #[tokio::test]
-async fn the_request_id_is_the_callers_when_it_is_usable() {
+async fn the_callers_request_id_is_used_when_it_is_valid() {
     let gateway = Launch::embedded().start().await;
     let with = |id: &[u8]| gateway.call(Method::GET, "/locks/").header("x-request-id", id);
     let longest = "i".repeat(128);

@@ -35,7 +35,7 @@ async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
 }
 
 #[tokio::test]
-async fn a_gateway_whose_clock_is_behind_grants_larger_tokens_all_the_same() {
+async fn a_gateway_with_a_slow_clock_grants_larger_tokens() {
     let servers = masters(3);
     let (exact, ahead) = two_gateways(&servers).await;
     let mut last = 0;
@@ -48,7 +48,7 @@ async fn a_gateway_whose_clock_is_behind_grants_larger_tokens_all_the_same() {
 }
 
 #[tokio::test]
-async fn tokens_grow_with_every_grant_among_64_clients_of_two_gateways_with_different_clocks() {
+async fn tokens_grow_for_64_clients_of_two_skewed_gateways() {
     let servers = masters(5);
     let (exact, ahead) = two_gateways(&servers).await;
     // Written to only while the lock is held, so its order is the order of the grants.

@@ -53,7 +53,7 @@ async fn an_extension_without_a_body_extends_by_the_default_ttl() {
 }
 
 #[tokio::test]
-async fn what_a_holder_stored_is_shown_to_whoever_looks() {
+async fn the_holders_label_is_shown_to_everyone() {
     let gateway = Launch::embedded().start().await;
     gateway.post("job", json!({ "owner": "ci", "metadata": { "run": "4711" } })).await;
     let page = gateway.get("/locks").await.json();
@@ -68,7 +68,7 @@ async fn what_a_holder_stored_is_shown_to_whoever_looks() {
 }
 
 #[tokio::test]
-async fn whoever_was_still_sending_a_body_that_is_too_large_saw_a_reset_and_no_answer() {
+async fn a_client_still_sending_a_too_large_body_gets_the_answer() {
     let gateway = Launch::embedded().start().await;
     // More than the buffers of a connection hold: an answer that does not wait for the rest closes while it is sent.
     for length in [20_000, 900_000] {
@@ -80,7 +80,7 @@ async fn whoever_was_still_sending_a_body_that_is_too_large_saw_a_reset_and_no_a
 }
 
 #[tokio::test]
-async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
+async fn a_conflict_on_extend_or_release_has_no_retry_after() {
     let gateway = Launch::embedded().start().await;
     let old = gateway.acquire_for("job", 60_000).await;
     gateway.delete("job", &old.token).await;
@@ -97,7 +97,7 @@ async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
 }
 
 #[tokio::test]
-async fn a_key_that_ends_on_no_date_was_told_of_a_boolean_in_line_five() {
+async fn an_invalid_end_date_of_a_key_is_reported_as_such() {
     let made = Launch::bare(&["key", "new", "ci", "--expires", "tomorrow"]).finish().await;
     assert_eq!(made.code, Some(2));
     assert!(
@@ -168,7 +168,7 @@ impl Drop for Nginx {
 }
 
 #[tokio::test]
-async fn names_with_slashes_and_the_documentation_work_behind_nginx_at_the_root_and_under_a_prefix()
+async fn slashes_and_documentation_work_behind_nginx()
 {
     let gateway = Launch::embedded().start().await;
     let nginx = Nginx::start(&gateway).await;

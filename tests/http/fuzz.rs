@@ -76,7 +76,7 @@ struct Seen {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
+async fn ten_thousand_hostile_requests_get_valid_answers() {
     let seed = seed("REDLOCK_FUZZ_SEED");
     let servers = masters(3);
     let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");

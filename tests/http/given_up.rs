@@ -35,7 +35,7 @@ async fn give_up(gateway: &Gateway, name: &str, after: Duration) {
 }
 
 #[tokio::test]
-async fn release_by_key_frees_a_lock_whose_answer_nobody_read() {
+async fn release_by_key_frees_a_lock_with_an_unread_answer() {
     let servers = masters(3);
     let one = Launch::over(&servers).ready().await;
     let two = Launch::over(&servers).ready().await;

@@ -67,7 +67,7 @@ impl Key {
 }
 
 #[tokio::test]
-async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones() {
+async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     let old = key("ci", HOLDER, "*").await;
     let new = key("ci", HOLDER, "*").await;
     let file = file(&[&old]);
@@ -142,7 +142,7 @@ async fn a_key_that_ends_while_its_request_waits_gets_no_lock() {
 }
 
 #[tokio::test]
-async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
+async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
     let mut short = key("short", HOLDER, "*").await;
     short.entry.push_str("max_ttl = '2s'\nmax_hold = '1h'\n");
     let mut brief = key("brief", HOLDER, "*").await;
@@ -186,7 +186,7 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
 }
 
 #[tokio::test]
-async fn a_file_of_keys_that_others_can_read_or_write_is_warned_of() {
+async fn a_key_file_open_to_others_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt;
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);

@@ -168,7 +168,7 @@ fn fill(servers: &[RedisServer]) {
 }
 
 #[tokio::test]
-async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_others() {
+async fn eight_listings_of_a_full_master_delay_no_lock() {
     let servers = masters(3);
     let mut listers = Vec::new();
     for number in 0..8 {
@@ -228,7 +228,7 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
 
 /// Over two connections, while a master that hangs keeps the first of them busy for seconds.
 #[tokio::test]
-async fn a_client_that_lists_while_it_lists_is_429_and_says_when() {
+async fn a_second_listing_of_one_client_is_429_with_retry_after() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     servers[0].stop();

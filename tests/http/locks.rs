@@ -206,7 +206,7 @@ async fn a_request_without_a_body_gets_the_default_ttl_and_no_label() {
 }
 
 #[tokio::test]
-async fn every_character_of_a_name_survives_the_way_to_the_masters_and_back() {
+async fn every_character_of_a_name_reaches_the_masters_and_returns() {
     let servers = masters(1);
     let gateway = Launch::over(&servers).ready().await;
     let name = "AZaz09._:@/+~-";
@@ -271,7 +271,7 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
 
 /// Also where a minority has it for longer still.
 #[tokio::test]
-async fn an_extension_never_shortens_and_its_validity_is_what_a_majority_stores() {
+async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "2s").ready().await;
     let lease = gateway.acquire("job").await;
@@ -293,7 +293,7 @@ async fn an_extension_never_shortens_and_its_validity_is_what_a_majority_stores(
 }
 
 #[tokio::test]
-async fn a_lock_is_not_extended_beyond_the_longest_hold() {
+async fn a_lock_is_not_extended_beyond_max_hold() {
     let gateway = Launch::embedded()
         .flag("--max-ttl", "1s")
         .flag("--default-ttl", "1s")
@@ -337,7 +337,7 @@ async fn two_gateways_over_the_same_masters_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn two_gateways_that_list_the_masters_in_another_order_are_one_cluster() {
+async fn the_order_of_masters_does_not_split_a_cluster() {
     let mut servers = masters(3);
     let one = Launch::over(&servers).ready().await;
     servers.reverse();
@@ -443,7 +443,7 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_starts_before_its_masters_becomes_ready_with_them() {
+async fn a_gateway_started_before_its_masters_becomes_ready() {
     let mut servers = durable_masters(3);
     drop(Launch::over(&servers).ready().await);
     servers.iter_mut().for_each(RedisServer::kill);
@@ -457,7 +457,7 @@ async fn a_gateway_that_starts_before_its_masters_becomes_ready_with_them() {
 }
 
 #[tokio::test]
-async fn a_hung_master_delays_nobody_and_keeps_no_orphan() {
+async fn a_hung_master_delays_nobody_and_keeps_no_orphaned_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     servers[2].stop();
@@ -475,7 +475,7 @@ async fn a_hung_master_delays_nobody_and_keeps_no_orphan() {
 }
 
 #[tokio::test]
-async fn a_release_reaches_a_hung_master_whose_connection_was_given_up_before() {
+async fn a_release_reaches_a_hung_master_after_its_connection_ended() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     servers[4].stop();
@@ -492,7 +492,7 @@ async fn a_release_reaches_a_hung_master_whose_connection_was_given_up_before() 
 }
 
 #[tokio::test]
-async fn three_hung_masters_are_503_after_the_node_timeout_and_keep_no_orphan() {
+async fn three_hung_masters_are_503_and_keep_no_orphaned_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).flag("--node-timeout", "300ms").ready().await;
     for attempt in 1.. {

@@ -27,7 +27,7 @@ const CLIENTS: usize = 24;
 const LOCKS: usize = 36;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same_grant_under_faults()
+async fn a_retry_after_a_lost_answer_gets_the_same_grant()
  {
     let seed = seed("SWALLOWED_SEED");
     let servers = masters(5);
@@ -216,7 +216,7 @@ async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) 
 }
 
 #[tokio::test]
-async fn a_lock_is_not_kept_beyond_the_longest_hold_by_repeating_the_request() {
+async fn repeating_a_request_does_not_keep_a_lock_beyond_max_hold() {
     let servers = masters(3);
     let launch = || {
         let times = [("--max-ttl", "2s"), ("--default-ttl", "2s"), ("--max-hold", "3s")];

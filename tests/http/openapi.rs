@@ -61,7 +61,7 @@ fn operations(document: &Value) -> Vec<(String, &Value)> {
 }
 
 #[tokio::test]
-async fn the_committed_documents_are_those_that_the_program_prints_and_serves() {
+async fn the_committed_documents_are_those_printed_and_served() {
     let gateway = Launch::embedded().start().await;
     for (file, version, path, committed) in [
         ("openapi/openapi.json", "3.1", "/openapi.json", COMMITTED),
@@ -94,7 +94,7 @@ async fn the_committed_documents_are_those_that_the_program_prints_and_serves() 
 }
 
 #[test]
-fn the_documents_say_which_version_they_are_and_describe_the_same_operations() {
+fn both_documents_state_their_version_and_list_all_operations() {
     let document = document();
     let twin = twin();
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1."), "{}", document["openapi"]);
@@ -180,7 +180,7 @@ fn every_named_schema_has_an_example_of_itself() {
 }
 
 #[test]
-fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_type() {
+fn every_operation_lists_its_statuses_and_types() {
     let reading = ["400", "401", "403", "421", "429", "500", "503"];
     let with_a_body = ["400", "401", "403", "408", "409", "413", "415", "421", "429", "500", "503"];
     let expected = |name: &str| -> Vec<&str> {
@@ -238,7 +238,7 @@ fn every_error_shows_an_example_of_each_of_its_codes() {
 }
 
 #[test]
-fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
+fn the_older_document_uses_no_newer_features() {
     let twin = twin();
     assert!(twin["info"]["license"].get("identifier").is_none());
     assert!(twin.get("webhooks").is_none() && twin.get("jsonSchemaDialect").is_none());
@@ -269,7 +269,7 @@ fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
 }
 
 #[tokio::test]
-async fn the_documentation_page_needs_nobody_else() {
+async fn the_documentation_page_loads_nothing_from_elsewhere() {
     let gateway = Launch::embedded().start().await;
     let moved = gateway.get("/docs").await;
     assert_eq!((moved.status, moved.header("location")), (303, "docs/"), "{moved:?}");

@@ -7,7 +7,7 @@ use crate::support::gateway::Launch;
 use crate::support::harness::{RedisServer, eventually};
 
 #[tokio::test]
-async fn bodies_that_never_come_take_no_places() {
+async fn missing_bodies_take_no_slots() {
     let gateway = Launch::embedded().flag("--max-in-flight", "4").start().await;
     let held = gateway.acquire("held").await;
     let mut endless = Vec::new();
@@ -28,7 +28,7 @@ async fn bodies_that_never_come_take_no_places() {
 
 /// The only master answers nothing, so that every request stays for as long as the gateway waits for it.
 #[tokio::test]
-async fn beyond_its_share_a_client_is_503_and_what_is_about_a_held_lock_and_probes_are_served() {
+async fn beyond_its_share_a_client_gets_503_for_acquires_only() {
     let server = RedisServer::start();
     let gateway =
         Launch::over(std::slice::from_ref(&server)).flag("--max-in-flight", "8").ready().await;

@@ -25,7 +25,7 @@ fn waits_for(gateway: &Gateway, header: &str, value: &str) -> Call {
 }
 
 #[tokio::test]
-async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
+async fn clients_behind_a_trusted_proxy_have_separate_limits() {
     let gateway = with_one_waiter_per_client("127.0.0.0/8").await;
     let _one = line_up(&gateway, waits_for(&gateway, "x-forwarded-for", ONE)).await;
     for (header, value) in [
@@ -43,7 +43,7 @@ async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_no_trusted_proxy_cannot_forge_an_address() {
+async fn a_client_that_is_not_a_trusted_proxy_forges_no_address() {
     let gateway = with_one_waiter_per_client("10.0.0.0/8").await;
     let _one = line_up(&gateway, waits_for(&gateway, "x-forwarded-for", ONE)).await;
     for (header, value) in [

@@ -145,7 +145,7 @@ async fn one_address_takes_names_at_full_speed_while_memory_is_free() {
 
 /// The greedy client filled the masters: then nobody got a lock.
 #[tokio::test]
-async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
+async fn a_modest_client_is_served_beside_a_greedy_one() {
     let servers = small_masters("5mb");
     let greedy = key("greedy", HOLDER, "*").await;
     let modest = key("modest", HOLDER, "*").await;
@@ -185,7 +185,7 @@ async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
 }
 
 #[tokio::test]
-async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
+async fn full_masters_limit_holders_and_refusals_say_why() {
     let servers = masters(3);
     let holder = key("holder", HOLDER, "*").await;
     let newcomer = key("newcomer", HOLDER, "*").await;
@@ -262,7 +262,7 @@ async fn metrics_show_the_memory_of_each_master() {
 
 /// They outlived their locks by half an hour: tiny TTLs filled the masters.
 #[tokio::test]
-async fn what_a_tiny_ttl_or_the_release_of_a_free_lock_leaves_on_the_masters_is_gone_in_seconds() {
+async fn watermarks_of_short_locks_are_gone_in_seconds() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--clock-skew", "100ms").ready().await;
     let tiny = gateway.acquire_for("tiny", 4_000).await;

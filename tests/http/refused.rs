@@ -21,7 +21,7 @@ fn lines(log: &str, word: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn thousands_of_refused_requests_filled_the_log() {
+async fn thousands_of_refusals_do_not_fill_the_log() {
     let known = key("known", HOLDER, "a").await;
     let file = file(&[&known]);
     let mut gateway = with_keys(&file).env("RUST_LOG", "info").start().await;

@@ -68,13 +68,13 @@ async fn repeated(gateways: &[&Gateway]) {
 }
 
 #[tokio::test]
-async fn a_repeated_request_gets_its_own_lock_again_on_embedded_nodes() {
+async fn a_repeated_request_gets_its_lock_again_on_embedded_nodes() {
     let gateway = Launch::embedded().start().await;
     repeated(&[&gateway, &gateway, &gateway]).await;
 }
 
 #[tokio::test]
-async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
+async fn a_repeated_request_gets_its_lock_again_from_any_gateway() {
     let servers = masters(5);
     let one = Launch::over(&servers).ready().await;
     let two = Launch::over(&servers).ready().await;
@@ -82,7 +82,7 @@ async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
 }
 
 #[tokio::test]
-async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() {
+async fn clusters_derive_different_secrets_from_one_key() {
     let one = Launch::embedded().flag("--cluster", "one");
     let two = Launch::embedded().flag("--cluster", "two");
     let one = one.start().await;
@@ -128,7 +128,7 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
 }
 
 #[tokio::test]
-async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
+async fn clients_leaving_at_any_moment_hold_nothing_beyond_the_ttl() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     for n in 0..200_u64 {

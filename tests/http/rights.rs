@@ -10,7 +10,7 @@ use crate::support::gateway::{Launch, Scratch};
 use crate::support::harness::{RedisServer, eventually, masters};
 
 #[tokio::test]
-async fn a_key_without_the_metrics_permission_learns_no_address_of_a_node() {
+async fn without_the_metrics_permission_node_addresses_are_hidden() {
     let mut servers = masters(3);
     let plain = key("plain", HOLDER, "*").await;
     let watcher = key("watcher", &format!("{HOLDER},metrics"), "*").await;
@@ -66,7 +66,7 @@ fn told(answer: &Answer) -> Value {
 }
 
 #[tokio::test]
-async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_others() {
+async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
     let holder = key("holder", HOLDER, "*").await;
     let cleaner = key("cleaner", "release", "*").await;
     let extender = key("extender", "extend", "*").await;
@@ -124,7 +124,7 @@ async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_ot
 }
 
 #[tokio::test]
-async fn a_secret_that_is_pasted_into_a_path_is_in_no_log_no_record_and_no_answer() {
+async fn a_secret_pasted_into_a_path_appears_nowhere() {
     let record = Scratch::new("audit.jsonl", "");
     let known = key("known", &format!("{HOLDER},list"), "*").await;
     let file = file(&[&known]);
@@ -188,7 +188,7 @@ async fn a_secret_that_is_pasted_into_a_path_is_in_no_log_no_record_and_no_answe
 }
 
 #[tokio::test]
-async fn a_key_beyond_its_rate_is_shown_no_more_of_readyz_than_anybody() {
+async fn a_key_beyond_its_rate_sees_only_the_public_readyz() {
     let mut watcher = key("watcher", "metrics", "*").await;
     watcher.entry.push_str("rate = 1\nburst = 3\n");
     let file = file(&[&watcher]);
@@ -208,7 +208,7 @@ async fn a_key_beyond_its_rate_is_shown_no_more_of_readyz_than_anybody() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_revoked_while_the_body_of_its_request_is_on_its_way_does_nothing() {
+async fn a_key_revoked_during_its_request_body_does_nothing() {
     let stays = key("stays", HOLDER, "*").await;
     let revoked = key("revoked", HOLDER, "*").await;
     let file = file(&[&stays, &revoked]);

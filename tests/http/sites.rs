@@ -33,7 +33,7 @@ const FOREIGN: [Headers<'_>; 8] = [
 ];
 
 #[tokio::test]
-async fn a_page_of_another_site_takes_and_releases_no_lock_where_there_are_no_keys() {
+async fn without_keys_a_page_of_another_site_changes_no_lock() {
     let gateway = Launch::embedded().start().await;
     let lease = gateway.acquire("held").await;
     for headers in FOREIGN {
@@ -83,7 +83,7 @@ async fn a_page_of_another_site_takes_and_releases_no_lock_where_there_are_no_ke
 }
 
 #[tokio::test]
-async fn without_keys_the_pages_of_listed_origins_and_no_others_may_call() {
+async fn without_keys_only_pages_of_listed_origins_may_call() {
     let gateway = Launch::embedded().more("--cors-origin", OPS).start().await;
     for (n, site) in ["cross-site", "same-site"].into_iter().enumerate() {
         let path = format!("/locks/job-{n}");
@@ -100,7 +100,7 @@ async fn without_keys_the_pages_of_listed_origins_and_no_others_may_call() {
 }
 
 #[tokio::test]
-async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_own() {
+async fn other_pages_get_no_stored_password_and_need_a_bearer_key() {
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
     let gateway =
@@ -146,7 +146,7 @@ async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_
 }
 
 #[tokio::test]
-async fn a_certificate_that_a_browser_shows_counts_for_our_own_pages_only() {
+async fn a_browsers_certificate_counts_for_our_own_pages_only() {
     let authority = Authority::new();
     let server = authority.issue("server", "/CN=gateway");
     let own = authority.issue("ci", "/CN=ci");
@@ -170,7 +170,7 @@ async fn a_certificate_that_a_browser_shows_counts_for_our_own_pages_only() {
 }
 
 #[tokio::test]
-async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
+async fn a_foreign_name_that_resolves_to_loopback_is_refused() {
     let gateway = Launch::embedded().start().await;
     let port = gateway.address().port();
     let with_host = async |gateway: &Gateway, host: &str| {
@@ -217,7 +217,7 @@ async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
 }
 
 #[tokio::test]
-async fn off_loopback_any_name_is_right_until_some_are_named() {
+async fn off_loopback_any_host_counts_until_some_are_named() {
     let world = || {
         Launch::embedded()
             .flag("--listen", "0.0.0.0:0")
@@ -238,7 +238,7 @@ async fn off_loopback_any_name_is_right_until_some_are_named() {
 }
 
 #[tokio::test]
-async fn a_request_says_once_whom_it_is_for() {
+async fn a_request_names_its_host_once() {
     let gateway = Launch::embedded().start().await;
     for (head, status, code) in [
         ("GET /livez HTTP/1.1\r\n\r\n", 400, "invalid_parameter"),

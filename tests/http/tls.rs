@@ -36,7 +36,7 @@ const TAKEN: &str = "new connections get the certificate";
 const NOT_TAKEN: &str = "the certificate before stays";
 
 #[tokio::test]
-async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
+async fn locks_are_served_over_https_to_trusting_clients() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let gateway = https(&ours.issue("server", "/CN=gateway")).start().await;
@@ -84,7 +84,7 @@ async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
 type Flags<'a> = &'a [(&'a str, &'a str)];
 
 #[tokio::test]
-async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
+async fn unusable_tls_files_are_named_before_anything_is_bound() {
     let authority = Authority::new();
     let [one, other] = ["one", "other"].map(|name| authority.issue(name, "/CN=gateway"));
     let text = Scratch::new("text.pem", "no PEM");
@@ -214,7 +214,7 @@ async fn asks(
 }
 
 #[tokio::test]
-async fn a_certificate_is_replaced_under_load_and_no_request_is_lost() {
+async fn a_certificate_is_replaced_without_losing_a_request() {
     let authority = Authority::new();
     let versions: Vec<_> =
         (0..3).map(|n| authority.issue(&format!("v{n}"), "/CN=gateway")).collect();
@@ -260,7 +260,7 @@ fn replace(path: &str, content: impl AsRef<[u8]>) {
 }
 
 #[tokio::test]
-async fn a_certificate_that_cannot_be_used_is_not_taken_and_the_next_good_one_is() {
+async fn an_unusable_certificate_is_skipped_for_the_next_good_one() {
     let authority = Authority::new();
     let [live, old, new] = ["live", "old", "new"].map(|name| authority.issue(name, "/CN=gateway"));
     let copy = |from: &str, to: &str| replace(to, std::fs::read(from).expect("a file"));
@@ -300,7 +300,7 @@ async fn a_certificate_that_cannot_be_used_is_not_taken_and_the_next_good_one_is
 }
 
 #[tokio::test]
-async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused() {
+async fn a_client_certificate_of_another_authority_is_refused() {
     let servers = Authority::new();
     let clients = Authority::new();
     let others = Authority::new();
@@ -377,7 +377,7 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
 }
 
 #[tokio::test]
-async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on() {
+async fn an_expired_certificate_ends_access_on_an_open_connection() {
     let authority = Authority::new();
     let server = authority.issue("server", "/CN=gateway");
     let own = authority.issue_for("ci", "/CN=ci", 6);
@@ -410,7 +410,7 @@ async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte() {
+async fn a_tls_client_that_hangs_up_after_a_stray_byte_is_noticed() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let client = Client::trusting(&authority);
@@ -447,7 +447,7 @@ async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte(
 }
 
 #[tokio::test]
-async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_and_no_more() {
+async fn a_silent_handshake_keeps_its_slot_for_at_most_10_s() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway"))
         .flag("--max-connections", "3")
@@ -474,7 +474,7 @@ async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_
 }
 
 #[tokio::test]
-async fn a_greeting_that_never_ends_is_not_kept() {
+async fn an_endless_tls_greeting_is_not_buffered() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let mut endless = gateway.raw().await;
@@ -492,7 +492,7 @@ async fn a_greeting_that_never_ends_is_not_kept() {
 }
 
 #[tokio::test]
-async fn handshakes_and_idle_connections_do_not_hold_up_the_end() {
+async fn handshakes_and_idle_connections_do_not_delay_shutdown() {
     let authority = Authority::new();
     let mut gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let mut idle = Client::trusting(&authority).connect(gateway.address()).await.unwrap();

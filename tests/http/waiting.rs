@@ -34,7 +34,7 @@ async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
 }
 
 #[tokio::test]
-async fn a_waiter_gets_the_lock_when_it_is_released_and_a_larger_token() {
+async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
@@ -76,7 +76,7 @@ async fn a_waiter_gets_the_lock_when_it_is_released_and_a_larger_token() {
 }
 
 #[tokio::test]
-async fn those_who_wait_at_one_gateway_get_the_lock_in_the_order_in_which_they_came() {
+async fn waiters_at_one_gateway_get_the_lock_in_order_of_arrival() {
     const WAITERS: usize = 20;
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
@@ -105,7 +105,7 @@ async fn those_who_wait_at_one_gateway_get_the_lock_in_the_order_in_which_they_c
 }
 
 #[tokio::test]
-async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
+async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.post("job", json!({ "ttl_ms": 60_000, "owner": "alice" })).await;
@@ -145,7 +145,7 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
 }
 
 #[tokio::test]
-async fn the_lock_of_a_dead_holder_goes_to_the_next_one_soon_after_it_expires_and_not_before() {
+async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let mut late = Vec::new();
@@ -175,7 +175,7 @@ async fn the_lock_of_a_dead_holder_goes_to_the_next_one_soon_after_it_expires_an
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_leaves_the_line_at_once_and_the_next_one_is_served() {
+async fn a_client_that_leaves_frees_its_place_at_once() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
@@ -192,7 +192,7 @@ async fn a_client_that_goes_away_leaves_the_line_at_once_and_the_next_one_is_ser
 }
 
 #[tokio::test]
-async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is_left() {
+async fn when_half_of_the_waiters_leave_the_others_are_served() {
     const EACH: u64 = 20;
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
@@ -230,7 +230,7 @@ async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is
 }
 
 #[tokio::test]
-async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_not_work() {
+async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
     let gateway = Launch::embedded()
         .flag("--max-waiters", "3")
         .flag("--max-waiters-per-lock", "2")
@@ -275,7 +275,7 @@ async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_
 }
 
 #[tokio::test]
-async fn at_sigterm_those_who_wait_are_sent_away_at_once_and_leave_no_lock() {
+async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
     let servers = masters(5);
     let mut gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
@@ -316,7 +316,7 @@ async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
 }
 
 #[tokio::test]
-async fn the_holder_that_repeats_its_request_does_not_wait_behind_those_who_wait_for_it() {
+async fn a_holder_that_repeats_its_request_skips_the_queue() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let keyed = |key: &str| patient(&gateway, "job", LONG_MS).header("idempotency-key", key);
@@ -338,7 +338,7 @@ async fn the_holder_that_repeats_its_request_does_not_wait_behind_those_who_wait
 }
 
 #[tokio::test]
-async fn two_waiters_with_one_key_both_get_the_lock_that_is_theirs() {
+async fn two_waiters_with_one_key_get_the_same_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let keyed =
@@ -357,7 +357,7 @@ async fn two_waiters_with_one_key_both_get_the_lock_that_is_theirs() {
 }
 
 #[tokio::test]
-async fn a_wait_that_ends_without_a_quorum_says_so_and_one_that_sees_it_again_goes_on() {
+async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
     // What loses nothing in a crash is admitted again at once.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start_with(durable())).collect();
@@ -390,7 +390,7 @@ async fn a_wait_that_ends_without_a_quorum_says_so_and_one_that_sees_it_again_go
 }
 
 #[tokio::test]
-async fn waits_are_counted_by_their_end_and_hand_offs_where_they_happen() {
+async fn waits_are_counted_by_result_and_handoffs_by_kind() {
     let gateway = Launch::embedded().start().await;
     let held = gateway.acquire("job").await;
     patient(&gateway, "job", 50).send().await.problem(409, "lock_held");
@@ -415,7 +415,7 @@ async fn waits_are_counted_by_their_end_and_hand_offs_where_they_happen() {
 
 /// The formula of the contract: until receipt + validity − (own round trip − elapsed).
 #[tokio::test]
-async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
+async fn validity_after_a_wait_covers_the_whole_new_lease() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.post("job", json!({ "ttl_ms": 600 })).await;
@@ -439,7 +439,7 @@ async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
 
 /// What cannot be used yet is not read further, and then nobody notices the end of the connection.
 #[tokio::test]
-async fn a_waiter_that_is_gone_is_noticed_although_it_sent_a_stray_byte() {
+async fn a_gone_waiter_is_noticed_after_a_stray_byte() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     for stray in ["\n", "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"] {

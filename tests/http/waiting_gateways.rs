@@ -50,7 +50,7 @@ async fn hand_offs(gateway: &Gateway) -> (f64, f64) {
 }
 
 #[tokio::test]
-async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
+async fn a_release_at_another_gateway_wakes_the_waiter_in_ms() {
     const ROUNDS: usize = 20;
     let servers = masters(5);
     let [first, second] = two_over(&servers).await;
@@ -74,7 +74,7 @@ async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
 }
 
 #[tokio::test]
-async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquired_elsewhere() {
+async fn a_release_hands_over_a_lock_acquired_at_another_gateway() {
     const ROUNDS: usize = 10;
     let servers = masters(5);
     let [first, second] = two_over(&servers).await;
@@ -96,7 +96,7 @@ async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquire
 }
 
 #[tokio::test]
-async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow() {
+async fn forbidden_hints_lead_to_polls_and_a_log_line() {
     let servers = masters(5);
     for server in &servers {
         server.cmd(&["ACL", "SETUSER", "default", "resetchannels"]);
@@ -124,7 +124,7 @@ async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow
 
 /// A gateway that cannot hear that others wait must not keep a lock that it hands from one of its clients to the next.
 #[tokio::test]
-async fn clients_of_a_gateway_that_hears_no_hints_do_not_keep_a_lock_from_the_other_gateway() {
+async fn a_gateway_without_hints_does_not_starve_the_other() {
     let servers = masters(5);
     for server in &servers {
         server.cmd(&["ACL", "SETUSER", "default", "resetchannels"]);
@@ -176,7 +176,7 @@ async fn compete(gateway: &Gateway, index: usize, until: Instant) -> Vec<Hold> {
 }
 
 #[tokio::test]
-async fn sixteen_clients_at_two_gateways_take_turns_and_none_is_starved() {
+async fn sixteen_clients_at_two_gateways_are_all_served() {
     const CLIENTS: usize = 8;
     let servers = masters(5);
     let gateways = Arc::new(two_over(&servers).await);

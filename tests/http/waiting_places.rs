@@ -25,7 +25,7 @@ fn too_many(refused: &Answer, words: &str) {
 // What went wrong once.
 
 #[tokio::test]
-async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others() {
+async fn one_key_cannot_take_all_waiting_slots() {
     let greedy = key("greedy", HOLDER, "*").await;
     let victim = key("victim", HOLDER, "*").await;
     let file = file(&[&greedy, &victim]);
@@ -65,7 +65,7 @@ async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others()
 }
 
 #[tokio::test]
-async fn a_wait_for_a_free_lock_is_granted_when_all_waiting_places_are_taken() {
+async fn a_free_lock_is_granted_when_all_waiting_slots_are_taken() {
     let gateway = Launch::embedded().flag("--max-waiters", "1").start().await;
     let held = gateway.acquire("job").await;
     gateway.acquire("held").await;
@@ -84,7 +84,7 @@ async fn a_wait_for_a_free_lock_is_granted_when_all_waiting_places_are_taken() {
 }
 
 #[tokio::test]
-async fn the_locks_that_one_client_waits_for_are_bounded() {
+async fn the_locks_that_one_client_waits_for_are_limited() {
     let gateway = Launch::embedded().flag("--max-waited-locks-per-client", "2").start().await;
     let held = gateway.acquire("a").await;
     gateway.acquire("b").await;

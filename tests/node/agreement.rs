@@ -12,7 +12,7 @@ use crate::support::harness::{PATIENCE, RedisServer, masters};
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn gateways_of_other_configurations_are_refused_and_told_both() {
+async fn a_gateway_of_another_configuration_is_refused_with_both() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -37,7 +37,7 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
 }
 
 #[test]
-fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
+fn two_gateways_admitting_one_master_at_once_agree() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     repeated(12, 6, async || {
         let server = RedisServer::start();
@@ -61,7 +61,7 @@ fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_gateway_restarted_during_a_quarantine_goes_on_counting_as_the_marker_says() {
+async fn a_restarted_gateway_resumes_the_quarantine_of_the_marker() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start();
     let since = Instant::now();
@@ -94,7 +94,7 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
+async fn a_second_loss_during_quarantine_restarts_the_count() {
     let cluster =
         ClusterSettings { max_ttl: Duration::from_secs(2), ..ClusterSettings::SHORT_QUARANTINE };
     let server = RedisServer::start();
@@ -119,7 +119,7 @@ async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
 /// would have waited longer, its count has not ended, and it has looked at nothing since. It must begin anew: the marker that
 /// it saw standing is gone.
 #[test]
-fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
+fn a_count_from_before_a_loss_admits_nobody_after_it() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let in_time = repeated(8, 4, async || {
         let server = RedisServer::start();
@@ -170,7 +170,7 @@ async fn one_process_under_two_names_votes_once() {
 const FOR_A_WHILE: Duration = Duration::from_millis(700);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_word_counts_once() {
+async fn bootstrap_admits_a_complete_new_cluster_once() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut servers = masters(3);
     servers[2].kill();
@@ -207,7 +207,7 @@ async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_wor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
+async fn bootstrap_is_refused_if_one_node_has_a_marker() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let servers = masters(3);
     cluster.mark_by(&servers[1].url()).await;
@@ -229,7 +229,7 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
 
 /// The word still stands in some configuration when everything is lost, and a gateway is restarted then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_the_loss() {
+async fn bootstrap_is_refused_if_a_gateway_saw_the_loss() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let servers = masters(3);
     cluster.mark(&servers).await;

@@ -29,7 +29,7 @@ async fn submit_while_stopped(server: &RedisServer, node: &dyn Node, ops: Vec<Op
 }
 
 #[tokio::test]
-async fn operations_that_come_in_while_a_call_is_out_share_the_next_call() {
+async fn operations_that_arrive_during_a_call_share_the_next() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let count = 100;
@@ -43,7 +43,7 @@ async fn operations_that_come_in_while_a_call_is_out_share_the_next_call() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch() {
+async fn a_key_of_another_type_fails_only_its_own_operation() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let bad = Lock::new("n5");
@@ -90,7 +90,7 @@ async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch
 }
 
 #[tokio::test]
-async fn a_call_has_at_most_128_operations_and_all_are_answered() {
+async fn a_call_has_at_most_128_operations_all_answered() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let count = 1_000;
@@ -102,7 +102,7 @@ async fn a_call_has_at_most_128_operations_and_all_are_answered() {
 }
 
 #[tokio::test]
-async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole() {
+async fn a_call_is_split_by_size_and_records_arrive_whole() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let info = Info::new(vec![b'i'; Info::MAX_LEN]).unwrap();
@@ -129,7 +129,7 @@ async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole
 }
 
 #[tokio::test]
-async fn an_operation_that_waited_past_its_time_is_not_run_unless_it_is_a_release() {
+async fn an_operation_past_its_time_is_not_run_except_a_release() {
     let (server, node, _) = redis_node().await;
     let free = Lock::new("a");
     let held = Lock::new("b");
@@ -152,7 +152,7 @@ async fn an_operation_that_waited_past_its_time_is_not_run_unless_it_is_a_releas
 }
 
 #[tokio::test]
-async fn beyond_8192_waiting_operations_more_are_refused_at_once() {
+async fn operations_beyond_8192_waiting_ones_are_refused_at_once() {
     let (server, node, _) = redis_node().await;
     server.stop();
     let lock = Lock::new("a");
@@ -176,7 +176,7 @@ async fn beyond_8192_waiting_operations_more_are_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_releases() {
+async fn a_flood_of_acquires_leaves_room_for_extends_and_releases() {
     let (server, node, _) = redis_node().await;
     let held = Lock::new("held");
     let lock = Lock::new("a");
@@ -195,7 +195,7 @@ async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_release
 }
 
 #[tokio::test]
-async fn operations_take_effect_in_the_order_they_were_submitted() {
+async fn operations_take_effect_in_submission_order() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
@@ -213,7 +213,7 @@ async fn operations_take_effect_in_the_order_they_were_submitted() {
 }
 
 #[tokio::test]
-async fn what_came_too_late_does_not_hold_up_what_is_behind_it() {
+async fn a_late_operation_does_not_delay_those_behind_it() {
     let (_server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();

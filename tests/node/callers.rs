@@ -67,7 +67,7 @@ fn is_forbidden(answer: Result<Resp, String>) {
 }
 
 #[test]
-fn a_user_outside_of_the_acl_is_refused() {
+fn a_user_missing_from_the_acl_is_refused() {
     let (server, _caller) = server();
     let run_id = run_id(&server);
     let ask = |call: &[u8]| server.answer(&[b"REDLOCK.CALL", run_id.as_bytes(), call]);

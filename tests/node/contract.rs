@@ -56,38 +56,38 @@ macro_rules! contract {
 }
 
 contract! {
-    a_free_lock_is_granted_with_exactly_its_record_and_ttl
-    a_lock_of_another_owner_is_held_with_what_is_left_of_it
-    a_t_not_above_the_fence_is_stale_on_a_free_lock
-    the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed
+    a_free_lock_is_granted_with_its_record_and_ttl
+    a_lock_of_another_owner_is_held_with_its_remaining_life
+    a_token_not_above_the_watermark_is_stale
+    the_same_owner_gets_its_other_grant_unchanged
     an_extension_prolongs_and_never_shortens
-    a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
-    a_repair_of_an_unextended_lock_leaves_no_mark
-    a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long
+    a_repair_restores_an_extended_lock_that_is_lost_or_ended
+    a_repair_of_an_unextended_lock_sets_no_extended_flag
+    a_repair_replaces_a_kept_free_record_for_as_long
     a_repair_prolongs_its_own_grant_and_never_shortens_it
-    a_repair_brings_no_lock_back_that_was_released_or_granted_anew
-    an_extension_of_an_absent_or_foreign_lock_creates_nothing
+    a_repair_restores_no_released_or_regranted_lock
+    an_extension_of_an_absent_or_foreign_lock_sets_nothing
     a_release_deletes_exactly_its_own_grant
-    a_release_with_an_older_t_keeps_the_newer_grant
-    a_release_with_a_newer_t_takes_the_older_grant_along
-    a_release_of_an_absent_lock_bars_the_acquire_it_overtook
-    a_release_never_lowers_a_fence
-    a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing
-    a_failed_try_takes_back_its_own_fence_and_no_barrier
-    a_release_from_the_far_future_leaves_no_fence
-    a_fence_outlives_its_lock_and_not_its_reasons
-    a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock
-    a_repair_is_refused_when_its_extension_began_too_long_ago
-    a_fence_that_is_no_number_is_an_error_and_grants_nothing
+    a_release_with_an_older_token_keeps_the_newer_grant
+    a_release_with_a_newer_token_deletes_the_older_grant
+    a_release_of_an_absent_lock_blocks_its_late_acquire
+    a_release_never_lowers_a_watermark
+    a_token_far_from_the_nodes_time_is_refused_without_trace
+    an_undo_restores_its_own_watermark_and_no_tombstone
+    a_release_from_the_far_future_leaves_no_watermark
+    a_watermark_outlives_its_lock_by_its_retention_only
+    a_watermark_set_beside_a_lock_outlives_the_lock
+    a_repair_is_refused_when_its_extension_began_too_early
+    a_watermark_that_is_not_a_number_is_an_error
     a_lock_expires_by_itself
     a_value_of_another_client_holds_the_lock_with_and_without_expiry
     a_scan_gives_every_key_of_its_prefix_in_pages
     a_scan_takes_its_prefix_literally
-    without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_still_releases
-    records_keep_their_text_for_people
+    without_its_marker_a_node_only_releases
+    records_keep_their_text_labels
 }
 
-async fn a_free_lock_is_granted_with_exactly_its_record_and_ttl(kind: Kind) {
+async fn a_free_lock_is_granted_with_its_record_and_ttl(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -99,7 +99,7 @@ async fn a_free_lock_is_granted_with_exactly_its_record_and_ttl(kind: Kind) {
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
 
-async fn a_lock_of_another_owner_is_held_with_what_is_left_of_it(kind: Kind) {
+async fn a_lock_of_another_owner_is_held_with_its_remaining_life(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -112,7 +112,7 @@ async fn a_lock_of_another_owner_is_held_with_what_is_left_of_it(kind: Kind) {
     assert_eq!(subject.stored(&lock).await.unwrap().0, record(1, t));
 }
 
-async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
+async fn a_token_not_above_the_watermark_is_stale(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -128,7 +128,7 @@ async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
     assert_eq!(subject.ask(lock.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
 }
 
-async fn the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed(kind: Kind) {
+async fn the_same_owner_gets_its_other_grant_unchanged(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -172,7 +172,7 @@ async fn gone(subject: &Subject, lock: &Lock) {
     .await;
 }
 
-async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: Kind) {
+async fn a_repair_restores_an_extended_lock_that_is_lost_or_ended(kind: Kind) {
     let subject = kind.subject().await;
     let lost = Lock::new("lost");
     let ended = Lock::new("ended");
@@ -196,7 +196,7 @@ async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind
     assert_eq!(subject.ask(ended.repair(1, t, LONG_MS)).await, Vote::Granted);
 }
 
-async fn a_repair_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
+async fn a_repair_of_an_unextended_lock_sets_no_extended_flag(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -209,7 +209,7 @@ async fn a_repair_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
 }
 
 /// A majority of the others has the grant, so no other that the record of nobody stands for can have one.
-async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) {
+async fn a_repair_replaces_a_kept_free_record_for_as_long(kind: Kind) {
     let subject = kind.subject().await;
     let t = now();
     for (name, kept, life) in
@@ -242,7 +242,7 @@ async fn a_repair_prolongs_its_own_grant_and_never_shortens_it(kind: Kind) {
     }
 }
 
-async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {
+async fn a_repair_restores_no_released_or_regranted_lock(kind: Kind) {
     let subject = kind.subject().await;
     let t = now();
     for (name, extended) in [("released", false), ("extended and released", true)] {
@@ -280,7 +280,7 @@ async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Ki
     );
 }
 
-async fn an_extension_of_an_absent_or_foreign_lock_creates_nothing(kind: Kind) {
+async fn an_extension_of_an_absent_or_foreign_lock_sets_nothing(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -307,7 +307,7 @@ async fn a_release_deletes_exactly_its_own_grant(kind: Kind) {
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
 }
 
-async fn a_release_with_an_older_t_keeps_the_newer_grant(kind: Kind) {
+async fn a_release_with_an_older_token_keeps_the_newer_grant(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -319,7 +319,7 @@ async fn a_release_with_an_older_t_keeps_the_newer_grant(kind: Kind) {
     );
 }
 
-async fn a_release_with_a_newer_t_takes_the_older_grant_along(kind: Kind) {
+async fn a_release_with_a_newer_token_deletes_the_older_grant(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -331,7 +331,7 @@ async fn a_release_with_a_newer_t_takes_the_older_grant_along(kind: Kind) {
     );
 }
 
-async fn a_release_of_an_absent_lock_bars_the_acquire_it_overtook(kind: Kind) {
+async fn a_release_of_an_absent_lock_blocks_its_late_acquire(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -345,7 +345,7 @@ async fn a_release_of_an_absent_lock_bars_the_acquire_it_overtook(kind: Kind) {
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
 }
 
-async fn a_release_never_lowers_a_fence(kind: Kind) {
+async fn a_release_never_lowers_a_watermark(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -354,7 +354,7 @@ async fn a_release_never_lowers_a_fence(kind: Kind) {
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
 
-async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
+async fn a_token_far_from_the_nodes_time_is_refused_without_trace(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     for far in [now() + 20_000_000, now() - 20_000_000] {
@@ -375,7 +375,7 @@ async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
     }
 }
 
-async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
+async fn a_release_from_the_far_future_leaves_no_watermark(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let other = Lock::new("b");
@@ -394,7 +394,7 @@ async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
 }
 
 /// Somebody else's tombstone, set while a try was granted here, must not go when that try takes its own fence back.
-async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
+async fn an_undo_restores_its_own_watermark_and_no_tombstone(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let other = Lock::new("b");
@@ -415,7 +415,7 @@ async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
     );
 }
 
-async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
+async fn a_watermark_outlives_its_lock_by_its_retention_only(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(1_000));
     let subject = kind.subject_with(settings).await;
     let lock = Lock::new("a");
@@ -432,7 +432,7 @@ async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
 }
 
 /// By an extension, and by the release of another owner.
-async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
+async fn a_watermark_set_beside_a_lock_outlives_the_lock(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(400));
     let subject = kind.subject_with(settings).await;
     let extended = Lock::new("a");
@@ -456,7 +456,7 @@ async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
     ends(&barred, t + 1).await;
 }
 
-async fn a_repair_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
+async fn a_repair_is_refused_when_its_extension_began_too_early(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -474,7 +474,7 @@ async fn a_repair_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
     );
 }
 
-async fn a_fence_that_is_no_number_is_an_error_and_grants_nothing(kind: Kind) {
+async fn a_watermark_that_is_not_a_number_is_an_error(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -576,7 +576,7 @@ async fn a_scan_takes_its_prefix_literally(kind: Kind) {
     assert_eq!(found, [&b"[a-z]?*\\^:lock"[..]]);
 }
 
-async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_still_releases(
+async fn without_its_marker_a_node_only_releases(
     kind: Kind,
 ) {
     let subject = kind.subject().await;
@@ -605,7 +605,7 @@ async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_stil
     assert_eq!(release, Vote::Released);
 }
 
-async fn records_keep_their_text_for_people(kind: Kind) {
+async fn records_keep_their_text_labels(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();

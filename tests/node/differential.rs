@@ -343,12 +343,12 @@ impl Pair {
 }
 
 #[test]
-fn a_node_in_memory_answers_and_stores_what_a_real_one_does() {
+fn a_memory_node_answers_and_stores_as_redis_does() {
     compare(false);
 }
 
 #[test]
-fn the_module_answers_and_stores_what_a_node_in_memory_does() {
+fn the_module_answers_and_stores_as_a_memory_node_does() {
     compare(true);
 }
 

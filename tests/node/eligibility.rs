@@ -90,7 +90,7 @@ const FORGETFUL: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_millis(1_200), ..ClusterSettings::SHORT_QUARANTINE };
 
 #[test]
-fn a_lock_that_two_of_its_three_masters_forgot_in_a_restart_is_not_granted_again() {
+fn a_lock_lost_by_two_of_three_restarts_is_not_granted_again() {
     let since = Instant::now();
     let outcomes = repeated(50, 8, async || granted_twice(&FORGETFUL, Loss::Restart).await);
     assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
@@ -118,7 +118,7 @@ fn a_lock_that_two_of_its_three_masters_forgot_in_a_restart_is_not_granted_again
 }
 
 #[test]
-fn a_lock_that_two_of_its_three_masters_forgot_in_a_flushall_is_not_granted_again() {
+fn a_lock_lost_by_two_of_three_flushalls_is_not_granted_again() {
     let outcomes = repeated(10, 5, async || granted_twice(&FORGETFUL, Loss::Flush).await);
     assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
     assert!(
@@ -140,7 +140,7 @@ fn a_lock_that_two_of_its_three_masters_forgot_in_a_flushall_is_not_granted_agai
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantine() {
+async fn a_flushed_master_does_not_vote_during_its_quarantine() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -152,7 +152,7 @@ async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
+async fn an_empty_restart_within_50_ms_is_noticed() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -172,7 +172,7 @@ async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_survived() {
+async fn an_old_snapshot_with_its_marker_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -200,7 +200,7 @@ async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quarantined_afterwards()
+async fn a_former_replica_of_another_master_is_quarantined()
 {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let [source, server] = [RedisServer::start(), RedisServer::start()];
@@ -233,7 +233,7 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
 
 /// Its own marker, of this very process, comes back with the data of a replica that missed the newest locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() {
+async fn a_master_restored_from_its_replica_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let [replica, server] = [RedisServer::start(), RedisServer::start()];
     for server in [&replica, &server] {
@@ -273,7 +273,7 @@ async fn refused_for_eviction(remote: &dyn Node, policy: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_may_evict_is_refused_until_it_is_mended_and_waits_like_any_new_one() {
+async fn an_evicting_master_is_refused_until_fixed_then_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start_with(options(&["--maxmemory-policy", "allkeys-lru"]));
     let remote = cluster.remote_node(&server.url());
@@ -285,7 +285,7 @@ async fn a_master_that_may_evict_is_refused_until_it_is_mended_and_waits_like_an
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_could_have_evicted_and_did_not_is_admitted_at_once_when_mended() {
+async fn a_fixed_master_that_evicted_nothing_is_admitted_at_once() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -315,7 +315,7 @@ fn fill(server: &RedisServer, policy: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_mended() {
+async fn a_master_that_evicted_while_refused_is_quarantined() {
     // The one throws away whatever expires, such as locks, and the other the marker too.
     for (policy, why) in [("volatile-lru", EVICTED), ("allkeys-lru", "")] {
         let cluster = ClusterSettings::SHORT_QUARANTINE;
@@ -333,7 +333,7 @@ async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_men
 
 /// Between two looks at the policy: only the number of evicted keys tells.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
+async fn a_master_that_evicted_unseen_is_quarantined_when_noticed() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -351,7 +351,7 @@ async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn durable_masters_keep_locks_and_vote_when_names_have_moved() {
+async fn durable_masters_keep_locks_and_vote_after_names_move() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(append_only(&[]))).collect();
     cluster.mark(&servers).await;
@@ -401,7 +401,7 @@ async fn durable_masters_keep_locks_and_vote_when_names_have_moved() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
+async fn a_master_with_everysec_is_quarantined_after_a_crash() {
     for (settings, why) in [
         (["--appendfsync", "everysec"], "appendfsync is not always"),
         (["--no-appendfsync-on-rewrite", "yes"], "no-appendfsync-on-rewrite is not no"),
@@ -418,7 +418,7 @@ async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_starts_were_with_always()
+async fn a_master_weakened_at_run_time_is_quarantined()
  {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start_with(append_only(&[]));
@@ -444,7 +444,7 @@ async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_sta
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_replaced_by_an_empty_one_waits_however_durable_both_are() {
+async fn a_master_replaced_by_an_empty_one_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start_with(append_only(&[]));
     let remote = cluster.admitted(&server.url()).await;
@@ -464,7 +464,7 @@ fn limited(rights: &'static str) -> (RedisServer, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_whatever_is_on_disk() {
+async fn without_config_get_every_restart_is_a_quarantine() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let (mut server, url) = limited("-config");
     let remote = cluster.admitted(&url).await;
@@ -483,7 +483,7 @@ async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_what
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
+async fn without_info_a_master_is_refused_with_the_cure() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let (server, url) = limited("-info");
     let remote = cluster.remote_node(&url);

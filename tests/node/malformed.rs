@@ -87,12 +87,12 @@ fn mangled(chance: &mut Chance, mut call: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn a_call_that_is_not_whole_is_refused_by_the_script_and_changes_nothing() {
+fn the_script_refuses_a_malformed_call_and_changes_nothing() {
     refuses(&RedisServer::start(), by_script);
 }
 
 #[test]
-fn a_call_that_is_not_whole_is_refused_by_the_module_and_changes_nothing() {
+fn the_module_refuses_a_malformed_call_and_changes_nothing() {
     refuses(
         &RedisServer::start_with(RedisOptions { native: Some(true), ..RedisOptions::default() }),
         by_module,

@@ -55,7 +55,7 @@ async fn effects(node: &dyn Node) {
 }
 
 #[tokio::test]
-async fn what_the_module_writes_is_loaded_without_it_and_the_other_way_round() {
+async fn data_written_with_the_module_loads_without_it_and_back() {
     for native in [true, false] {
         let mut server = RedisServer::start_with(options(native, &[]));
         let node = remote_node(&server.url());
@@ -101,7 +101,7 @@ async fn a_replica_without_the_module_follows_a_master_with_it() {
 }
 
 #[tokio::test]
-async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_lock() {
+async fn loading_or_unloading_the_module_loses_no_lock() {
     let server = RedisServer::start_with(options(true, &["--enable-module-command", "local"]));
     let node = remote_node(&server.url());
     votes_by(node.as_ref(), Engine::Native).await;
@@ -122,7 +122,7 @@ async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_l
 
 /// As from the script: a client that keeps copies of keys, or watches them, hears of what was written and of nothing else.
 #[tokio::test]
-async fn who_watches_a_key_hears_of_what_was_changed_and_not_of_what_was_read() {
+async fn key_watchers_get_events_for_changes_and_not_for_reads() {
     for native in [true, false] {
         let server = RedisServer::start_with(options(native, &[]));
         let node = remote_node(&server.url());
@@ -153,7 +153,7 @@ async fn who_watches_a_key_hears_of_what_was_changed_and_not_of_what_was_read() 
 
 /// Who may not run the command is served by the script, and so is a gateway whose rights are older than the module.
 #[tokio::test]
-async fn permissions_are_those_of_the_caller() {
+async fn the_module_applies_the_callers_permissions() {
     let server = RedisServer::start_with(options(true, &[]));
     server.cmd(&["ACL", "SETUSER", "older", "on", ">pw", "~*", "&*", "+@all", "-redlock.call"]);
     server.cmd(&[
@@ -188,7 +188,7 @@ async fn permissions_are_those_of_the_caller() {
 
 /// With `appendfsync always`: what was answered is on disk. `MODULE_SEED=<seed>` replays the moments.
 #[tokio::test]
-async fn nothing_that_was_answered_is_lost_by_a_kill_at_any_moment() {
+async fn a_kill_at_any_moment_loses_nothing_answered() {
     let mut chance = Chance::of(seed("MODULE_SEED"), 0);
     let mut server = RedisServer::start_with(options(true, &[]));
     for round in 0..5 {

@@ -163,7 +163,7 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
 
 /// A copy that was started long before the name moved to it, and the old process ends before anybody sees both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_ran_before_its_former_one_ended_is_quarantined() {
+async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut old = RedisServer::start_with(append_only(&[]));
     let route = Route::to(&old).await;

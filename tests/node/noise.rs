@@ -44,7 +44,7 @@ fn noise(chance: &mut Chance) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_outlives_whatever_its_master_answers() {
+async fn a_node_survives_any_answer_of_its_master() {
     let server = RedisServer::start();
     let turncoat = Turncoat::before(&server);
     let node = remote_node(&turncoat.url());

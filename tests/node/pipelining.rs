@@ -116,7 +116,7 @@ async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
 }
 
 #[tokio::test]
-async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() {
+async fn calls_to_a_far_node_are_pipelined_in_order() {
     let server = RedisServer::start();
     let mut proxy = SlowProxy::to(&server).await;
     let node = node_through(&proxy).await;
@@ -141,7 +141,7 @@ async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() 
 }
 
 #[tokio::test]
-async fn locks_do_not_wait_for_a_look_at_the_node() {
+async fn locks_do_not_wait_for_a_probe_of_the_node() {
     let server = RedisServer::start();
     let mut proxy = SlowProxy::to(&server).await;
     let node = node_through(&proxy).await;

@@ -89,7 +89,7 @@ fn put(record: Record, fence: Option<String>) -> Put {
 }
 
 #[tokio::test]
-async fn locks_are_told_and_what_is_none_is_passed_over() {
+async fn a_scan_reports_locks_and_skips_other_keys() {
     let both = Both::start().await;
     both.set(b"lock:ours", record(1, T).as_bytes());
     both.set(b"lock:theirs", b"a-uuid");
@@ -130,7 +130,7 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
 
 /// It was promised whoever extended it since.
 #[tokio::test]
-async fn a_lock_whose_expiry_somebody_took_away_or_prolonged_is_told_with_the_longest_life() {
+async fn an_unbounded_lock_is_reported_with_the_longest_life() {
     let both = Both::start().await;
     for (lock, owner, command) in
         [("persisted", 1, ["PERSIST", ""]), ("prolonged", 2, ["PEXPIRE", "300000000000000"])]
@@ -157,7 +157,7 @@ async fn a_lock_whose_expiry_somebody_took_away_or_prolonged_is_told_with_the_lo
 }
 
 #[tokio::test]
-async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_does() {
+async fn recovery_writes_lock_and_watermark_only_in_its_quarantine() {
     let both = Both::start().await;
     let back = || put(extended(1, T), Some(format!("{T}+")));
     assert_eq!(both.recover("another", "a", back()).await, RecoveryAnswer::OtherMarker);
@@ -183,7 +183,7 @@ async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_
 
 /// A release needs no marker, and may reach a master in quarantine.
 #[tokio::test]
-async fn what_a_release_has_reached_is_not_given_back_but_kept_free() {
+async fn recovery_keeps_a_released_lock_free() {
     let both = Both::start().await;
     for (at, (fence, lock, comes_back)) in [
         (None, None, true),

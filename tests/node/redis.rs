@@ -39,12 +39,12 @@ async fn recovers(node: &dyn Node) {
 }
 
 #[tokio::test]
-async fn out_of_memory_acquires_fail_alone_and_releases_still_delete() {
+async fn without_memory_only_acquires_fail() {
     out_of_memory(false).await;
 }
 
 #[tokio::test]
-async fn out_of_memory_acquires_fail_alone_and_releases_still_delete_by_the_module() {
+async fn without_memory_only_acquires_fail_with_the_module() {
     out_of_memory(true).await;
 }
 
@@ -133,7 +133,7 @@ async fn a_lost_marker_is_noticed_by_an_idle_worker() {
 }
 
 #[tokio::test]
-async fn after_a_crash_and_restart_the_worker_recovers_and_counts_one_restart() {
+async fn a_worker_resumes_after_a_crash_and_counts_one_restart() {
     let (mut server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
@@ -152,7 +152,7 @@ async fn after_a_crash_and_restart_the_worker_recovers_and_counts_one_restart() 
 }
 
 #[tokio::test]
-async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
+async fn locks_and_watermarks_survive_a_crash_with_an_aof() {
     let options = RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut server = RedisServer::start_with(options);
     let node = remote_node(&server.url());
@@ -177,7 +177,7 @@ async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
 }
 
 #[tokio::test]
-async fn twenty_lost_connections_leave_no_connection_behind() {
+async fn twenty_lost_connections_leave_none_open() {
     let server = RedisServer::start();
     // Four workers, so that their back-off, which doubles, stays short.
     let nodes: Vec<_> = (0..4).map(|_| remote_node(&server.url())).collect();
@@ -211,7 +211,7 @@ async fn twenty_lost_connections_leave_no_connection_behind() {
 }
 
 #[tokio::test]
-async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
+async fn wrong_credentials_are_reported_without_the_password() {
     let password = Some("p@ss/word".into());
     let server = RedisServer::start_with(RedisOptions {
         password,
@@ -255,7 +255,7 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
 }
 
 #[tokio::test]
-async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
+async fn a_replica_is_refused_and_votes_once_it_is_a_master() {
     let master = RedisServer::start();
     let replicaof = ["--replicaof", "127.0.0.1", &master.port().to_string()].map(String::from);
     let server =
@@ -277,7 +277,7 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
 }
 
 #[tokio::test]
-async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is_a_master_again() {
+async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let server = RedisServer::start();
     // Two seconds in quarantine.
     let node = NodeSettings::default().with_max_clock_offset(Duration::from_millis(500));
@@ -302,7 +302,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is
 }
 
 #[tokio::test]
-async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_not() {
+async fn an_evicting_node_is_refused_and_votes_once_it_is_fixed() {
     let server = RedisServer::start();
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let node = remote_node(&server.url());
@@ -315,7 +315,7 @@ async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_no
 }
 
 #[tokio::test]
-async fn an_eviction_policy_that_is_changed_under_an_admitted_node_is_noticed() {
+async fn a_changed_eviction_policy_of_an_admitted_node_is_noticed() {
     let (server, node, _) = redis_node().await;
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let status = in_state(node.as_ref(), NodeState::Refused).await;
@@ -325,7 +325,7 @@ async fn an_eviction_policy_that_is_changed_under_an_admitted_node_is_noticed() 
 }
 
 #[tokio::test]
-async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_overwritten() {
+async fn a_marker_of_another_configuration_is_never_overwritten() {
     let (server, node, _) = redis_node().await;
     let before = server.cmd(&["GET", "{lock:}:marker"]);
     let other = Settings { max_ttl: ttl(77_000), ..Settings::default() }.of_masters("tests");
@@ -352,7 +352,7 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
 }
 
 #[tokio::test]
-async fn a_hung_node_loses_its_session_within_seconds_and_then_refuses_at_once() {
+async fn a_hung_node_loses_its_session_and_then_refuses_at_once() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
@@ -396,7 +396,7 @@ async fn an_idle_worker_notices_a_hung_node_by_its_heartbeat() {
 }
 
 #[tokio::test]
-async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_server() {
+async fn two_prefixes_on_one_server_do_not_disturb_each_other() {
     let (server, node, _) = redis_node().await;
     let other = Settings { key_prefix: String::new(), max_ttl: ttl(5_000), ..Settings::default() };
     let plain = remote_node_with(&server.url(), other.of_masters("others"), Arc::new(NoObserver));
@@ -413,7 +413,7 @@ async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_serve
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_outcome_of_a_connection_that_came_before_it_was_listened_for_was_never_heard() {
+async fn an_early_connection_result_is_received() {
     const THREADS: usize = 32;
     const TRIES: usize = 200;
     let nobody = DeadPort::new();

@@ -32,7 +32,7 @@ fn demand_extended(vote: Vote, what: &str) -> Result<(), String> {
 
 /// A client gets the lock with T and, not having heard of it, asks again with T + 1. The first answer arrives all the same:
 /// its token must be good for what was promised.
-async fn a_repeated_request_makes_no_answer_void(
+async fn a_repeated_request_voids_no_answer(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -46,7 +46,7 @@ async fn a_repeated_request_makes_no_answer_void(
 }
 
 /// A request has failed elsewhere and undoes its try, which another request of the same owner has confirmed meanwhile.
-async fn the_undo_of_a_try_spares_what_was_confirmed(
+async fn the_undo_of_a_proposal_spares_a_confirmed_grant(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -63,7 +63,7 @@ async fn the_undo_of_a_try_spares_what_was_confirmed(
 }
 
 /// Two requests of one owner, at two gateways that have minted the same T.
-async fn the_undo_of_a_try_takes_no_other_grant(
+async fn the_undo_of_a_proposal_deletes_no_other_grant(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -79,7 +79,7 @@ async fn the_undo_of_a_try_takes_no_other_grant(
 }
 
 /// An acquire is delayed in a socket until after its own release: nobody will ever release what it sets.
-async fn an_acquire_that_its_release_overtook_leaves_no_orphan(
+async fn an_acquire_overtaken_by_its_release_leaves_no_orphan(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -97,7 +97,7 @@ async fn an_acquire_that_its_release_overtook_leaves_no_orphan(
 
 /// A try with T is abandoned and its release is on the way. The client asks again and gets T + 1. Then the release of
 /// the abandoned try arrives, and must not take the lock away.
-async fn the_release_of_an_abandoned_try_spares_the_retry(
+async fn the_release_of_an_abandoned_proposal_spares_the_retry(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -136,7 +136,7 @@ async fn one_bad_clock_does_not_lock_everybody_out(
 
 /// One gateway's clock is an hour behind. While no fence is there, its tokens must not be granted either: a resource
 /// has seen larger ones.
-async fn a_clock_that_is_behind_gets_no_token(
+async fn a_slow_clock_gets_no_token(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -151,7 +151,7 @@ async fn a_clock_that_is_behind_gets_no_token(
 
 /// A gateway with a slow clock asks for a lock that was granted with a larger T and has expired. It must not be granted a
 /// smaller one, or a resource that has seen the larger refuses the rightful holder.
-async fn a_token_below_the_last_granted_is_not_granted(
+async fn a_token_below_the_last_granted_one_is_refused(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -207,13 +207,13 @@ macro_rules! rules {
 }
 
 rules! {
-    a_repeated_request_makes_no_answer_void without lock_is_kept;
-    the_undo_of_a_try_spares_what_was_confirmed without undo_is_exact;
-    the_undo_of_a_try_takes_no_other_grant without undo_is_exact;
-    an_acquire_that_its_release_overtook_leaves_no_orphan without release_leaves_a_tombstone;
-    the_release_of_an_abandoned_try_spares_the_retry without release_keeps_newer;
+    a_repeated_request_voids_no_answer without lock_is_kept;
+    the_undo_of_a_proposal_spares_a_confirmed_grant without undo_is_exact;
+    the_undo_of_a_proposal_deletes_no_other_grant without undo_is_exact;
+    an_acquire_overtaken_by_its_release_leaves_no_orphan without release_leaves_a_tombstone;
+    the_release_of_an_abandoned_proposal_spares_the_retry without release_keeps_newer;
     one_bad_clock_does_not_lock_everybody_out without clock_is_checked;
-    a_clock_that_is_behind_gets_no_token without clock_is_checked;
-    a_token_below_the_last_granted_is_not_granted without watermark_is_checked;
+    a_slow_clock_gets_no_token without clock_is_checked;
+    a_token_below_the_last_granted_one_is_refused without watermark_is_checked;
     a_node_that_lost_its_data_grants_nothing without marker_is_checked;
 }

@@ -37,7 +37,7 @@ fn assert_ended(code: i32, what: &str, finished: &Finished, words: &[&str]) {
 }
 
 #[tokio::test]
-async fn an_address_that_others_can_reach_needs_a_word() {
+async fn an_address_that_others_can_reach_needs_consent() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8080"] {
         let refused = Launch::bare(&["--listen", address]).finish().await;
         assert_refused(
@@ -65,7 +65,7 @@ async fn an_address_that_others_can_reach_needs_a_word() {
 }
 
 #[tokio::test]
-async fn bad_flags_are_refused_with_flag_value_and_what_is_allowed() {
+async fn bad_flags_are_refused_with_flag_value_and_allowed_values() {
     let node = format!("http://:{SECRET}@redis-1:6379");
     let bad_port = format!("redis://:{SECRET}@redis-1:port");
     let bad_database = format!("redis://:{SECRET}@redis-1:6379/last");
@@ -256,7 +256,7 @@ async fn longest_ttl(launch: Launch) -> String {
 }
 
 #[tokio::test]
-async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
+async fn flags_beat_environment_beats_file_beats_defaults() {
     let text = "listen = '127.0.0.1:0'\nmax_ttl = '1m'\nmax_hold = '1h'\n";
     let path = Scratch::new("gateway.toml", text);
     let path = path.path();
@@ -273,7 +273,7 @@ async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_default
 }
 
 #[tokio::test]
-async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
+async fn only_nodes_from_the_file_or_the_environment_are_used() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let path = Scratch::new(
@@ -294,7 +294,7 @@ async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_password_is_used_and_a_missing_one_is_said() {
+async fn a_password_is_used_and_a_missing_one_is_reported() {
     let options = || RedisOptions { password: Some(SECRET.into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
     Launch::over(&servers).ready().await.acquire("job").await;

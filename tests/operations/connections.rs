@@ -60,7 +60,7 @@ async fn count(gateway: &Gateway, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_strangers_idle_sockets_kept_others_out_and_requests_that_wait_were_among_those() {
+async fn idle_connections_of_a_stranger_make_room_for_others() {
     let gateway = Launch::embedded().flag("--max-connections", "20").start().await;
     let lease = gateway.acquire("job").await;
     let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
@@ -86,7 +86,7 @@ async fn a_strangers_idle_sockets_kept_others_out_and_requests_that_wait_were_am
 }
 
 #[tokio::test]
-async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_pool() {
+async fn idle_connections_without_a_request_are_closed_first() {
     let gateway = Launch::embedded().flag("--max-connections", "4").start().await;
     let mut pool = Vec::new();
     for _ in 0..2 {
@@ -112,7 +112,7 @@ async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_poo
 }
 
 #[tokio::test]
-async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to_come_back() {
+async fn busy_connections_leave_room_for_probes_and_refusals() {
     let gateway =
         Launch::embedded().flag("--max-connections", "3").flag("--max-waiters", "9").start().await;
     let lease = gateway.acquire("job").await;
@@ -140,7 +140,7 @@ async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to
 }
 
 #[tokio::test]
-async fn one_address_took_all_connections_for_requests_under_way() {
+async fn one_address_cannot_take_all_connections() {
     let launch = Launch::embedded()
         .flag("--max-connections", "40")
         .flag("--max-connections-per-client", "4");
@@ -173,7 +173,7 @@ async fn one_address_took_all_connections_for_requests_under_way() {
 }
 
 #[tokio::test]
-async fn a_trusted_proxy_is_not_held_to_the_connections_of_one_client() {
+async fn a_trusted_proxy_has_no_per_client_connection_limit() {
     let launch = Launch::embedded()
         .flag("--max-connections", "40")
         .flag("--max-connections-per-client", "4");
@@ -203,7 +203,7 @@ fn lines(log: &str, words: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn few_descriptors_took_the_masters_connections_away() {
+async fn few_descriptors_leave_enough_for_the_masters() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).env("RUST_LOG", "info").files(200).ready().await;
     let mut sockets = Vec::new();
@@ -229,7 +229,7 @@ async fn few_descriptors_took_the_masters_connections_away() {
 }
 
 #[tokio::test]
-async fn a_limit_of_files_below_what_the_nodes_need_is_said_at_the_start() {
+async fn too_low_a_file_limit_is_reported_at_the_start() {
     let finished = Launch::embedded().files(64).finish().await;
     assert_eq!(finished.code, Some(1));
     assert!(
@@ -239,7 +239,7 @@ async fn a_limit_of_files_below_what_the_nodes_need_is_said_at_the_start() {
 }
 
 #[tokio::test]
-async fn check_shows_what_the_limits_cost_and_that_it_is_too_much() {
+async fn check_shows_the_memory_the_limits_need_and_warns() {
     let check = |args: &[&str]| Launch::bare(&[&["check"], args].concat()).files(20_000).finish();
     // Half of it is for the locks of the embedded nodes.
     let plain = check(&[]).await;
@@ -271,7 +271,7 @@ async fn check_shows_what_the_limits_cost_and_that_it_is_too_much() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_its_answer_keeps_no_connection_for_ever() {
+async fn a_client_that_reads_no_answer_is_disconnected() {
     let gateway = Launch::embedded().start().await;
     let page = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let stranger = from(9, &gateway, &page.repeat(8)).await;
@@ -289,7 +289,7 @@ async fn a_client_that_does_not_read_its_answer_keeps_no_connection_for_ever() {
 }
 
 #[tokio::test]
-async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_find_no_locks() {
+async fn the_operators_address_has_its_own_slots_and_no_locks() {
     let admin = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let file = file(&[&key("deploy", HOLDER, "*").await]);
     let launch = with_keys(&file).flag("--admin-listen", &admin.to_string());
@@ -344,7 +344,7 @@ async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_f
 }
 
 #[tokio::test]
-async fn answers_say_how_long_their_connection_may_be_idle() {
+async fn answers_state_how_long_their_connection_may_be_idle() {
     let gateway = Launch::embedded().flag("--idle-timeout", "12s").start().await;
     let mut raw = gateway.raw().await;
     for sent in [

@@ -103,7 +103,7 @@ fn refused_for_quarantine(problem: &Value) {
 }
 
 #[tokio::test]
-async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quarantine_ends() {
+async fn a_total_loss_is_reported_until_the_quarantine_ends() {
     assert_eq!(MAX_TTL + SKEW + NAME_MOVES_WITHIN, QUARANTINE);
     let mut servers = masters(3);
     let gateway = short(Launch::over(&servers)).ready().await;
@@ -185,7 +185,7 @@ async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quaranti
 }
 
 #[tokio::test]
-async fn every_state_is_told_with_its_reason_and_what_to_do() {
+async fn every_state_is_shown_with_reason_and_cure() {
     let mut servers = masters(5);
     let gateway = endless(&servers).brand_new().ready().await;
     servers[0].kill();
@@ -235,7 +235,7 @@ async fn every_state_is_told_with_its_reason_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn check_tells_who_would_wait_and_why() {
+async fn check_shows_which_masters_would_wait_and_why() {
     let mut servers: Vec<_> = (0..3)
         .map(|_| {
             let args = ["--user", "gate", "on", ">pw", "~*", "&*", "+@all", "-config"];
@@ -283,7 +283,7 @@ async fn check_tells_who_would_wait_and_why() {
 }
 
 #[tokio::test]
-async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_loss() {
+async fn bootstrap_counts_at_the_first_start_and_not_after_a_loss() {
     let servers = masters(3);
     let gateway = endless(&servers).brand_new().ready().await;
     let is_said = async || {
@@ -299,7 +299,7 @@ async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_los
 }
 
 #[tokio::test]
-async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
+async fn bootstrap_is_refused_if_one_master_was_in_use() {
     let servers = masters(3);
     drop(endless(&servers).brand_new().ready().await);
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
@@ -318,7 +318,7 @@ async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
 /// The flag was left in some configuration, and a gateway starts with it in the second in which the running one has not
 /// yet noticed the loss.
 #[tokio::test]
-async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_running_gateway() {
+async fn a_running_gateway_refutes_bootstrap_after_a_total_loss() {
     let servers = masters(3);
     let running = endless(&servers).brand_new().ready().await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
@@ -337,7 +337,7 @@ async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_runnin
 }
 
 #[tokio::test]
-async fn a_gateway_restarted_during_a_quarantine_goes_on_counting() {
+async fn a_gateway_restarted_during_a_quarantine_resumes_the_count() {
     let servers = masters(3);
     let blank = Instant::now();
     let launch = || short(Launch::embedded().nodes(&urls(&servers)));
@@ -390,7 +390,7 @@ async fn an_extension_by_http_repairs_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_mended() {
+async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     let clock = NodeClock::new();
     let mut servers = vec![RedisServer::start(), RedisServer::start(), clock.server()];
     let gateway = Launch::over(&servers).ready().await;
@@ -439,7 +439,7 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
 /// All masters and then the gateway are stopped with an acquire on its way; the masters go on and set the lock, and it runs
 /// out before the gateway goes on.
 #[tokio::test]
-async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_and_nothing_is_held()
+async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503()
 {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "6s").ready().await;
@@ -490,7 +490,7 @@ async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_an
 
 /// They answer everything, and grant nothing: traffic must not be sent here.
 #[tokio::test]
-async fn a_majority_of_masters_that_take_no_writes_is_not_ready_and_says_why() {
+async fn a_read_only_majority_is_not_ready_and_says_why() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let refuse =

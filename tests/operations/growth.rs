@@ -52,7 +52,7 @@ async fn memory(gateway: &Gateway) -> f64 {
 }
 
 #[tokio::test]
-async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() {
+async fn a_used_name_leaves_only_a_watermark_on_every_master() {
     let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
     let gateway = Launch::over(&servers).ready().await;

@@ -33,7 +33,7 @@ async fn draining(gateway: &Gateway) {
 }
 
 #[tokio::test]
-async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
+async fn the_banner_has_a_working_command_and_safety_warnings() {
     let gateway = Launch::embedded().start().await;
     let banner = eventually("the banner is complete", async || {
         Some(gateway.stderr()).filter(|text| text.contains("/docs"))
@@ -130,7 +130,7 @@ async fn ends_in_order(signal: Signal) {
 }
 
 #[tokio::test]
-async fn load_balancers_saw_that_it_ends_only_when_requests_were_refused() {
+async fn readyz_fails_before_requests_are_refused_at_shutdown() {
     let mut gateway = Launch::embedded().flag("--drain-delay", "4s").start().await;
     let before = gateway.get("/livez").await;
     assert_eq!(before.header("connection"), "");
@@ -148,17 +148,17 @@ async fn load_balancers_saw_that_it_ends_only_when_requests_were_refused() {
 }
 
 #[tokio::test]
-async fn sigterm_finishes_what_is_in_flight_and_begins_nothing() {
+async fn sigterm_finishes_requests_in_flight_and_begins_none() {
     ends_in_order(Signal::TERM).await;
 }
 
 #[tokio::test]
-async fn sigint_does_as_sigterm_does() {
+async fn sigint_acts_like_sigterm() {
     ends_in_order(Signal::INT).await;
 }
 
 #[tokio::test]
-async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
+async fn an_acquire_in_flight_at_sigterm_is_answered() {
     let servers = masters(3);
     let mut gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
     servers[1..].iter().for_each(RedisServer::stop);
@@ -184,7 +184,7 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
 }
 
 #[tokio::test]
-async fn idle_connections_do_not_hold_up_the_end() {
+async fn idle_connections_do_not_delay_shutdown() {
     let mut gateway = Launch::embedded().start().await;
     let mut fresh = gateway.raw().await;
     let mut used = gateway.raw().await;
@@ -198,7 +198,7 @@ async fn idle_connections_do_not_hold_up_the_end() {
 }
 
 #[tokio::test]
-async fn a_request_that_never_ends_does_not_outlive_the_grace() {
+async fn an_endless_request_does_not_outlive_the_grace() {
     let mut gateway = Launch::embedded().flag("--shutdown-grace", "300ms").start().await;
     let _endless = half_sent(&gateway, "POST", "job", "", "{\"ttl_ms\":60000}").await;
     let since = Instant::now();
@@ -214,7 +214,7 @@ async fn a_request_that_never_ends_does_not_outlive_the_grace() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named() {
+async fn a_taken_port_is_named() {
     let gateway = Launch::embedded().start().await;
     let address = gateway.address().to_string();
     let second = Launch::embedded().flag("--listen", &address).finish().await;

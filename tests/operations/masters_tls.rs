@@ -50,7 +50,7 @@ async fn works(gateway: &Gateway, server: &RedisServer) {
 }
 
 #[tokio::test]
-async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused_when_it_is_not() {
+async fn masters_with_tls_are_used_only_with_a_trusted_authority() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), false);
@@ -65,7 +65,7 @@ async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused
 }
 
 #[tokio::test]
-async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_now() {
+async fn a_master_gets_the_client_certificate_now_in_the_file() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), true);
@@ -129,7 +129,7 @@ async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_
 type Flags<'a> = &'a [(&'a str, &'a str)];
 
 #[tokio::test]
-async fn settings_for_masters_behind_tls_that_cannot_be_used_are_named() {
+async fn unusable_tls_settings_for_masters_are_named() {
     let authority = Authority::new();
     let [one, other] = ["one", "other"].map(|name| authority.issue(name, "/CN=gateway"));
     let text = Scratch::new("text.pem", "no PEM");

@@ -97,7 +97,7 @@ fn launch(count: usize) -> Launch {
 }
 
 #[tokio::test]
-async fn partial_heads_took_more_memory_than_there_was() {
+async fn partial_heads_stay_within_the_memory_budget() {
     let count = connections();
     let launch = launch(count);
     let gateway = launch.clone().start().await;
@@ -114,7 +114,7 @@ async fn partial_heads_took_more_memory_than_there_was() {
 }
 
 #[tokio::test]
-async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_was() {
+async fn partial_heads_over_tls_stay_within_the_memory_budget() {
     let count = connections().min(12_000);
     let authority = Authority::new();
     let own = authority.issue("server", "/CN=gateway");
@@ -145,7 +145,7 @@ async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_
 }
 
 #[tokio::test]
-async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
+async fn bodies_sent_byte_by_byte_keep_no_buffer_for_each_byte() {
     const BYTES: usize = 1000;
     let gateway = Launch::embedded().env("RUST_LOG", "info").start().await;
     let mut streams = Vec::new();
@@ -169,7 +169,7 @@ async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
+async fn waiting_requests_stay_within_their_stated_memory() {
     let count = connections().min(4_000);
     let most = count.to_string();
     let launch =

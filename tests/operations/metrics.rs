@@ -117,7 +117,7 @@ async fn a_known_sequence_of_calls_gives_exact_numbers() {
 }
 
 #[tokio::test]
-async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
+async fn a_missing_quorum_is_counted_with_each_nodes_reason() {
     // What loses nothing in a crash is admitted again at once.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
@@ -156,7 +156,7 @@ async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
 }
 
 #[tokio::test]
-async fn every_family_is_there_and_prometheus_accepts_the_whole() {
+async fn every_metric_is_present_and_prometheus_accepts_them() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let lease = gateway.acquire("job").await;
@@ -251,7 +251,7 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
 }
 
 #[tokio::test]
-async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
+async fn metrics_and_the_trace_log_contain_no_secret() {
     let password = "hunter2-the-password";
     let options = || RedisOptions { password: Some(password.into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
@@ -312,7 +312,7 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
 }
 
 #[tokio::test]
-async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
+async fn the_log_shows_a_request_by_its_id_and_trace() {
     let gateway = Launch::embedded().env("RUST_LOG", "redlock_gateway=debug").start().await;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let call =
@@ -338,7 +338,7 @@ async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
 }
 
 #[tokio::test]
-async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_label() {
+async fn configured_groups_are_counted_and_no_name_is_a_label() {
     let file = Scratch::new(
         "gateway.toml",
         "[groups]\ndeploy = 'deploy/*'\nprod = '*/prod'\nidle = 'nobody'\n",
@@ -380,7 +380,7 @@ async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_
 }
 
 #[tokio::test]
-async fn a_lead_that_was_learned_from_another_gateways_tokens_is_shown() {
+async fn a_lead_learned_from_anothers_tokens_is_shown() {
     let servers = masters(3);
     let lead =
         async |gateway: &Gateway| Samples::of(gateway).await.get("redlock_clock_lead_seconds", &[]);

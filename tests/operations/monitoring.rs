@@ -24,7 +24,7 @@ fn promtool(words: &[&str]) -> String {
 }
 
 #[test]
-fn alerts_are_raised_when_they_should_be_and_only_then() {
+fn alerts_fire_exactly_when_they_should() {
     assert!(promtool(&["check", "rules", "alerts.yaml"]).contains("23 rules found"));
     assert!(promtool(&["test", "rules", "alerts.test.yaml"]).contains("SUCCESS"));
     let (rules, tests) = ["alerts.yaml", "alerts.test.yaml"].map(read).into();
@@ -38,7 +38,7 @@ fn read(name: &str) -> String {
 }
 
 #[test]
-fn every_alert_leads_to_a_section_of_the_runbook() {
+fn every_alert_links_to_a_section_of_the_runbook() {
     let page = source_root().join("crates/redlock-gateway/docs/operations.md");
     let page = std::fs::read_to_string(page).expect("it is there");
     let anchors: Vec<String> = page
@@ -130,7 +130,7 @@ fn metrics_of_the_rules() -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn every_query_of_dashboard_and_rules_finds_data_in_a_real_prometheus() {
+async fn every_query_finds_data_in_a_real_prometheus() {
     let admin = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let authority = Authority::new();
     let own = authority.issue("server", "/CN=gateway");

@@ -140,7 +140,7 @@ async fn a_master_that_streams_or_speaks_http_costs_only_its_vote() {
 
 /// Each is a reply, but nobody asked for it. Reading them takes processor time for as long as the connection lasts.
 #[tokio::test]
-async fn a_master_that_never_stops_replying_takes_no_memory() {
+async fn a_master_that_replies_endlessly_takes_no_memory() {
     let stage = Stage::set().await;
     for reply in [
         "+OK\r\n".to_owned(),

@@ -63,7 +63,7 @@ async fn ends_in_time(gateway: &mut Gateway) {
 
 /// `/livez` and PATCH hung after 64 KiB of lines, and locks lapsed.
 #[tokio::test]
-async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
+async fn an_unread_log_delays_no_request_and_loses_no_lock() {
     let port = free_port();
     let servers = masters(3);
     let (mut reader, writer) = pipe().expect("a pipe");
@@ -99,7 +99,7 @@ async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
 }
 
 #[tokio::test]
-async fn a_log_goes_on_when_it_is_read_again() {
+async fn a_log_resumes_when_it_is_read_again() {
     let port = free_port();
     let (mut reader, output) = full_pipe();
     let launch =
@@ -119,7 +119,7 @@ async fn a_log_goes_on_when_it_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_full_pipe_stops_neither_start_nor_end() {
+async fn a_full_pipe_blocks_neither_start_nor_shutdown() {
     let port = free_port();
     let (_reader, output) = full_pipe();
     let launch = Launch::embedded().flag("--listen", &local(port).to_string());
@@ -133,7 +133,7 @@ async fn a_full_pipe_stops_neither_start_nor_end() {
 
 /// It stopped votes, and then waited for its own output or panicked, so that nobody got votes again.
 #[tokio::test]
-async fn reconfigure_comes_to_its_end_without_a_reader() {
+async fn reconfigure_finishes_when_its_output_is_not_read() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let launch = |words: &[&str], max_ttl: &str| {

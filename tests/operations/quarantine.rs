@@ -15,7 +15,7 @@ async fn node_of(gateway: &Gateway, server: &RedisServer) -> Value {
 }
 
 #[tokio::test]
-async fn with_one_of_three_masters_in_quarantine_the_others_grant_and_readyz_says_both() {
+async fn one_of_three_masters_in_quarantine_is_not_needed() {
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("held-before").await;
@@ -75,7 +75,7 @@ async fn with_one_of_three_masters_in_quarantine_the_others_grant_and_readyz_say
 
 /// One of three is in quarantine for minutes, and another only hangs for a moment: nobody is to be sent away for minutes.
 #[tokio::test]
-async fn a_master_that_is_away_for_a_moment_is_not_waited_for_as_long_as_one_in_quarantine() {
+async fn retry_after_is_short_for_a_master_that_is_just_away() {
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     servers[2].restart();

@@ -38,7 +38,7 @@ async fn refused_everywhere(gateway: &Gateway) {
 }
 
 #[tokio::test]
-async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
+async fn reconfigure_moves_the_masters_to_another_configuration() {
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
@@ -111,7 +111,7 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
 
 /// The larger skew lets tokens and rounds count that the smaller one takes for gone.
 #[tokio::test]
-async fn gateways_with_another_clock_skew_get_no_votes_until_reconfigured() {
+async fn gateways_with_another_clock_skew_get_no_votes() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let with = |launch: Launch, skew: &str| {
@@ -151,7 +151,7 @@ async fn gateways_with_another_clock_skew_get_no_votes_until_reconfigured() {
 
 /// Of a version that named no clock skew.
 #[tokio::test]
-async fn an_older_versions_marker_is_refused_until_its_skew_is_said() {
+async fn an_older_versions_marker_needs_its_clock_skew_stated() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "500ms").ready().await);
@@ -178,7 +178,7 @@ async fn an_older_versions_marker_is_refused_until_its_skew_is_said() {
 }
 
 #[tokio::test]
-async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
+async fn a_repeated_reconfigure_waits_as_long_as_the_first() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "3s").ready().await);
@@ -252,7 +252,7 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
 
 /// Under one name the markers of both lists are equal, and gateways with either list would grant side by side.
 #[tokio::test]
-async fn a_cluster_name_is_not_moved_to_another_list_of_nodes_and_a_new_name_is() {
+async fn other_nodes_need_another_cluster_name() {
     let servers = masters(4);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let times = |launch: Launch| {
@@ -295,7 +295,7 @@ async fn reconfigure_refuses_one_master_under_two_names() {
 
 /// Of two operators at once one is told no; one that was stopped while it waited, and overtaken, ends nothing.
 #[tokio::test]
-async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes() {
+async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let reconfigure =
@@ -325,7 +325,7 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes()
 
 /// Nothing on entirely new masters tells of the old ones, which would go on granting.
 #[tokio::test]
-async fn entirely_new_masters_want_the_old_ones_named_and_stop_them() {
+async fn entirely_new_masters_need_the_old_ones_named_and_stop_them() {
     let servers = masters(6);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let old = times(Launch::over(&servers[..3]), "1500ms").ready().await;
@@ -355,7 +355,7 @@ async fn entirely_new_masters_want_the_old_ones_named_and_stop_them() {
 }
 
 #[tokio::test]
-async fn first_masters_are_moved_when_it_is_said_that_there_were_none_before() {
+async fn first_masters_need_a_statement_that_none_came_before() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let done =
@@ -367,7 +367,7 @@ async fn first_masters_are_moved_when_it_is_said_that_there_were_none_before() {
 
 /// The old masters have lost everything, and with their markers the word of how long their locks may live.
 #[tokio::test]
-async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_for() {
+async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     let servers = masters(6);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers[..3]), "2s").ready().await);
@@ -424,7 +424,7 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
 }
 
 #[tokio::test]
-async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and_never_shortens_it()
+async fn a_stated_old_max_ttl_never_shortens_the_wait()
 {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
@@ -460,7 +460,7 @@ async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and
 
 /// The same masters are named as the old ones; they have lost everything, and nobody asks for how long old locks may live.
 #[tokio::test]
-async fn masters_that_stay_and_have_lost_all_markers_want_the_old_max_ttl_as_others_do() {
+async fn staying_masters_without_markers_need_the_old_max_ttl() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let old = times(Launch::over(&servers), "10s").ready().await;

@@ -70,7 +70,7 @@ fn prints(text: &str, lines: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the_flag_is_taken_out()
+async fn a_bootstrapped_cluster_keeps_its_locks_without_the_flag()
 {
     let servers = masters(3);
     let urls = urls(&servers);
@@ -92,7 +92,7 @@ async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the
 }
 
 #[tokio::test]
-async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_when() {
+async fn a_cluster_without_bootstrap_says_when_it_will_vote() {
     let servers = masters(3);
     let launch = |words: &[&str]| times(Launch::bare(words).nodes(&urls(&servers)), "2s");
     let since = Instant::now();
@@ -125,7 +125,7 @@ async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_whe
 }
 
 #[tokio::test]
-async fn a_dead_master_that_comes_back_empty_is_told_what_is_held_and_counts_for_it() {
+async fn a_master_that_returns_empty_recovers_the_held_locks() {
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).flag("--clock-skew", "200ms").ready().await;
     let lease = gateway.acquire("job").await;
@@ -186,7 +186,7 @@ async fn reconfigured(
 }
 
 #[tokio::test]
-async fn a_dead_master_gives_way_to_one_of_another_name_and_no_lock_is_granted_before_its_end() {
+async fn a_replaced_master_leads_to_no_early_grant() {
     let mut servers = masters(4);
     let old = times(Launch::over(&servers[..3]), "2s").ready().await;
     let lease = old.acquire_for("job", 2_000).await;
@@ -212,7 +212,7 @@ async fn a_dead_master_gives_way_to_one_of_another_name_and_no_lock_is_granted_b
 }
 
 #[tokio::test]
-async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_any_more() {
+async fn one_run_changes_nodes_and_max_ttl_and_stops_old_gateways() {
     let servers = masters(4);
     let old = times(Launch::over(&servers[..3]), "1s").ready().await;
     let lease = old.acquire_for("job", 1_000).await;
@@ -235,7 +235,7 @@ async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_a
 }
 
 #[tokio::test]
-async fn by_default_nobody_gets_or_extends_a_lock_for_5_minutes_and_5_seconds_while_nodes_change() {
+async fn by_default_a_change_of_nodes_stops_locks_for_305_s() {
     let servers = masters(4);
     drop(Launch::over(&servers[..3]).ready().await);
     let urls = urls(&servers);
@@ -268,7 +268,7 @@ fn assert_only_returned(gateway: &Gateway) {
 
 /// The new version is the one with the module.
 #[tokio::test]
-async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
+async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
     // Built before anybody holds a lock: that may take longer than its TTL.
     let _ = module();
     let mut servers = durable(3);
@@ -325,7 +325,7 @@ async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
 
 /// Why a backup is never put back as it is: nothing in it says that it is old.
 #[tokio::test]
-async fn a_backup_that_is_put_back_as_it_is_is_believed_and_a_held_lock_is_granted_twice() {
+async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
     copied(backup.path(), servers[0].dir());
     servers[0].restart();
@@ -339,7 +339,7 @@ async fn a_backup_that_is_put_back_as_it_is_is_believed_and_a_held_lock_is_grant
 }
 
 #[tokio::test]
-async fn a_backup_without_its_marker_is_quarantined_and_told_and_grants_nothing_twice() {
+async fn a_restored_backup_without_its_marker_grants_nothing_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
     // A server that no gateway reaches.
     let mut aside = durable(1).remove(0);
@@ -363,7 +363,7 @@ async fn a_backup_without_its_marker_is_quarantined_and_told_and_grants_nothing_
 }
 
 #[tokio::test]
-async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
+async fn a_key_is_rotated_with_two_hashes_and_no_refusal() {
     let old = key("ci", HOLDER, "*").await;
     let new = key("ci", HOLDER, "*").await;
     let hash = |entry: &str| {
@@ -400,7 +400,7 @@ async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
 }
 
 #[tokio::test]
-async fn the_masters_password_is_rotated_with_two_valid_at_a_time() {
+async fn the_masters_password_is_rotated_while_both_are_valid() {
     let options = || RedisOptions { password: Some("old-one".into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
     let urls: Vec<String> =

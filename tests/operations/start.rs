@@ -7,7 +7,7 @@ use crate::support::harness::{RedisOptions, RedisServer, masters};
 const OUTSIDE: [&str; 3] = ["--listen", "0.0.0.0:0", "--allow-anonymous"];
 
 #[tokio::test]
-async fn gateways_whose_list_of_nodes_was_left_empty_each_had_locks_of_their_own() {
+async fn an_empty_list_of_nodes_is_refused() {
     let refused = Launch::bare(&OUTSIDE).finish().await;
     assert_refused(
         "no nodes",
@@ -35,7 +35,7 @@ async fn gateways_whose_list_of_nodes_was_left_empty_each_had_locks_of_their_own
 }
 
 #[tokio::test]
-async fn variables_of_the_command_redlock_are_no_mistake() {
+async fn environment_variables_of_the_redlock_command_are_accepted() {
     let launch =
         Launch::embedded().env("REDLOCK_URL", "http://127.0.0.1:1").env("REDLOCK_OWNER", "me");
     launch
@@ -48,7 +48,7 @@ async fn variables_of_the_command_redlock_are_no_mistake() {
 }
 
 #[tokio::test]
-async fn a_level_that_is_none_would_have_silenced_the_log() {
+async fn an_unknown_log_level_is_refused() {
     for level in ["verbose", "info,verbsoe", "redlock_gateway=loud"] {
         for launch in [Launch::embedded(), Launch::bare(&["check"])] {
             assert_refused(
@@ -68,7 +68,7 @@ async fn a_level_that_is_none_would_have_silenced_the_log() {
 }
 
 #[tokio::test]
-async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_what_would_not_start()
+async fn check_agrees_with_start_on_a_new_cluster()
 {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
@@ -107,7 +107,7 @@ async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_wha
 
 /// In a URL it would be seen by whoever lists the processes.
 #[tokio::test]
-async fn a_password_in_a_file_logs_in_to_nodes_whose_url_has_none() {
+async fn a_password_file_serves_nodes_whose_url_has_none() {
     let secret = "p@ss:/w?rd%41";
     let options = |password: &str| RedisOptions {
         password: Some(password.into()),

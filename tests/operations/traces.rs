@@ -116,7 +116,7 @@ async fn traced(
 }
 
 #[tokio::test]
-async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_trace() {
+async fn a_trace_has_request_rounds_and_nodes_as_levels() {
     let collector = Collector::start().await;
     let servers = masters(3);
     let launch = collector.launch(Launch::over(&servers)).env("RUST_LOG", "redlock_gateway=debug");
@@ -189,7 +189,7 @@ async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_tra
 }
 
 #[tokio::test]
-async fn a_round_without_a_quorum_says_which_nodes_failed() {
+async fn a_round_without_a_quorum_names_the_failed_nodes() {
     let collector = Collector::start().await;
     let mut servers = masters(3);
     let gateway = collector.launch(Launch::over(&servers)).ready().await;
@@ -214,7 +214,7 @@ async fn a_round_without_a_quorum_says_which_nodes_failed() {
 }
 
 #[tokio::test]
-async fn what_the_caller_does_not_sample_is_not_sent() {
+async fn unsampled_requests_send_no_spans() {
     let collector = Collector::start().await;
     let gateway = collector.launch(Launch::embedded()).start().await;
     assert_eq!(traced(&gateway, Method::POST, "/locks/silent", false).await.status, 201);
@@ -243,7 +243,7 @@ async fn the_last_spans_are_sent_before_the_process_ends() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_request() {
+async fn an_absent_or_hung_collector_costs_spans_and_no_request() {
     let dead = DeadPort::new();
     // Takes connections, and says nothing.
     let hanging = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
@@ -267,7 +267,7 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_request() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_none_is_refused_at_the_start() {
+async fn an_invalid_endpoint_is_refused_at_the_start() {
     let odd = ["http://h:99999", "http://h:4318?a=b", "http://user:hunter2@h:4318", "http://h:"];
     for endpoint in
         ["localhost:4318", "grpc://localhost:4317", "http://", ""].into_iter().chain(odd)

@@ -149,7 +149,7 @@ fn request(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upgrade_gateway_by_gateway_loses_no_request() {
+async fn a_rolling_upgrade_loses_no_request() {
     let gateways = if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { 20 } else { 4 };
     let servers: Vec<RedisServer> = masters(3);
     let start = || Launch::over(&servers).flag("--drain-delay", "1s").ready();

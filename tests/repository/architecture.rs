@@ -51,7 +51,7 @@ fn missing_in<'a>(line: &'a str, top: &Path) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_page_names_files_that_are_there() {
+fn the_architecture_page_names_existing_files() {
     let page = read(PAGE);
     let missing: Vec<_> = page.lines().flat_map(|line| missing_in(line, source_root())).collect();
     assert!(missing.is_empty(), "{PAGE} names {missing:?}, which are not there");
@@ -61,7 +61,7 @@ fn the_page_names_files_that_are_there() {
 
 /// The README's map is a tree of indented names; a name has to end a path of the repository.
 #[test]
-fn the_map_in_the_readme_names_files_that_are_there() {
+fn the_map_in_the_readme_names_existing_files() {
     fn below(dir: &Path, found: &mut String) {
         for entry in std::fs::read_dir(dir)
             .expect("a directory")
@@ -107,7 +107,7 @@ fn dead_links(page: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_link_between_pages_leads_somewhere() {
+fn every_link_between_pages_has_a_target() {
     let mut pages = files("crates", &["md"]);
     pages.extend(files("openapi", &["md"]));
     pages.extend(
@@ -120,7 +120,7 @@ fn every_link_between_pages_leads_somewhere() {
 }
 
 #[test]
-fn the_readme_is_a_front_door_and_no_manual() {
+fn the_readme_stays_short() {
     let lines = read("README.md").lines().count();
     assert!(
         lines <= 200,
@@ -129,7 +129,7 @@ fn the_readme_is_a_front_door_and_no_manual() {
 }
 
 #[test]
-fn every_module_is_in_the_map_that_its_parent_opens_with() {
+fn every_module_is_in_the_map_of_its_parent() {
     for map in MAPS {
         let text = read(map);
         let rows: String =
@@ -153,7 +153,7 @@ fn every_module_is_in_the_map_that_its_parent_opens_with() {
 }
 
 #[test]
-fn a_name_that_is_not_there_is_found() {
+fn a_missing_file_or_module_is_found() {
     let top = source_root();
     assert!(
         missing_in("`src/node/driver.rs` worker.rs, redis/ and tests/simulation/src/link.rs.", top)

@@ -152,7 +152,7 @@ fn the_core_knows_no_serializer_no_web_and_no_environment() {
 
 /// What a node's driver does must be a function of what it is told: tasks are started around it.
 #[test]
-fn few_files_of_the_core_start_tasks() {
+fn only_listed_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
     let places = [
         "round/pending_releases.rs",
@@ -214,7 +214,7 @@ fn the_gateways_policy_knows_no_statuses_and_no_redis_keys() {
 }
 
 #[test]
-fn what_runs_in_production_does_not_unwrap() {
+fn production_code_does_not_unwrap() {
     for (file, text) in ["crates/redlock-core/src", "crates/redlock-gateway/src"]
         .iter()
         .flat_map(|below| files(below, &["rs"]))
@@ -230,7 +230,7 @@ fn what_runs_in_production_does_not_unwrap() {
 }
 
 #[test]
-fn every_member_is_held_to_the_lints_of_the_workspace() {
+fn every_member_uses_the_lints_of_the_workspace() {
     let root = std::fs::read_to_string(source_root().join("Cargo.toml")).expect("text");
     let lints = root
         .split("[workspace.lints.rust]")

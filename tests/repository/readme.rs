@@ -191,7 +191,7 @@ $ echo "$HELD on 127.0.0.1:8080"
 "#;
 
 #[test]
-fn commands_continue_after_a_backslash_and_output_is_what_is_left() {
+fn commands_continue_after_a_backslash_and_the_rest_is_output() {
     let steps = steps(
         "```console\n$ a \\\n  b \\\n  c\nd\n$ not a command\\\n```\n$ e\n```console\n$ f\n```\n",
     );
@@ -204,7 +204,7 @@ fn commands_continue_after_a_backslash_and_output_is_what_is_left() {
 }
 
 #[test]
-fn what_nobody_can_foresee_is_masked_and_nothing_else() {
+fn only_unpredictable_values_are_masked() {
     let line = r#"{"token":"1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b","ttl_ms":30000,"validity_ms": 29}"#;
     assert_eq!(masked(line), r#"{"token":"<token>","ttl_ms":30000,"validity_ms":<ms>}"#);
     assert_eq!(masked("Date: today\nLocation: /locks/a\n\n"), "date: <date>\nLocation: /locks/a");
@@ -213,7 +213,7 @@ fn what_nobody_can_foresee_is_masked_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_right_passes_and_one_that_is_wrong_does_not() {
+async fn a_correct_session_passes_and_a_wrong_one_fails() {
     // The sample shows three votes; the decision may have had more by the time it was taken.
     let sample = SAMPLE.replace(
         " | grep -vi '^lock-token'",

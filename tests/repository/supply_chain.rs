@@ -76,7 +76,7 @@ fn one_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
 }
 
 #[test]
-fn expressions_of_licences_are_read_as_spdx_has_them() {
+fn licence_expressions_are_read_as_spdx_defines_them() {
     let allowed = ["MIT", "ISC"].map(String::from);
     for good in [
         "MIT",
@@ -165,7 +165,7 @@ fn the_redis_client_is_built_on_the_bounded_parser() {
 }
 
 #[test]
-fn every_licence_is_allowed_and_every_allowed_one_is_met() {
+fn every_licence_is_allowed_and_every_allowed_one_is_used() {
     let allowed = list(&text(".cargo/deny.toml"), "\nallow = [");
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version", "1"])).expect("JSON");
@@ -190,7 +190,7 @@ fn every_licence_is_allowed_and_every_allowed_one_is_met() {
 }
 
 #[test]
-fn there_is_one_implementation_of_cryptography() {
+fn only_one_cryptography_implementation_is_used() {
     let banned = list(&text(".cargo/deny.toml"), "\ndeny = [");
     // The features that are really on; the lock file also has what could be switched on.
     let tree = cargo(&[
@@ -221,7 +221,7 @@ fn there_is_one_implementation_of_cryptography() {
 
 /// Which mirror is asked is for whoever builds to say. Lock files have the identity of the registry that a digest was given by.
 #[test]
-fn no_file_names_the_host_of_a_registry() {
+fn no_file_names_a_registry_host() {
     let hosts = [
         "npmjs.org",
         "pypi.org",

@@ -59,7 +59,7 @@ fn set(command: &mut Command, variables: &Value, put: impl Fn(&str) -> String) {
 }
 
 #[tokio::test]
-async fn steps_of_github_ran_two_deployments_at_once() {
+async fn github_steps_run_one_deployment_at_a_time() {
     let (place, ci, _keys) = locked_place().await;
     let workflow = yaml(&place, &place.block("GitHub Actions", "yaml", 0)).await;
     let job = &workflow["jobs"]["deploy"];
@@ -109,7 +109,7 @@ async fn steps_of_github_ran_two_deployments_at_once() {
 }
 
 #[tokio::test]
-async fn a_script_of_gitlab_ran_two_deployments_at_once() {
+async fn a_gitlab_script_runs_one_deployment_at_a_time() {
     let (place, ci, _keys) = locked_place().await;
     let job = yaml(&place, &place.block("GitLab CI", "yaml", 0)).await["deploy"].clone();
     let lines: Vec<_> =
@@ -161,7 +161,7 @@ async fn ansible(place: &Place) -> Option<String> {
 }
 
 #[tokio::test]
-async fn an_ansible_playbook_was_played_twice_at_once() {
+async fn an_ansible_playbook_runs_once_at_a_time() {
     let place = Place::new(&["site-change"]).await;
     let Some(program) = ansible(&place).await else { return };
     let playbook = place.file("site.yml", &place.block("An Ansible playbook", "yaml", 0));
@@ -195,7 +195,7 @@ async fn an_ansible_playbook_was_played_twice_at_once() {
 }
 
 #[tokio::test]
-async fn terraform_wrote_one_state_twice_at_once() {
+async fn terraform_writes_a_state_once_at_a_time() {
     let place = Place::new(&["change"]).await;
     if !is_here(&place, &["terraform", "version"]).await {
         return;

@@ -83,7 +83,7 @@ impl Drop for Postgres {
 }
 
 #[tokio::test]
-async fn a_holder_that_was_paused_wrote_over_its_successor() {
+async fn databases_refuse_the_writes_of_a_paused_holder() {
     let place = Place::new(&[]).await;
     let postgres = Postgres::start().await;
     let psql = |words: &[&str]| {

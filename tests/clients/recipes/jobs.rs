@@ -10,7 +10,7 @@ use crate::support::waiters::waiting;
 const SHELL: &str = "A shell script with curl only";
 
 #[tokio::test]
-async fn a_script_with_curl_let_two_runs_overlap_or_kept_the_lock() {
+async fn runs_of_a_curl_script_exclude_each_other_and_release() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.file("report.sh", &place.block(SHELL, "sh", 0));
     assert!(!place.block(SHELL, "sh", 0).contains("--json"), "curl has it since 7.82 only");
@@ -35,7 +35,7 @@ async fn a_script_with_curl_let_two_runs_overlap_or_kept_the_lock() {
 }
 
 #[tokio::test]
-async fn a_script_with_curl_called_every_refusal_a_held_lock() {
+async fn a_curl_script_distinguishes_a_held_lock_from_other_errors() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.block(SHELL, "sh", 0);
     assert!(!script.contains("$answer."), "a name that others can foretell: {script}");
@@ -75,7 +75,7 @@ fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
 }
 
 #[tokio::test]
-async fn a_crontab_ran_on_two_hosts_at_once_or_called_the_skipped_run_an_error() {
+async fn a_crontab_runs_on_one_host_and_skips_without_error() {
     let place = Place::new(&["nightly-report", "daily-mail"]).await;
     let jobs = cron(&place, &place.block("Cron on several hosts", "crontab", 0));
     assert_eq!(jobs.len(), 2);
@@ -110,7 +110,7 @@ fn setting<'a>(unit: &'a str, name: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn a_unit_of_systemd_was_wrong_or_ran_twice() {
+async fn a_systemd_unit_is_valid_and_runs_once() {
     let place = Place::new(&["nightly-report"]).await;
     let heading = "A systemd timer on several hosts";
     let unit = place.block(heading, "ini", 0);
@@ -163,7 +163,7 @@ fn start(place: &Place, (words, env): &(Vec<String>, serde_json::Value)) -> Comm
 }
 
 #[tokio::test]
-async fn the_commands_of_containers_did_not_keep_two_apart() {
+async fn commands_in_containers_exclude_each_other() {
     let place = Place::new(&["nightly-report", "mailer"]).await;
     let report = container(&place, "A Kubernetes CronJob", "/spec/jobTemplate/spec/template").await;
     let mailer = container(&place, "Leader election in Kubernetes", "/spec/template").await;
@@ -194,7 +194,7 @@ async fn the_commands_of_containers_did_not_keep_two_apart() {
 }
 
 #[tokio::test]
-async fn readers_and_writers_overlapped() {
+async fn readers_and_writers_never_overlap() {
     let place = Place::new(&["reader", "writer"]).await;
     place.program("bin/rw", &place.block("Readers and a writer", "sh", 0));
     let rw = |mode: &str, work: &str| place.command(&["rw", mode, "doc", work]).spawn().unwrap();

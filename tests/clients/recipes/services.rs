@@ -40,7 +40,7 @@ fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
 }
 
 #[tokio::test]
-async fn a_delivery_that_came_twice_was_worked_on_twice() {
+async fn a_repeated_delivery_is_processed_once() {
     let place = Place::new(&["process-order"]).await;
     let program = place.file("receiver.py", &place.block(WEBHOOK, "python", 0));
     let (_receiver, port) = receiver(&place, &program).await;
@@ -72,7 +72,7 @@ async fn a_delivery_that_came_twice_was_worked_on_twice() {
 }
 
 #[tokio::test]
-async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
+async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     const TTL: Duration = Duration::from_secs(4);
     let place = Place::new(&["process-order"]).await;
     let block = place.block(WEBHOOK, "python", 0);
@@ -157,7 +157,7 @@ while left := [task for task in tasks if not pathlib.Path(task + ".done").exists
 "#;
 
 #[tokio::test]
-async fn agents_that_claim_worked_on_one_task_at_once() {
+async fn agents_that_claim_a_task_exclude_each_other() {
     let place = Place::new(&["work"]).await;
     place.file("claims.py", &place.block("AI agents that claim their work", "python", 0));
     let (code, said) = run(place.command(&["python3", &place.file("session.py", SESSION)])).await;

@@ -29,7 +29,7 @@ const PROVIDER: &str = r#"
     while :; do sleep 0.05; done"#;
 
 #[tokio::test]
-async fn providers_of_terraform_were_sent_term_in_the_middle_of_their_work() {
+async fn the_stop_signal_is_chosen_and_no_term_reaches_a_provider() {
     let gateway = Launch::embedded().ready().await;
     for (is_lost, name, code) in [(true, "INT", 79), (false, "sigint", 5)] {
         let dir = TempDir::new();
@@ -50,7 +50,7 @@ async fn providers_of_terraform_were_sent_term_in_the_middle_of_their_work() {
 }
 
 #[tokio::test]
-async fn what_was_left_behind_was_asked_to_stop_a_second_time_and_dropped_its_work() {
+async fn a_leftover_process_gets_the_stop_signal_once() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"
@@ -90,7 +90,7 @@ int main(int count, char **words) {
 "#;
 
 #[tokio::test]
-async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_the_lock() {
+async fn a_process_with_an_ended_first_thread_is_killed() {
     let gateway = Launch::embedded().ready().await;
     let (dir, file) = (TempDir::new(), |dir: &TempDir, name: &str| {
         dir.path().join(name).to_str().unwrap().to_owned()
@@ -133,7 +133,7 @@ async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_
 }
 
 #[tokio::test]
-async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held() {
+async fn the_conflict_exit_code_can_be_chosen() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     for (wanted, code) in [("0", 0), ("9", 9), ("75", 75), ("255", 255)] {
@@ -172,7 +172,7 @@ async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held
 }
 
 #[tokio::test]
-async fn a_command_that_waits_for_no_terminal_ends() {
+async fn a_command_stopped_for_want_of_a_terminal_ends() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"exec perl -e '$SIG{TTIN} = "DEFAULT"; kill TTIN => $$; sleep 60'"#;
@@ -183,7 +183,7 @@ async fn a_command_that_waits_for_no_terminal_ends() {
 }
 
 #[tokio::test]
-async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had() {
+async fn a_failed_acquire_ends_the_shell_that_evaluates_it() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "ttl_ms": 60_000 })).await;
     let dead = "http://127.0.0.1:1";
@@ -200,7 +200,7 @@ async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had()
 }
 
 #[tokio::test]
-async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
+async fn a_run_reports_processes_left_without_the_lock() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"setsid sh -c 'echo $$ > "$1/daemon"; exec sleep 1000' sh "$1" > /dev/null 2>&1 &
@@ -216,7 +216,7 @@ async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
 }
 
 #[tokio::test]
-async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is_stopped() {
+async fn a_signal_reaches_the_command_and_stops_its_leftovers() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work =

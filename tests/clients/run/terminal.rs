@@ -62,7 +62,7 @@ async fn a_pipeline_that_reads_the_terminal_gets_it() {
 }
 
 #[tokio::test]
-async fn the_terminal_goes_to_whoever_asks_for_it() {
+async fn the_terminal_goes_to_the_process_that_asks_for_it() {
     let gateway = Launch::embedded().ready().await;
     let first =
         r#"read a < /dev/tty; echo first-$a; while [ ! -e /proc/self/none ]; do sleep 0.1; done"#;

@@ -113,7 +113,7 @@ async fn state(gateway: &Gateway, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_stopped_guardian_ends_the_run() {
+async fn a_stopped_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
     // Of the command's end the inner one would have told.
     for (which, expected) in [(0, 143), (1, 70)] {
@@ -142,7 +142,7 @@ async fn a_stopped_guardian_ends_the_run() {
 }
 
 #[tokio::test]
-async fn a_killed_guardian_ends_the_run() {
+async fn a_killed_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
     // With the inner one goes the command, which no grace could be given, and so its code.
     for (which, expected) in [(0, 143), (1, 70)] {
@@ -168,7 +168,7 @@ const WIPED: &str = r#"
     trap '' TERM; while :; do sleep 1; done"#;
 
 #[tokio::test]
-async fn an_orphan_without_environment_dies_with_any_two() {
+async fn an_orphan_without_environment_dies_with_any_two_of_three() {
     let gateway = Launch::embedded().ready().await;
     for victims in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2]] {
         let dir = TempDir::new();
@@ -213,7 +213,7 @@ int main(int count, char **words) {
 "#;
 
 #[tokio::test]
-async fn without_pidfd_what_left_the_group_is_killed() {
+async fn without_pidfd_processes_outside_the_group_are_killed() {
     let gateway = Launch::embedded().ready().await;
     let tools = TempDir::new();
     let denied = compiled(&tools, "denied", DENIED).await;
@@ -270,7 +270,7 @@ async fn as_nobody(gateway: &Gateway, dir: &TempDir, before: &str, work: &str) -
 }
 
 #[tokio::test]
-async fn a_lock_stays_under_what_hidepid_hides() {
+async fn a_lock_is_kept_while_hidden_processes_run() {
     if !is_root("hidepid=2") {
         return;
     }
@@ -329,7 +329,7 @@ impl Drop for Delegated {
 }
 
 #[tokio::test]
-async fn a_delegated_cgroup_ends_what_no_signal_reaches() {
+async fn a_delegated_cgroup_ends_processes_no_signal_reaches() {
     if !is_root("a delegated cgroup") {
         return;
     }
@@ -357,7 +357,7 @@ async fn a_delegated_cgroup_ends_what_no_signal_reaches() {
 }
 
 #[tokio::test]
-async fn a_lost_lock_stops_the_command_though_stderr_is_full() {
+async fn a_lost_lock_stops_the_command_while_stderr_is_full() {
     use std::io::Write;
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
@@ -427,7 +427,7 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
 }
 
 #[tokio::test]
-async fn nothing_runs_when_the_next_holder_has_the_lock() {
+async fn nothing_runs_once_the_next_holder_has_the_lock() {
     let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
     let (runs, at_once) = if is_long { (1_000, 16) } else { (40, 8) };
     let seed = seed("REDLOCK_STORM_SEED");

@@ -142,7 +142,7 @@ fn denial(order: &str, holder: Option<&str>, sent: u64, answered: u64) -> Denial
 }
 
 #[test]
-fn two_holders_at_once_and_tokens_that_go_back_are_found() {
+fn the_checker_finds_two_holders_and_decreasing_tokens() {
     let judged = |holds: Vec<Hold>| History { holds, ..History::default() }.judged().len();
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 10, 20), hold("a", 3, 20, 30)]), 0);
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 9, 20)]), 1, "both at once");
@@ -154,7 +154,7 @@ fn two_holders_at_once_and_tokens_that_go_back_are_found() {
 }
 
 #[test]
-fn a_denial_without_another_holder_is_found() {
+fn the_checker_finds_a_denial_without_another_holder() {
     let judged = |denial| {
         let closed = Life { closed: true, ..life("closed", 0, 10) };
         let lives = vec![life("a", 20_000, 20_010), life("b", 20_000, 20_030), closed];
