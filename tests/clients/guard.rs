@@ -1,4 +1,5 @@
-//! The Rust client over real gateways and masters: the scenarios that every guard runs, in whatever language.
+//! The Rust client over real gateways and masters: the scenarios that the guards of all languages
+//! run.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,7 +30,7 @@ fn client(gateways: &[&Gateway]) -> Client {
         .expect("these are URLs")
 }
 
-/// Until so many extensions have been confirmed.
+/// Waits until `times` extensions have been confirmed.
 async fn extended(guard: &Guard, times: usize) {
     let mut deadlines = guard.deadlines();
     for _ in 0..times {
@@ -135,7 +136,7 @@ async fn a_guard_survives_a_killed_gateway_and_a_hung_one() {
     hung.signal(Signal::CONT);
 }
 
-/// In front of a gateway: answers of the first requests are taken and not passed on.
+/// A proxy in front of a gateway: swallows the answers to the first requests.
 async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -302,7 +303,7 @@ async fn extensions_reuse_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = Client::new(format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let to = gateway.address();
-    // As if names could not be resolved any more: no second connection comes about.
+    // No second connection succeeds, as if names could no longer be resolved.
     tokio::spawn(async move {
         let (mut client, _) = listener.accept().await.unwrap();
         drop(listener);

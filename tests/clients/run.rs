@@ -1,4 +1,5 @@
-//! `redlock run`: the real program, real commands, real masters. What a command does is seen by what it leaves in files.
+//! `redlock run` with the real program, real commands and real masters. The tests see the effects
+//! of a command in the files that it writes.
 
 mod endings;
 mod terminal;
@@ -25,7 +26,7 @@ fn binary() -> &'static Path {
 }
 
 fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
-    // A shell starts what runs in the background with SIGINT ignored, and no shell below can trap it then.
+    // A shell starts background jobs with SIGINT ignored, and no shell below can trap SIGINT then.
     let mut command = Command::new("env");
     command.arg("--default-signal=INT,QUIT").arg(binary());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
@@ -51,7 +52,7 @@ async fn code_and_words(child: Child) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// The first line on standard error. What comes later goes nowhere.
+/// The first line on standard error. Later lines are discarded.
 async fn line(child: &mut Child) -> String {
     let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
@@ -60,13 +61,13 @@ async fn line(child: &mut Child) -> String {
     line
 }
 
-/// A script with files to leave its traces in: `$1` is the directory.
+/// Runs a script under the lock `job`. The script's `$1` is a directory for its output.
 fn script<'a>(dir: &'a TempDir, flags: &[&'a str], script: &'a str) -> Vec<&'a str> {
     let dir = dir.path().to_str().unwrap();
     [&["run", "job"], flags, &["--", "sh", "-c", script, "sh", dir]].concat()
 }
 
-/// The number that a script has written, when it has.
+/// Waits for the number that a script writes to a file.
 async fn number(dir: &TempDir, file: &str) -> i32 {
     let path = dir.path().join(file);
     let read = || std::fs::read_to_string(&path).ok()?.strip_suffix('\n')?.parse().ok();
@@ -85,7 +86,7 @@ async fn gone(pid: i32) -> Instant {
     eventually("the process is gone", async || (!lives(pid)).then(Instant::now)).await
 }
 
-/// A command and one that it has started, both for ever.
+/// A command and its child, both endless.
 const TWO: &str = r#"sleep 1000 & echo $! > "$1/grandchild"; echo $$ > "$1/child"; wait"#;
 
 #[tokio::test]
@@ -179,7 +180,7 @@ async fn a_hundred_runs_of_one_name_never_overlap() {
     let servers = masters(3);
     let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
     let dir = TempDir::new();
-    // Between its two lines another one would write, were it there.
+    // A second run would write between the two lines.
     let work = r#"echo "begin $$" >> "$1/log"; sleep 0.01; echo "end $$" >> "$1/log""#;
     let run = |n: usize| {
         redlock(&gateways[n % 2], &script(&dir, &["--wait", "2m"], work)).spawn().unwrap()
@@ -221,14 +222,14 @@ async fn a_killed_runner_takes_its_command_along() {
 async fn a_stopped_runners_command_ends_before_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    // What ignores TERM has to be killed.
+    // A command that ignores TERM has to be killed.
     let dir = TempDir::new();
     let stubborn = format!("trap '' TERM; {TWO}");
     let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::STOP).unwrap();
-    // From here on nothing extends it.
+    // From here on nobody extends the lock.
     let left = gateway.look("job").await["expires_in_ms"].as_u64().unwrap_or(0);
     let expires = Instant::now() + Duration::from_millis(left);
     let end = gone(child).await.max(gone(grandchild).await);
@@ -245,7 +246,8 @@ async fn without_masters_a_command_ends_before_the_lock() {
     let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
-    // With a majority stopped nothing is confirmed any more: this is how long the lock lives.
+    // With a majority stopped no extension is confirmed any more. The third master's PTTL shows how
+    // long the lock lives.
     servers[..2].iter().for_each(|server| server.stop());
     let left = u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("it is held");
     let expires = Instant::now() + Duration::from_millis(left);
@@ -303,7 +305,8 @@ async fn a_lost_lock_kills_a_command_that_ignores_term_after_grace() {
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
-/// What `timeout` and setsid start has left the command's group; its numbers are in the files `timed` and `session`.
+/// The processes that `timeout` and `setsid` start have left the command's group. Their pids are in
+/// the files `timed` and `session`.
 const LEFT: &str = r#"
     trap '' TERM
     timeout 1000 sh -c 'echo $$ > "$1/timed"; while :; do sleep 1; done' sh "$1" &
@@ -336,7 +339,7 @@ async fn descendants_outside_the_group_end_with_lock_and_runner() {
     }
 }
 
-/// An orphan in a session of its own, whose title has overwritten its environment.
+/// An orphan in its own session, whose process title has overwritten its environment.
 const TITLED: &str = r#"
     (setsid perl -e '$SIG{TERM} = "IGNORE"; $0 = "x" x 100000; open F, ">", "$ARGV[0]/titled"; print F "$$\n"; close F; sleep 1000' "$1" &)
     echo "$REDLOCK_TOKEN" > "$1/token"; trap '' TERM; while :; do sleep 1; done"#;
@@ -357,7 +360,7 @@ async fn an_orphan_with_overwritten_environment_ends_with_the_lock() {
             || std::fs::read_to_string(&token).ok()?.strip_suffix('\n').map(str::to_owned);
         let token = eventually("the command runs", async || written()).await;
         let process = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
-        // The watchdog does it when the runner does not.
+        // The watchdog kills the orphan if the runner cannot.
         match is_stopped {
             true => kill_process(process, Signal::STOP).unwrap(),
             false => assert_eq!(gateway.delete("job", &token).await.status, 204),
@@ -388,7 +391,7 @@ async fn ended_orphans_are_reaped_and_the_exit_code_is_kept() {
 async fn processes_the_shell_started_before_the_runner_survive() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
-    // One that stays its child, and one that is orphaned while the command runs.
+    // One process stays the runner's child; one is orphaned while the command runs.
     let before = r#"sleep 1000 & echo $! > "$2/child"
         sh -c 'sleep 1000 & echo $! > "$1/orphan"; while [ -d "$1" ] && [ ! -e "$1/go" ]; do sleep 0.05; done' sh "$2" &
         exec "$1" run job --ttl 3s -- sh -c 'echo $$ > "$1/command"; while :; do sleep 1; done' sh "$2""#;
@@ -453,7 +456,7 @@ async fn a_waiting_runner_names_the_holder_and_ends_on_interrupt() {
     assert!(!dir.path().join("ran").exists());
 }
 
-/// A way to the gateway that loses the answers on its first connection.
+/// A proxy in front of the gateway that loses the answers on its first connection.
 async fn losing_first_answers(gateway: &Gateway) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

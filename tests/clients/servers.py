@@ -34,7 +34,7 @@ import time
 import urllib.request
 
 PATIENCE = 30
-# Nothing outlives this process, also when it is killed.
+# All children die with this process, even when it is killed.
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 
 
@@ -58,7 +58,7 @@ def wait_until(what, is_so, process):
 
 def stop(process):
     process.send_signal(signal.SIGSTOP)
-    # On a busy machine its other threads go on for a moment.
+    # On a busy machine the other threads of the process continue for a moment.
     os.waitpid(process.pid, os.WUNTRACED)
 
 
@@ -144,7 +144,7 @@ class Servers:
         *master_ports, first, second, keyed = free_ports(6)
         self.masters = [self.start_master(port) for port in master_ports]
         nodes = [argument for port in master_ports for argument in ("--node", f"redis://127.0.0.1:{port}")]
-        # A gateway makes up its mind about new masters only once, so the first one comes up alone.
+        # A gateway decides about new masters only once, so the first gateway starts alone.
         self.arguments = [nodes, nodes]
         self.ports = [first, second]
         self.gateways = [self.start_gateway(index) for index in range(2)]
@@ -165,7 +165,7 @@ class Servers:
     def run_gateway(self, port, arguments):
         log = open(os.path.join(self.folder, f"gateway-{port}.log"), "ab")
         command = [*DIES_WITH_US, self.binary, "--listen", f"127.0.0.1:{port}", *arguments]
-        # What tells this program where the gateway is would be no setting of the gateway.
+        # The gateway would read this program's REDLOCK_ variables as its settings.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REDLOCK_")}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

@@ -1,4 +1,4 @@
-//! The examples of the core are compiled, run, and say what they are written to say.
+//! The examples of the core compile, run, and print the lines that their texts show.
 
 use std::process::Output;
 
@@ -19,7 +19,7 @@ fn words(said: &str) -> Vec<&str> {
     said.lines().filter_map(|line| line.split([' ', ':']).next()).collect()
 }
 
-/// The fencing tokens that are named, in order.
+/// The fencing tokens in the output, in order.
 fn tokens(said: &str) -> Vec<u64> {
     let named = said.lines().filter_map(|line| line.split_once("with fencing token "));
     named.map(|(_, token)| token.parse().expect("a number")).collect()

@@ -1,4 +1,5 @@
-//! Hints between processes: what is said, what is heard, and what becomes of a waiter that hears nothing, or lies.
+//! Hints between processes: which hints are published and received, and how waiters do without
+//! hints or with forged ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +31,7 @@ async fn hints_wake_waiters_at_once_and_polls_do_without_hints() {
         for _ in 0..rounds {
             let held = acquire(&holder, &lock).await;
             let waiter = line_up(&locks, &lock).await;
-            // A moment for its word to get round: those who have heard it do not say so.
+            // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
             tokio::time::sleep(Duration::from_millis(50)).await;
             let since = Instant::now();
             holder.release(&lock, &held.token).await.expect("it is held");
@@ -66,7 +67,7 @@ async fn a_node_publishes_hints_only_on_refusal_and_release()
         (telling(lock.acquire(1 | AGAIN, t + 1, LONG_MS), "its own"), "Yours", SILENCE),
         (telling(lock.acquire(2, t + 2, LONG_MS), "held"), "Held", "held"),
         (lock.acquire(2, t + 2, LONG_MS), "Held", SILENCE),
-        // Held is said also to one whose T is too small.
+        // An acquire with a token that is too small is also answered with Held.
         (telling(lock.acquire(2, t, LONG_MS), "held as well"), "Held", "held as well"),
         (telling(lock.release(2, t + 2), "not the holder"), "Held", SILENCE),
         (telling(lock.undo(2, t + 2), "undone in vain"), "Held", SILENCE),
@@ -100,7 +101,7 @@ async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
         let held = acquire(&locks, &lock).await;
         let leaves = line_up(&locks, &lock).await;
         let stays = line_up(&other, &lock).await;
-        // A moment for its word to get round: those who have heard it do not say so.
+        // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let since = Instant::now();
         let (_, released) =
@@ -115,7 +116,8 @@ async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
-/// Anybody can publish who may write to the nodes. That must not make true hints look old, nor fill the memory.
+/// Anybody who may write to the nodes can publish hints. Forged hints must not make true ones look
+/// old, nor fill the memory.
 #[tokio::test]
 async fn forged_hints_do_not_hide_true_ones() {
     let cluster = Cluster::start(3).await;
@@ -135,7 +137,7 @@ async fn forged_hints_do_not_hide_true_ones() {
                 .iter()
                 .for_each(|server| drop(server.cmd(&["PUBLISH", &channel, message])));
         }
-        // A moment for its word to get round, and for the others: those who have heard it do not say so.
+        // Time for the waiters' hints to arrive. Receivers do not acknowledge hints.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let since = Instant::now();
         other.release(&lock, &held.token).await.expect("it is held");

@@ -1,4 +1,4 @@
-//! What a majority of the nodes says of one lock, and of all locks with a prefix.
+//! The majority's view of one lock, and of all locks with a prefix.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, 
         found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
         pages += 1;
         match page.next {
-            // By its text, as it travels with a client.
+            // The cursor travels with a client as text.
             Some(next) => cursor = next.to_string().parse::<ListCursor>().unwrap(),
             None => return (found, pages),
         }
@@ -105,7 +105,7 @@ async fn a_listing_returns_every_held_lock_of_its_prefix_once() {
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
     acquire_all(&locks, (0..10).map(|n| format!("b/{n}"))).await;
-    // Held by a minority: not held.
+    // A key on a minority does not hold the lock.
     cluster.servers[0].cmd(&["SET", "lock:a/minority", "their-uuid"]);
     for limit in [1, 7, 20, 1_000] {
         let (found, pages) = list_all(&locks, "a/", limit).await;
@@ -149,7 +149,7 @@ async fn a_listing_returns_each_lock_once_beside_a_hung_master() {
         (cluster.stored_on(&wanted[129], |_| true).len() == 3).then_some(())
     })
     .await;
-    // Also over connections that listings had before it hung.
+    // Also over connections that listings had opened before the master hung.
     for hung in 0..3 {
         cluster.servers[hung].stop();
         for limit in [20, 1_000] {
@@ -162,7 +162,7 @@ async fn a_listing_returns_each_lock_once_beside_a_hung_master() {
 
 fn connections(server: &RedisServer) -> BTreeSet<String> {
     let id = |line: &str| line.split([' ', '=']).nth(1).expect("id=N").to_owned();
-    // The one that asks is gone the next time.
+    // The connection that runs CLIENT LIST does not count.
     server
         .cmd(&["CLIENT", "LIST"])
         .text()
@@ -172,7 +172,8 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
         .collect()
 }
 
-/// A closed connection, as by `timeout` in the configuration of a master, is no reason to do without the master.
+/// A master may close connections, for example by `timeout` in its configuration. The listing must
+/// still use that master.
 #[tokio::test]
 async fn a_listing_is_complete_after_its_connections_closed() {
     let cluster = Cluster::start(3).await;
@@ -188,7 +189,7 @@ async fn a_listing_is_complete_after_its_connections_closed() {
     assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
 }
 
-/// The connections of votes carry votes.
+/// The connections of votes carry only votes.
 #[tokio::test]
 async fn a_listing_bypasses_the_vote_queues() {
     let cluster = Cluster::start(3).await;
@@ -216,7 +217,7 @@ async fn a_listing_without_time_reports_that_it_read_nothing() {
     assert!(began.elapsed() < PATIENCE);
 }
 
-/// Until a gateway refused it as too long.
+/// A gateway refuses cursors beyond a maximum length.
 #[tokio::test]
 async fn a_cursor_does_not_grow_with_locks_shown_and_ended() {
     let cluster = Cluster::start(3).await;

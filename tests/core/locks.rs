@@ -1,7 +1,8 @@
-//! Whole locks over real masters: the life of a lock on 1 to 5 nodes, every set of failing nodes in every kind of
-//! failure, other Redlock clients beside us, hung nodes, and what is left behind afterwards, which must be nothing.
+//! Whole locks over real masters: the life of a lock on 1 to 5 nodes, and other Redlock clients
+//! beside this one. Cancelled and repeated requests leave nothing behind.
 //!
-//! Time-outs for nodes are generous except where a test is about them, so that a busy machine does not look like a fault.
+//! Node timeouts are generous except in tests of timeouts, so that a busy machine does not look
+//! like a fault.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,7 @@ pub(super) async fn acquire(
     locks.acquire(lock, ttl(millis), AcquireOptions::default()).await
 }
 
-/// A tenth of a short TTL is all that a node gets to answer in, which a busy machine may miss.
+/// A round gets a tenth of the TTL. With a short TTL a busy machine may miss that.
 async fn acquire_short(locks: &Redlock, lock: &LockName, millis: u64) -> Lease {
     eventually("a short lock is granted", async || match acquire(locks, lock, millis).await {
         Ok(lease) => Some(lease),
@@ -52,7 +53,7 @@ pub(super) fn key(lock: &LockName) -> String {
     format!("{PREFIX}{lock}")
 }
 
-/// The token as it would be with another owner.
+/// The same token with another owner.
 fn forged(token: &LockToken) -> LockToken {
     format!("1.{}.{}", token.fencing(), "ab".repeat(20)).parse::<LockToken>().unwrap()
 }
@@ -176,7 +177,8 @@ async fn our_lock_keeps_another_redlock_client_from_a_majority() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("shared");
-    // Theirs on a minority does not keep us out, and ours on the rest keeps them out.
+    // A foreign lock on a minority does not exclude this client, and this client's lock on the rest
+    // excludes the foreign one.
     for server in &cluster.servers[..2] {
         server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
     }
@@ -190,7 +192,7 @@ async fn our_lock_keeps_another_redlock_client_from_a_majority() {
     assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1], "a release deletes only what is ours");
 }
 
-/// So that a fence stays, whatever comes: answers its T.
+/// Uses the lock once, so that it has a watermark. Returns the watermark's token.
 async fn used_before(locks: &Redlock, lock: &LockName) -> u64 {
     let lease = acquire(locks, lock, LONG).await.expect("it is free");
     locks.release(lock, &lease.token).await.expect("it is held");
@@ -210,7 +212,8 @@ async fn a_cancelled_acquire_leaves_no_lock() {
         assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
         cluster.servers.iter().for_each(|server| server.cont());
         locks.drained().await;
-        // Its T is unknown here, but a newer fence shows that the release was there.
+        // The token of the cancelled acquire is unknown here, but a newer watermark shows that its
+        // release has run.
         cluster.clean_for_good(&lock, before + 1).await;
         assert!(acquire(&locks, &lock, LONG).await.is_ok());
     }
@@ -285,7 +288,7 @@ async fn an_undelivered_repetition_keeps_the_first_grant()
     let cancelled = tokio::time::timeout(Duration::from_millis(100), repeated).await;
     assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
     cluster.servers.iter().for_each(|server| server.cont());
-    // The answer to this one comes after whatever the cancelled one may have sent.
+    // The nodes answer this acquire after any operation of the cancelled one.
     let undelivered = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     locks.abandon(&lock, &undelivered);
     locks.drained().await;
@@ -302,14 +305,14 @@ async fn split_votes_are_resolved_and_name_no_holder() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
-    // Three contenders with two, two and one vote, that give up after a moment, as they would in a race.
+    // Three contenders with two, two and one vote. They give up after a moment, as in a race.
     for (index, server) in cluster.servers.iter().enumerate() {
         server.cmd(&["SET", &key(&lock), &format!("contender-{}", index / 2), "PX", "10"]);
     }
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     locks.release(&lock, &lease.token).await.unwrap();
 
-    // Against one holder no try is wasted: the first answer counts.
+    // Against one holder there is no second attempt: the first answer counts.
     cluster
         .servers
         .iter()
@@ -327,7 +330,8 @@ async fn a_failed_proposal_on_a_minority_names_no_holder() {
     cluster.servers[..2]
         .iter()
         .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "loser", "PX", "60000"])));
-    // Three nodes have no lock; whichever answer first, nobody else can be said to hold it.
+    // Three nodes have no lock. Whichever nodes answer first, the result must not name another
+    // holder.
     for _ in 0..20 {
         assert_eq!(locks.release(&lock, &lease.token).await, Err(LockError::Lost));
     }
@@ -380,7 +384,7 @@ async fn retrying_gets_a_freed_lock_and_gives_up_on_a_held_one() {
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
-/// A clock on which 31 s pass between any two looks.
+/// A clock on which 31 s pass between any two readings.
 struct LeapingClock(AtomicU64);
 
 impl Clock for LeapingClock {
@@ -419,8 +423,8 @@ async fn a_ttl_beyond_the_maximum_asks_no_node() {
     assert!(matches!(refused, Err(LockError::TtlTooLong { .. })), "{refused:?}");
 }
 
-/// Anybody can invent tokens: what nodes refuse for their T was never granted, and asking again would be work for nothing
-/// that keeps real releases waiting.
+/// Anybody can invent tokens. If nodes refuse a token as too far from their time, it was never
+/// granted. Repeating such a release would only delay real releases.
 #[tokio::test(start_paused = true)]
 async fn the_release_of_an_invented_token_is_not_repeated() {
     let asked = Arc::new(AtomicU64::new(0));

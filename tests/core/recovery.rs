@@ -1,5 +1,5 @@
-//! Masters that are restarted without their data vote again in seconds, because the others tell them what they forgot; and
-//! no lock is granted twice for it, nor lost.
+//! Masters that restart without their data vote again in seconds, because the other masters supply
+//! the lost locks. No lock is granted twice or lost.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,12 +30,12 @@ use crate::support::resp::Resp;
 const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
-/// As long as it is from a restart to the vote, whatever the machine is busy with.
+/// The time from a restart to the first vote, with a margin for a busy machine.
 const SOON: Duration = Duration::from_secs(15);
 
 struct Five {
     servers: Vec<RedisServer>,
-    /// Of two gateways.
+    /// One worker for each master, for each of two gateways.
     remotes: [Vec<Arc<dyn Node>>; 2],
     locks: [Redlock; 2],
 }
@@ -60,7 +60,8 @@ impl Five {
         .await
     }
 
-    /// Restarts masters without their data. Answers how long it took until both gateways let all of them vote.
+    /// Restarts masters without their data. Returns the time until both gateways let all of them
+    /// vote.
     async fn restart_empty(&mut self, victims: &[usize]) -> Duration {
         victims.iter().for_each(|at| self.servers[*at].kill());
         victims.iter().for_each(|at| self.servers[*at].restart());
@@ -82,8 +83,8 @@ struct Outcome {
     lost: Option<LockError>,
 }
 
-/// One lock is held for its whole TTL, one is extended; somebody else wants both all the time, while groups of masters are
-/// restarted without their data, one after the other.
+/// One lock is held for its whole TTL, and one is extended. Another client polls for both while
+/// groups of masters restart without their data, one group after the other.
 async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
     let mut five = Five::start(cluster).await;
     let held = name("held");
@@ -133,7 +134,7 @@ fn two_of_five_masters_vote_seconds_after_data_loss() {
     assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1]]).await));
 }
 
-/// All that the lock was granted on has been lost in the end.
+/// In the end every master that granted the lock has lost its data.
 #[test]
 fn a_lock_survives_the_loss_of_every_master_group_by_group() {
     assert_good(&repeated(runs(2), 2, async || {
@@ -156,7 +157,7 @@ fn without_recovery_a_lock_is_granted_twice() {
     );
 }
 
-/// Three of five: those that are left cannot know of all majorities.
+/// Three of five: the two remaining masters cannot show all majorities.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn with_too_few_sources_the_full_quarantine_is_waited() {
     let mut five = Five::start(&CLUSTER).await;
@@ -167,12 +168,12 @@ async fn with_too_few_sources_the_full_quarantine_is_waited() {
     let waits = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
     let (first, ..) = tokio::join!(waits(0), waits(1), waits(2));
     assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
-    // Nobody has told them anything after what would be enough time for it.
+    // With enough sources, recovery would have finished within this time.
     tokio::time::sleep(Duration::from_secs(14)).await;
     assert!((0..3).all(|at| five.remotes[0][at].status().borrow().state == NodeState::Quarantined));
 }
 
-/// It votes at once for those who know of no quarantine.
+/// The master votes at once for clients that know no quarantine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn recovery_overwrites_no_lock_of_another_client() {
     let mut five = Five::start(&CLUSTER).await;
@@ -197,7 +198,7 @@ async fn recovery_overwrites_no_lock_of_another_client() {
 
 const T: u64 = 1_763_725_165_000_000;
 
-/// As recovery leaves it on a master, for a minute.
+/// Stores the record by which recovery keeps a lock free, for a minute.
 fn keep_free(server: &RedisServer, lock: &str) {
     server.cmd(&[
         b"SET".as_slice(),
@@ -221,7 +222,7 @@ async fn force_ends_a_lock_that_is_kept_free() {
     five.granted(&lock, 1_000).await;
 }
 
-/// It may be a grant that the record of nobody stands for.
+/// The minority record may belong to a grant that the kept-free records stand for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn force_releases_a_minority_record_before_kept_free_ones() {
     let five = Five::start(&CLUSTER).await;
@@ -252,7 +253,8 @@ async fn force_leaves_a_lock_kept_free_while_a_master_is_silent() {
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
-/// The readings of two masters are not one moment: what the first shows may be gone when the second is read.
+/// Two masters are not read at the same moment: a lock on the first may be gone when the second is
+/// read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_lock_released_between_readings_is_not_kept_free() {
     let mut servers = masters(3);
@@ -289,7 +291,8 @@ async fn a_lock_released_between_readings_is_not_kept_free() {
     assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
 }
 
-/// A record that keeps a lock free stands for a grant elsewhere: it must not end before the copy it was read from.
+/// A record that keeps a lock free stands for a grant elsewhere. The record must not expire before
+/// the grant it was copied from.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_slow_second_reading_shortens_no_remaining_life() {
     let mut servers = masters(3);
@@ -312,11 +315,12 @@ async fn a_slow_second_reading_shortens_no_remaining_life() {
     };
     let copied = life(2);
     let source = life(1);
-    // Both lives are rounded to milliseconds, for which the validity of a lock allows 2 ms.
+    // Both remaining lives are rounded to milliseconds. The validity of a lock allows 2 ms for
+    // that.
     assert!(copied + 2 >= source, "the copy ends {} ms before its source", source - copied);
 }
 
-/// A node whose reader takes a while, as behind a slow link.
+/// A node whose reads take a while, as behind a slow link.
 struct ReadsSlowly(Arc<dyn Node>);
 
 impl Node for ReadsSlowly {
@@ -350,7 +354,8 @@ impl LockReader for ReadsSlowly {
     }
 }
 
-/// The grant of a majority ends, not the lock: one node is down, and a record of recovery stands on another.
+/// A majority's grant ends, but not the lock: one node is down, and another stores a kept-free
+/// record.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn force_releases_a_majority_beside_a_kept_free_record() {
     let mut five = Five::start(&CLUSTER).await;
@@ -364,14 +369,14 @@ async fn force_releases_a_majority_beside_a_kept_free_record() {
     five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has let go");
 }
 
-/// Says when a reading is wanted, and lets it go on.
+/// Signals when a read is wanted, and lets the read continue.
 #[derive(Default)]
 struct Gate {
     wanted: Notify,
     open: Notify,
 }
 
-/// A node whose stored locks are read when the gate is open.
+/// A node whose stored locks are read only when the gate is open.
 struct ReadLate {
     node: Arc<dyn Node>,
     gate: Arc<Gate>,

@@ -1,5 +1,6 @@
-//! A lock that is extended outlives the loss of every node, one after the other, because an extension sets it again where
-//! it was lost; and what was released or granted to somebody else stays so, however late that comes.
+//! An extended lock outlives the loss of every node, one after the other, because an extension
+//! repairs the lock where it is lost. A lock that was released, or granted to another owner, stays
+//! so, however late a repair arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use crate::support::resp::Resp;
 
 const LABEL: &str = "nightly report";
 
-/// Five servers, and a gateway that all of them have admitted.
+/// Five servers, and a gateway that has admitted all of them.
 pub(super) struct FiveNodes {
     servers: Vec<RedisServer>,
     remotes: Vec<Arc<dyn Node>>,
@@ -44,7 +45,7 @@ impl FiveNodes {
         Self { servers, remotes, locks, lock: name("job") }
     }
 
-    /// Acquires, and waits until all nodes store it.
+    /// Acquires, and waits until all nodes store the lock.
     pub(super) async fn held(&self, cluster: &ClusterSettings) -> Lease {
         let options =
             || AcquireOptions { info: Info::new(LABEL).unwrap(), ..AcquireOptions::default() };
@@ -56,7 +57,7 @@ impl FiveNodes {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
-            // A node that was too late for its acquire never stores it.
+            // A node that received the acquire too late never stores the lock.
             if tokio::time::timeout(cluster.max_ttl / 3, everywhere()).await.is_ok() {
                 return Some(lease);
             }
@@ -77,14 +78,15 @@ impl FiveNodes {
         }
     }
 
-    /// The nodes that store this very grant under its label.
+    /// The nodes that store exactly this grant under its label.
     pub(super) fn stored_on(&self, lease: &Lease) -> Vec<usize> {
         let t = lease.token.fencing().to_string();
         let ours = |value: &String| value.starts_with(&t) && value.ends_with(LABEL);
         (0..self.servers.len()).filter(|at| self.raw(*at).as_ref().is_some_and(ours)).collect()
     }
 
-    /// As if the node had lost the lock alone: the marker of its eligibility stands.
+    /// Deletes the lock on one node as if the node had lost only the lock: the eligibility marker
+    /// remains.
     pub(super) fn forget(&self, at: usize) {
         let fence = Keys::new(PREFIX, &self.lock).fence;
         self.servers[at].cmd(&[b"DEL".as_slice(), self.key().as_bytes(), &fence]);
@@ -99,11 +101,11 @@ impl FiveNodes {
     }
 }
 
-/// Locks of a minute; a quarantine nobody sees.
+/// Locks of a minute, and a quarantine that no test sees.
 pub(super) const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
-/// Extends a lock for as long as this lives, and keeps the error that ended it.
+/// Extends a lock until it is dropped, and keeps the error that ended the lock.
 pub(super) struct Extender {
     lost: Arc<Mutex<Option<LockError>>>,
     stop: Arc<AtomicBool>,
@@ -152,7 +154,7 @@ impl Drop for Extender {
     }
 }
 
-/// Somebody who wants the lock all the time; says how often it was granted.
+/// A client that polls for the lock all the time. Counts its grants.
 pub(super) fn poll_for(
     locks: &Redlock,
     lock: &LockName,
@@ -173,8 +175,9 @@ pub(super) fn poll_for(
     (granted, task.abort_handle())
 }
 
-/// Every node is restarted without its data, one at a time, each after the last is back in service, so many rounds long,
-/// while somebody else polls for the lock. Answers the error with which the lock was lost.
+/// Restarts every node without its data, one at a time, each after the previous one is back in
+/// service, for this many rounds. Meanwhile another client polls for the lock. Returns the error
+/// with which the lock was lost.
 async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<LockError> {
     let mut five = FiveNodes::start(cluster).await;
     let lease = five.held(cluster).await;
@@ -194,7 +197,8 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
                 lost.elapsed()
             );
         }
-        // As an operator would: the next node goes when this one is back in service and has what it had.
+        // As an operator would do: the next node restarts when this node is back in service and
+        // stores its locks again.
         eventually("the lock is there again, or lost for good", async || {
             let there = five.stored_on(&lease).contains(&at);
             (there || !cluster.rules.missing_is_repaired || extender.lost().is_some()).then_some(())
@@ -220,7 +224,8 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
     None
 }
 
-/// Long enough that a machine that is busy with 35 servers extends in time; a quarantine of a second and a half.
+/// The TTL is long enough for timely extensions on a machine that is busy with 35 servers. The
+/// quarantine lasts a second and a half.
 const ROLLING: ClusterSettings = ClusterSettings {
     max_ttl: Duration::from_millis(1_200),
     skew: Duration::from_millis(300),
@@ -240,7 +245,7 @@ fn an_extended_lock_outlives_three_empty_restarts_of_every_node() {
 
 #[test]
 fn without_repair_empty_restarts_end_an_extended_lock() {
-    // Catching up after an eligibility would carry it, too.
+    // Catching up would restore the lock, too.
     let rules = SafetyRules {
         missing_is_repaired: false,
         admitted_is_caught_up: false,
@@ -274,7 +279,7 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
             five.left_ms(at)
         );
     }
-    // It counts like any other: the two that had it all along may now lose it.
+    // The repaired node counts like any other: two nodes that always had the lock may now lose it.
     [0, 2].iter().for_each(|at| five.forget(*at));
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.release(&five.lock, &lease.token).await.unwrap();
@@ -284,13 +289,14 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     .await;
 }
 
-/// A poller is granted the lock on the node that forgot, and gives it back each time.
+/// A poller gets a vote of the node that lost the lock, and returns it each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.forget(4);
-    // A node that was down for longer than the TTL: the lock has ended there, and was extended before.
+    // Node 4 stands for a node that was down for longer than the TTL: the lock has ended there, and
+    // was extended before.
     five.extend(&lease, 30_000).await.unwrap();
     eventually("it is there again", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
@@ -343,7 +349,8 @@ async fn a_node_that_answers_after_the_decision_is_repaired_too() {
     .await;
 }
 
-/// Somebody else's lost try on the one node that forgot: the repair must not touch it.
+/// Another client's failed attempt is stored on the one node that lost the lock. The repair must
+/// not touch it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_repair_overwrites_no_lock_of_another_client() {
     let five = FiveNodes::start(&CLUSTER).await;
@@ -352,7 +359,7 @@ async fn a_repair_overwrites_no_lock_of_another_client() {
     five.servers[4].cmd(&["SET", &five.key(), "their-uuid", "PX", "60000"]);
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.drained().await;
-    // What was asked of the nodes later has been answered, so the repair has been too.
+    // The nodes have answered this later inspection, so they have answered the repair, too.
     five.locks.inspect(&five.lock).await;
     assert_eq!(five.raw(4).as_deref(), Some("their-uuid"));
     assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
@@ -363,7 +370,7 @@ async fn an_extension_that_repairs_shortens_nothing() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.extend(&lease, 60_000).await.unwrap();
-    // Otherwise the one that forgets may hear of the long extension only then.
+    // Otherwise the node that loses the lock next may receive the long extension only afterwards.
     eventually("all have extended it", async || {
         (0..5).all(|at| five.left_ms(at) > 50_000).then_some(())
     })
@@ -385,13 +392,13 @@ async fn an_extension_that_repairs_shortens_nothing() {
 async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
     let mut five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    // Two of five hold it still and one does not say: it may be a majority.
+    // Two of five still hold the lock and one does not answer: the lock may have a majority.
     five.forget(0);
     five.forget(1);
     five.servers[2].kill();
     let unknown = five.extend(&lease, 30_000).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
-    // A third that says no makes it sure.
+    // A third node without the lock excludes a majority.
     five.forget(3);
     let lost = five.extend(&lease, 30_000).await;
     assert!(matches!(lost, Err(LockError::Lost)), "{lost:?}");
@@ -405,7 +412,7 @@ async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
     assert!(five.locks.validity(&lease).is_some(), "the old deadline stands");
 }
 
-/// A quarantined node neither says yes nor no.
+/// A quarantined node votes neither yes nor no.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn quarantined_nodes_make_an_extension_unknown_and_not_lost() {
     let mut five = FiveNodes::start(&ClusterSettings {

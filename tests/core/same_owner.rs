@@ -1,5 +1,5 @@
-//! Several attempts for one owner at once, as an idempotency key makes them that is sent again while the first request is
-//! still on its way: what one of them was promised, none of the others takes away.
+//! Several attempts of one owner at once, as when a client repeats an idempotency key while the
+//! first request is still in flight. No attempt takes away a grant that another one has promised.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,7 +32,7 @@ fn with_second_acquire(
     })
 }
 
-/// Of nodes in memory, which answer at once.
+/// Acquires on nodes in memory, which answer at once.
 fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lease, LockError> {
     let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
     let attempt = pin!(locks.acquire(lock, ttl(LONG_MS), options));
@@ -42,8 +42,9 @@ fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lea
     }
 }
 
-/// The first try of one attempt is granted on node 0 alone. Before its second try arrives there, another attempt of the same
-/// owner is granted the lock by nodes 0 and 1. Then the first attempt is dropped. Node 0's vote was the other's by then.
+/// Only node 0 grants the first proposal of attempt A. Before A's second proposal arrives there,
+/// nodes 0 and 1 grant the lock to attempt B of the same owner. Then A is dropped. By then node 0's
+/// vote belongs to B, so A must not delete it.
 #[tokio::test]
 async fn a_cancelled_attempt_spares_its_owners_other_grants()
  {
@@ -58,9 +59,10 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants()
         })
         .collect();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
-    // No connection to a gateway.
+    // The gateway has no connection to this node.
     let away = |n: usize| intercepted(node(n), |_, task| drop(task));
-    // What makes the first attempt try again, with a token beyond that of the second.
+    // This watermark makes the first attempt propose again, with a token beyond the second
+    // attempt's.
     let keys = Keys::new(PREFIX, &lock);
     for (n, ahead) in [(1, 250_000), (2, 400_000)] {
         memory[n].set_foreign(
@@ -84,7 +86,7 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants()
             pass_on(node, task);
         }
     });
-    // Never answers: a reply that is dropped would be an answer.
+    // Never answers: dropping the reply would count as an answer.
     let silent = |n: usize| {
         let unanswered = Mutex::new(Vec::new());
         with_second_acquire(node(n), move |_, task| unanswered.lock().unwrap().push(task))
@@ -100,7 +102,8 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants()
     assert!(second_holder.is_err(), "{lease:?} was promised, and now {second_holder:?}");
 }
 
-/// Two such requests, each with a vote on another master, would block the lock for everybody for a whole TTL.
+/// Two such requests, each with a vote on another master, would block the lock for everybody for a
+/// whole TTL.
 #[tokio::test]
 async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     let lock = name("job");
@@ -119,7 +122,7 @@ async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
         let keys = keys.clone();
         let fence = (now() + 300_000).to_string();
         node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(60)));
-        // Free for the first try, somebody else's when the second comes.
+        // Free for the first proposal, held by another owner at the second.
         with_second_acquire(memory[n].clone(), move |inner, task| {
             node.set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
             pass_on(inner, task);
@@ -135,8 +138,8 @@ async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     assert_eq!(memory[0].run(&Op::Inspect { keys }), Vote::Missing);
 }
 
-/// Seen under faults: a hedged copy waited in line behind the very lock that its first copy had got, and was told
-/// `lock_held` by itself.
+/// A hedged copy must not wait behind the lock that the first request got, and then be refused with
+/// `lock_held` because of its own lock.
 #[tokio::test]
 async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     let locks = Redlock::builder().embedded(3).connect().expect("settings");
@@ -177,8 +180,9 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     other.await.expect("no panic").expect("served in its turn");
 }
 
-/// A duplicate that met B on a majority finds it undone, and gone; meanwhile a third request of the same owner was promised A,
-/// with a smaller T, for the undo took the fence back. What it then releases is B and nothing else.
+/// A duplicate found grant B on a majority; then B is undone. Meanwhile a third request of the same
+/// owner is promised grant A. A's token is smaller, because the undo restored the watermark. The
+/// duplicate then releases only B.
 #[tokio::test]
 async fn a_failed_confirmation_spares_an_older_promised_grant()
  {
@@ -191,11 +195,13 @@ async fn a_failed_confirmation_spares_an_older_promised_grant()
     assert!(matches!(node.run(&lock.extend(1, t + 1, LONG_MS)), Vote::Held(_)));
     assert!(matches!(node.run(&lock.release_exactly(1, t + 1)), Vote::Held(_)));
     assert_extended(&node.run(&lock.extend(1 | AGAIN, t, LONG_MS)));
-    // It takes away what it has marked as extended, which an undo would spare.
+    // An exact release deletes the grant that it has marked as extended; an undo would spare the
+    // grant.
     assert_eq!(node.run(&lock.release_exactly(1 | AGAIN, t)), Vote::Released);
 }
 
-/// With three masters: two gateways mint one T for one owner, each has a vote, and the other's undo must not take it.
+/// Two gateways over three masters mint the same token for one owner, and each has one vote. The
+/// undo of one gateway must not delete the vote of the other.
 #[tokio::test]
 async fn an_undo_with_an_equal_token_deletes_no_other_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());

@@ -1,5 +1,5 @@
-//! Waiting by the core's own interface, over real masters: the order of tickets, what a handoff costs the nodes, what is
-//! heard and what is not, and what a waiter leaves behind that is dropped at any moment.
+//! Waiting through the core's own interface, over real masters: the order of the queue, the cost of
+//! a handoff for the nodes, hints and their loss, and a waiter dropped at any moment.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,7 +35,7 @@ async fn wait_for(
     locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience, || Ok(())).await
 }
 
-/// Begins to wait; returns when it stands in line.
+/// Starts to wait. Returns when the waiter is queued.
 pub(super) async fn line_up(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lease, Instant)> {
     let before = locks.waiting().waiters;
     let waiter = tokio::spawn({
@@ -82,7 +82,7 @@ async fn grants_follow_the_queue_order_when_some_waiters_leave() {
             let locks = locks.clone();
             let lock = lock.clone();
             let grants = grants.clone();
-            // Every other one may be dropped wherever it stands then.
+            // Every second waiter may be dropped at any moment.
             let life = if task % 2 == 0 {
                 PATIENCE
             } else {
@@ -122,7 +122,8 @@ async fn grants_follow_the_queue_order_when_some_waiters_leave() {
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
-/// Waits until every node has carried so many operations since the last look; answers the calls of each.
+/// Waits until every node has carried this many operations since the last check. Returns the sizes
+/// of each node's calls.
 async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
     eventually("every node is asked", async || {
         let mut calls = recorder.calls.lock().unwrap();
@@ -136,13 +137,14 @@ async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
 #[tokio::test]
 async fn a_handoff_within_the_process_is_one_call_to_every_node() {
     const ROUNDS: usize = 20;
-    /// A first waiter that was refused polls after 500 ms.
+    /// A refused first waiter polls after 500 ms.
     const BEFORE_THE_POLL: Duration = Duration::from_millis(400);
     let servers = masters(5);
     let lock = name("job");
     let mut undisturbed = 0;
     for _ in 0..ROUNDS {
-        // Anew each time: what a poll asks on a slow machine is in no later count.
+        // A fresh recorder for each round, so that a late poll on a slow machine is in no later
+        // count.
         let recorder = Arc::new(Recorder::default());
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
         for server in &servers {
@@ -161,7 +163,7 @@ async fn a_handoff_within_the_process_is_one_call_to_every_node() {
         carried(&recorder, 1).await;
         let since = Instant::now();
         let waiter = line_up(&locks, &lock).await;
-        // Its own try was refused everywhere.
+        // All nodes refused the waiter's own attempt.
         carried(&recorder, 1).await;
         locks.release(&lock, &held.token).await.expect("it is held");
         let (lease, granted) = waiter.await.expect("no panic");
@@ -190,7 +192,8 @@ async fn waiters_dropped_at_any_moment_leave_no_lock_and_no_slot() {
     let lock = name("job");
     let mut chance = Chance::of(seed("WAITING_SEED"), 0);
     for _ in 0..BATCHES {
-        // Sometimes held when they come, here or elsewhere, and released at any moment.
+        // The lock may be held when the waiters arrive, here or elsewhere, and is released at any
+        // moment.
         let holder = [Some(&locks), Some(&other), None][chance.below(3)];
         let held = match holder {
             Some(holder) => Some((holder, acquire(holder, &lock).await)),
@@ -310,8 +313,9 @@ async fn contenders_in_three_processes_need_few_rounds_a_grant() {
     let rounds: usize = distribution.iter().map(|(rounds, count)| *rounds as usize * count).sum();
     let mean = rounds as f64 / grants as f64;
     println!("{grants} grants, {mean:.2} rounds each: {distribution:?}");
-    // A waiter that loses against two others competes once more at the end of each of their turns: few do for long. Found on two
-    // busy cores: 1.5 rounds, one in a hundred above 10, the worst of 2,300 around 40.
+    // A waiter that loses against two others competes again after each of their handoff quotas,
+    // rarely for long. Measured on two busy cores: 1.5 rounds on average, one in a hundred above
+    // 10, the worst of 2,300 around 40.
     let above = |limit: u32| distribution.range(limit + 1..).map(|(_, count)| count).sum::<usize>();
     assert!(mean < 3.0, "{mean:.2}: {distribution:?}");
     assert!(above(25) <= grants.div_ceil(100) && above(100) == 0, "{distribution:?}");
@@ -320,7 +324,7 @@ async fn contenders_in_three_processes_need_few_rounds_a_grant() {
     }
 }
 
-/// Nodes in memory, of which not all may be reached, and how many acquires they are asked for.
+/// Nodes in memory, of which only some are reachable, and the number of acquires that they receive.
 fn in_memory(
     count: usize,
     reached: impl Fn(usize) -> bool,
@@ -344,7 +348,8 @@ fn in_memory(
     (nodes, asked, redlock(counted, Duration::from_secs(1)))
 }
 
-/// It looks whether the lock is its own; a try of its own would pass all who came before, if the lock was just free.
+/// The waiter only inspects whether the lock is its own. An acquire of its own would overtake
+/// earlier waiters if the lock were just free.
 #[tokio::test]
 async fn a_waiter_with_another_owner_asks_only_when_it_is_first() {
     let (_, asked, locks) = in_memory(3, |_| true);

@@ -1,5 +1,5 @@
-//! How often nodes are asked by those who wait, and for whom: by many, by those who can never be granted a lock, and while
-//! there is no quorum.
+//! How often waiters ask the nodes: with many waiters, with waiters that can never be granted a
+//! lock, and without a quorum.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ fn locks(node: impl Fn(Arc<MemoryNode>) -> Arc<dyn Node>, node_timeout: Duration
     Redlock::new(nodes, settings, Env::default()).expect("good settings")
 }
 
-/// Nodes that can be silenced; and how many acquires each was asked for, together.
+/// Nodes that can be silenced, and the number of acquires that each receives.
 fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
     let asked = Arc::new(AtomicU32::new(0));
     let silent = Arc::new(AtomicBool::new(false));
@@ -55,14 +55,14 @@ fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
     (locks, asked, silent)
 }
 
-/// How often an acquire was asked for in a time, by rounds.
+/// Rounds of acquires within a period.
 async fn rounds_in(asked: &AtomicU32, length: Duration) -> u32 {
     let before = asked.load(Ordering::Relaxed);
     sleep(length).await;
     (asked.load(Ordering::Relaxed) - before) / NODES as u32
 }
 
-/// Waits in line, with a TTL, until it is granted the lock or there is an error.
+/// Queues with a TTL until the lock is granted or an error ends the wait.
 async fn line_up(
     locks: &Redlock,
     lock: &LockName,
@@ -83,7 +83,7 @@ async fn line_up(
     waiter
 }
 
-/// Somebody waits for each of so many locks, which are held.
+/// One waiter for each of many held locks.
 async fn line_up_for_each(
     locks: &Redlock,
     names: usize,
@@ -96,7 +96,8 @@ async fn line_up_for_each(
     waiters
 }
 
-// What went wrong once. Where time is paused it passes when nothing else is to be done.
+// The remaining tests cover past faults. With paused time, the clock advances only when all tasks
+// are idle.
 
 #[tokio::test(start_paused = true)]
 async fn thousands_of_awaited_names_are_polled_at_a_bounded_rate() {
@@ -104,7 +105,7 @@ async fn thousands_of_awaited_names_are_polled_at_a_bounded_rate() {
     let (locks, asked, _) = counted();
     let waiters = line_up_for_each(&locks, NAMES).await;
     assert_eq!(locks.waiting().locks, NAMES);
-    // The first to come were still alone.
+    // The first waiters were still sole clients.
     sleep(Duration::from_secs(2)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
     assert!((5_000..=12_000).contains(&rounds), "{rounds} rounds in 20 s");
@@ -120,7 +121,7 @@ async fn a_queue_without_quorum_backs_off_and_resumes_soon() {
     for _ in 0..5 {
         waiters.push(line_up(&locks, &lock, LONG_MS).await);
     }
-    // Long enough to see that there is none.
+    // Long enough to notice the missing quorum.
     silent.store(true, Ordering::Relaxed);
     sleep(Duration::from_secs(3)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
@@ -154,7 +155,7 @@ async fn thousands_of_queues_without_quorum_spare_the_nodes() {
     waiters.iter().for_each(JoinHandle::abort);
 }
 
-/// A node that takes its time for every operation, one after the other.
+/// A node that is slow for every operation, one after the other.
 fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
     let queue = Arc::new(Mutex::new(VecDeque::<Task>::new()));
     let micros = micros.clone();
@@ -172,7 +173,7 @@ fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
         let node = node.clone();
         tokio::spawn(async move {
             sleep_until(due).await;
-            // In the order in which they came, whoever is woken first.
+            // In order of arrival, whichever task wakes first.
             let next = queue.lock().unwrap().pop_front();
             next.into_iter().for_each(|task| pass_on(&node, task));
         });
@@ -185,7 +186,7 @@ async fn a_tiny_ttl_at_the_head_of_a_queue_blocks_nobody_behind() {
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
-    // Rounds are given a tenth of it: 1 and 2 ms.
+    // Rounds get a tenth of the TTL: 1 and 2 ms.
     let hasty = [line_up(&locks, &lock, 10).await, line_up(&locks, &lock, 20).await];
     let first = line_up(&locks, &lock, LONG_MS).await;
     let second = line_up(&locks, &lock, LONG_MS).await;
@@ -228,7 +229,8 @@ async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum()
         asked == tiny && round >= Duration::from_millis(6) && least.millis() >= 80,
         "{refused:?}"
     );
-    // On a busy machine perhaps one a little longer, and not at once.
+    // On a busy machine the stated minimum may be slightly too short, and rounds may need time to
+    // become faster.
     let least = Mutex::new(least);
     let lease = eventually("what was said would do", async || {
         let ttl = *least.lock().unwrap();
@@ -239,7 +241,7 @@ async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum()
         None
     })
     .await;
-    // It may have expired.
+    // The lock may have expired.
     let _ = locks.release(&name("job"), &lease.token).await;
 
     micros.store(0, Ordering::Relaxed);

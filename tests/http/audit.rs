@@ -1,4 +1,4 @@
-//! What is recorded of those who use keys: in a file of its own, or in the log.
+//! The audit record of clients with keys: in its own file, or in the log.
 
 use http::Method;
 use rustix::process::Signal;
@@ -36,7 +36,7 @@ async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     let both =
         chief.call(&gateway, Method::DELETE, &format!("{}?force=true", lock_path("deploy/app")));
     both.header("lock-token", &lease.token).send().await.problem(400, "invalid_parameter");
-    // Another Redlock client's lock is not ours to judge.
+    // Force does not release the lock of another Redlock client.
     servers.iter().for_each(|server| {
         drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody", "PX", "60000"]))
     });
@@ -54,7 +54,7 @@ async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     assert_eq!(holder.delete(&gateway, "deploy/app", &next.token).await.status, 204);
     force(&chief, "deploy/app", "force=true").await.problem(404, "lock_not_found");
 
-    // The last of them.
+    // Waits for the last record.
     let lines = eventually("all is on the record", async || {
         let lines = audit_lines(&log);
         let is_last = |line: &Value| line["what"] == "force" && line["outcome"] == "lock_not_found";
@@ -105,7 +105,7 @@ async fn a_rotated_log_is_opened_again() {
     std::fs::remove_file(moved).unwrap();
 }
 
-/// A record on a disk that is full, until it is [`mended`].
+/// An audit file on a full disk, until [`mended`] is called.
 struct FullDisk(Scratch);
 
 impl FullDisk {
@@ -116,7 +116,7 @@ impl FullDisk {
         Self(path)
     }
 
-    /// There is another disk now, and the gateway is told.
+    /// Replaces the full disk and signals the gateway to open the file again.
     fn mended(&self, gateway: &Gateway) {
         std::fs::remove_file(self.0.path()).unwrap();
         gateway.signal(Signal::HUP);
@@ -152,7 +152,7 @@ async fn a_full_disk_delays_audit_records_and_no_locks() {
         lines.iter().map(|line| line["lock"].as_str().unwrap().to_owned()).collect();
     let expected: Vec<_> = (0..50).flat_map(|n| [format!("job-{n}"), format!("job-{n}")]).collect();
     assert_eq!(locks, expected, "in order, and each once");
-    // The end waits for what is on its way.
+    // The shutdown waits for records in flight.
     for n in 0..50 {
         gateway.acquire(&format!("late-{n}")).await;
     }
@@ -167,7 +167,7 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
     let launch =
         Launch::embedded().flag("--audit-log", disk.0.path()).flag("--audit-on-failure", "refuse");
     let mut gateway = launch.start().await;
-    // Nothing has failed yet.
+    // No write has failed yet.
     let lease = gateway.acquire("job").await;
     let refused = eventually("the failure is noticed", async || {
         let answer = gateway.post("other", json!({})).await;
@@ -196,19 +196,19 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
 
 #[tokio::test]
 async fn a_hung_disk_delays_no_request() {
-    // Nobody reads: it takes so many lines, and then no more.
+    // Nobody reads the pipe: it takes a limited number of lines, and then no more.
     let pipe = Scratch::new("pipe", "");
     std::fs::remove_file(pipe.path()).unwrap();
     let made =
         std::process::Command::new("mkfifo").arg(pipe.path()).status().expect("mkfifo starts");
     assert!(made.success());
-    // Opened to read and write it waits for nobody.
+    // Opening a pipe for reading and writing does not block.
     let _other_end = std::fs::File::options().read(true).write(true).open(pipe.path()).unwrap();
     let gateway =
         Launch::embedded().flag("--audit-log", pipe.path()).env("RUST_LOG", "info").start().await;
     let since = std::time::Instant::now();
     let name = |n| format!("{}-{n}", "n".repeat(200));
-    // Twice what a pipe takes.
+    // Twice the capacity of a pipe.
     for n in 0..300 {
         gateway.acquire(&name(n)).await;
     }
@@ -218,7 +218,7 @@ async fn a_hung_disk_delays_no_request() {
 
 fn audit_lines(log: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(log.path()).unwrap();
-    // The last line may be on its way.
+    // The last line may be incomplete.
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.map(|line| serde_json::from_str(line).expect("one object a line")).collect()
 }
@@ -254,7 +254,7 @@ async fn without_an_audit_file_records_go_to_the_log_at_any_level() {
     assert_eq!(what, expected.each_ref().map(|(what, lock)| (what, lock)), "denials only");
 }
 
-/// What is recorded in the log.
+/// The audit records in the log.
 pub(super) fn audit_in_log(gateway: &Gateway) -> Vec<Value> {
     let log = gateway.stdout();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -1,4 +1,5 @@
-//! API keys: who gets in, what they may do to which names, and whom a lock belongs to.
+//! API keys: who is admitted, which operations and names a key allows, and which principal a lock
+//! belongs to.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;
@@ -11,13 +12,13 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::resp::Resp;
 
-/// A majority of its nodes may vote.
+/// Waits until a majority of the gateway's nodes may vote.
 pub(super) async fn is_ready(gateway: &Gateway) {
     eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(()))
         .await;
 }
 
-/// Status and code; no code where it went well.
+/// Status and problem code; the code is empty on success.
 fn outcome(answer: &Answer) -> (u16, String) {
     let code = match answer.header("content-type") {
         "application/problem+json" => answer.json()["code"].as_str().expect("a string").to_owned(),
@@ -36,11 +37,11 @@ const ALL_VERBS: [&str; 7] =
 /// The callers of a gateway that knows the keys `right`, `elsewhere`, `without` and an expired one.
 struct Callers {
     right: Key,
-    /// For other names.
+    /// A key for other names.
     elsewhere: Key,
-    /// One for each verb, that may do everything else.
+    /// One key for each verb, with every right except that verb.
     without: Vec<(&'static str, Key)>,
-    /// What strangers show.
+    /// Credentials of strangers.
     strangers: Vec<Option<String>>,
 }
 
@@ -77,7 +78,7 @@ impl Callers {
     }
 }
 
-/// What is answered to a key that may do this here, and to one that may do it elsewhere.
+/// An endpoint with its answers to a key with the right, and to a key that has the right elsewhere.
 struct Endpoint {
     method: Method,
     path: String,
@@ -114,7 +115,7 @@ fn endpoints() -> impl Iterator<Item = Endpoint> {
 }
 
 impl Endpoint {
-    /// A lock that is there or free, as the endpoint wants it; its token, should it be asked for.
+    /// Makes the lock free for a POST, and held otherwise. Returns the lease of a held lock.
     async fn prepare(&self, gateway: &Gateway, right: &Key) -> Option<Lease> {
         right
             .call(gateway, Method::DELETE, &format!("{}?force=true", lock_path(LOCK)))
@@ -142,7 +143,7 @@ impl Endpoint {
         call.send().await
     }
 
-    /// Every kind of caller.
+    /// Tries every kind of caller.
     async fn is_guarded(&self, gateway: &Gateway, callers: &Callers) {
         let Callers { right, elsewhere, without, strangers } = callers;
         let at = |who: &str| format!("{who} at {} {}", self.method, self.path);
@@ -206,9 +207,10 @@ async fn a_key_opens_only_its_own_locks_and_operations() {
     for endpoint in endpoints() {
         endpoint.is_guarded(&gateway, &callers).await;
     }
-    // A list shows what its reader may list; the lock of the last round is still held.
+    // A listing shows only the locks that its reader may list; the lock of the last round is still
+    // held.
     for query in ["", "?prefix=deploy%2Fapp&limit=1", "?prefix=none&limit=1"] {
-        // Not even by a page that ends where there is something that one may not see.
+        // Not even a page's end may reveal a lock that the reader must not see.
         let listed = callers.elsewhere.get(&gateway, &format!("/locks{query}")).await.json();
         assert_eq!(listed, json!({ "locks": [] }), "{query}");
     }
@@ -231,7 +233,7 @@ async fn a_stolen_token_is_useless_with_another_key() {
     }
 
     let lease = holder.acquire(&gateway, "job").await;
-    // Nodes do not know what the client shows.
+    // Nodes store another token than the client shows.
     let all_store =
         || servers.iter().map(|server| server.cmd(&["GET", "lock:job"]).text()).collect::<Vec<_>>();
     eventually("all nodes have it", async || {
@@ -246,7 +248,7 @@ async fn a_stolen_token_is_useless_with_another_key() {
         thief.delete(gateway, "job", &lease.token).await.problem(409, "not_holder");
         assert_eq!(all_store(), before);
     }
-    // What another lock's file says of the nodes is no token either.
+    // The token and owner that the nodes store do not make a valid lock token either.
     let raw = format!("1.{}.{}", &stored[..16], &stored[17..57]);
     holder.delete(&gateway, "job", &raw).await.problem(409, "not_holder");
 
@@ -284,7 +286,7 @@ async fn a_refused_release_does_not_change_anothers_lock() {
         let key = format!("{{lock:{name}}}:fence");
         servers.iter().map(|server| server.cmd(&["GET", &key])).collect::<Vec<_>>()
     };
-    // The mark of an extended lock, without which a master that loses it would not get it back.
+    // The flag of an extended lock allows its repair on a master that loses the lock.
     let marked = eventually("all nodes have marked it", async || {
         let fences = fences("job");
         fences
@@ -302,7 +304,7 @@ async fn a_refused_release_does_not_change_anothers_lock() {
         thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
         assert_eq!(fences("job"), marked, "{token}");
     }
-    // What nobody can have been granted yet would drive the fencing tokens of other locks ahead.
+    // A token from the future would drive the fencing tokens of other locks ahead.
     let late = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
     let late = late.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
     for future in [format!("1.{late}.{nobody}"), format!("1.{}.{nobody}", late - 30_000_000)] {
@@ -355,7 +357,7 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
     assert_eq!((&first.token, first.fencing), (&again.token, again.fencing));
     acquire(&two).await.problem(409, "lock_held");
     assert_eq!(one.delete(&gateway, "job", &again.token).await.status, 204);
-    // To know an idempotency key is not to know the token that it leads to.
+    // An idempotency key does not reveal the token that it leads to.
     assert_ne!(Lease::from(&acquire(&two).await).owner(), first.owner());
 }
 
@@ -385,7 +387,7 @@ async fn only_the_named_paths_are_public() {
         }
         gateway.get("/locks").await.problem(401, "unauthenticated");
         gateway.get("/locks/a").await.problem(401, "unauthenticated");
-        // Which nodes there are is not for everybody.
+        // The list of nodes is not public.
         for path in ["/readyz", "/healthz"] {
             let wrong =
                 gateway.call(Method::GET, path).header("authorization", "Bearer x").send().await;

@@ -1,4 +1,5 @@
-//! What browsers are told: which pages may be shown where and load what, and whose scripts may call.
+//! Headers for browsers: where pages may be framed, what pages may load, and whose scripts may
+//! call.
 
 use http::{HeaderMap, Method};
 use serde_json::json;
@@ -51,7 +52,7 @@ async fn pages_declare_their_sources_and_forbid_framing() {
             assert_eq!(answer.header(name), value, "{path}");
         }
     }
-    // Inline scripts and styles are what the policy forbids: the page must have none.
+    // The policy forbids inline scripts and styles, so the page must have none.
     let page = gateway.get("/docs/").await.text();
     for inline in ["<style", "style=", "onload=", "onclick=", "javascript:"] {
         assert!(!page.contains(inline), "{inline} in\n{page}");
@@ -61,7 +62,7 @@ async fn pages_declare_their_sources_and_forbid_framing() {
         "{page}"
     );
 
-    // What the digest is of: openssl dgst -sha256 -binary | base64.
+    // The digest is made by: openssl dgst -sha256 -binary | base64.
     let logo = ".logo_small_svg__cls-2{fill:#fff}.logo_small_svg__cls-3{fill:#85ea2d}";
     let script = gateway.get("/docs/swagger-ui-standalone-preset.js").await.text();
     assert!(

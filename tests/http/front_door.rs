@@ -1,4 +1,5 @@
-//! What a newcomer meets: the way to the documentation, names with slashes, small requests, and all of it behind a real proxy.
+//! First steps of a newcomer: the way to the documentation, names with slashes, small requests, and
+//! all of it behind a real proxy.
 
 use std::net::SocketAddr;
 use std::process::{Child, Stdio};
@@ -70,7 +71,8 @@ async fn the_holders_label_is_shown_to_everyone() {
 #[tokio::test]
 async fn a_client_still_sending_a_too_large_body_gets_the_answer() {
     let gateway = Launch::embedded().start().await;
-    // More than the buffers of a connection hold: an answer that does not wait for the rest closes while it is sent.
+    // More than the connection's buffers hold: a gateway that does not read the rest closes while
+    // the client sends.
     for length in [20_000, 900_000] {
         let mut raw = gateway.raw().await;
         raw.announce("POST", "job", "connection: close\r\n", length).await;
@@ -119,7 +121,8 @@ impl Nginx {
         let port = free_port();
         let here = folder.path().display();
         let to = gateway.address();
-        // With a path, proxy_pass decodes the request's and replaces the prefix; without one it passes on what came.
+        // With a path, proxy_pass decodes the request's path and replaces the prefix; without a
+        // path it passes the original on.
         let text = format!(
             "daemon off; worker_processes 1; pid {here}/pid; error_log stderr;
              events {{}}
@@ -158,7 +161,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // Its worker goes when the master does.
+        // nginx's worker ends with its master.
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.process),
             rustix::process::Signal::QUIT,

@@ -1,4 +1,5 @@
-//! A client that gave up before the answer to its POST releases by the `Idempotency-Key` of that POST: it never got the token.
+//! A client that gave up before the answer to its POST never got the token. It releases by the
+//! `Idempotency-Key` of that POST.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ async fn release(gateway: &Gateway, name: &str, key: &str) -> Answer {
     gateway.call(Method::DELETE, lock_path(name)).header("idempotency-key", key).send().await
 }
 
-/// Sends a POST, and hangs up after so long without reading.
+/// Sends a POST, and disconnects after a delay without reading.
 async fn give_up(gateway: &Gateway, name: &str, after: Duration) {
     let mut client = gateway.raw().await;
     let body = format!(r#"{{"ttl_ms":{LONG_MS}}}"#);
@@ -68,14 +69,14 @@ async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
     let mut released = 0;
     for n in 0..200_u64 {
         let name = format!("gone-{n}");
-        // Anywhere between before the request is read and after the answer is written.
+        // The delay ends anywhere between the reading of the request and the writing of the answer.
         give_up(&gateway, &name, Duration::from_micros(n * 30)).await;
         match release(&gateway, &name, KEY).await.status {
             204 => released += 1,
             404 => {}
             status => panic!("{name}: {status}"),
         }
-        // A request that was read after the release is cancelled by itself.
+        // A request that the gateway reads after the release cancels itself.
         let is_free = async || (gateway.look(&name).await["state"] == "free").then_some(());
         eventually("it is free long before its TTL", is_free).await;
     }
@@ -136,7 +137,7 @@ async fn release_by_key_is_unknown_without_a_majority() {
     servers[1..].iter().for_each(RedisServer::stop);
     release(&gateway, "job", KEY).await.problem(503, "outcome_unknown");
     servers[1..].iter().for_each(RedisServer::cont);
-    // By a repetition, or by what the first one has left to be done.
+    // A repetition releases the lock, or a pending release of the first request does.
     eventually("it is released", async || {
         let again = release(&gateway, "job", KEY).await;
         assert!([204, 404, 503].contains(&again.status), "{again:?}");

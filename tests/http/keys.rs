@@ -1,4 +1,4 @@
-//! API keys by themselves: how they are made, read again while a gateway runs, ended, and held to limits of their own.
+//! API keys: how they are made, reloaded while a gateway runs, ended, and limited.
 
 use http::Method;
 use rustix::process::Signal;
@@ -9,13 +9,13 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::eventually;
 use crate::support::waiters::waiting_is;
 
-/// A key, and what stands for it in the file.
+/// A key, and its entry in the file.
 pub(crate) struct Key {
     pub(crate) text: String,
     pub(crate) entry: String,
 }
 
-/// Made by the program itself.
+/// Makes a key with the program itself.
 pub(crate) async fn key(name: &str, verbs: &str, names: &str) -> Key {
     let made =
         Launch::bare(&["key", "new", name, "--verbs", verbs, "--names", names]).finish().await;
@@ -76,7 +76,7 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     let knows = async |key: &Key| key.get(&gateway, "/locks/job").await.status == 200;
     assert!(knows(&old).await && !knows(&new).await);
 
-    // Nothing is lost of the requests while the file changes.
+    // No request is lost while the file changes.
     std::fs::write(file.path(), &new.entry).unwrap();
     eventually("the new key is known", async || {
         let old_is_known = knows(&old).await;
@@ -88,7 +88,7 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     })
     .await;
     assert!(!knows(&old).await);
-    // A lock belongs to the principal, not to one of its keys.
+    // A lock belongs to the principal and not to one of its keys.
     assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200);
 
     std::fs::write(file.path(), format!("{}\n[[key]]\nname = 'x'", new.entry)).unwrap();
@@ -107,7 +107,7 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     std::fs::remove_file(file.path()).unwrap();
     gateway.signal(Signal::HUP);
     says("No such file").await;
-    // Reading it would never end.
+    // Reading this file would never end.
     std::os::unix::fs::symlink("/dev/zero", file.path()).unwrap();
     says("it is not a regular file").await;
     assert!(knows(&new).await);
@@ -155,7 +155,7 @@ async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
         async |ttl: Value| short.call(&gateway, Method::POST, "/locks/job").json(&ttl).send().await;
     let problem = ask(json!({ "ttl_ms": 2_001 })).await.problem(400, "invalid_ttl");
     assert!(problem["detail"].as_str().unwrap().contains("10 to 2000"), "{problem}");
-    // The gateway's default is more than the key may have.
+    // The gateway's default is longer than the key allows.
     let granted = ask(json!({})).await;
     assert_eq!(granted.json()["ttl_ms"], 2_000);
     let token = Lease::from(&granted).token;
@@ -173,7 +173,7 @@ async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
     for _ in 0..2 {
         assert_eq!(slow.get(&gateway, "/locks/other").await.status, 200, "the burst");
     }
-    // One more is let in with every second that this machine stands still.
+    // A machine that stands still allows one more request every second.
     let refused = eventually("the rate is used up", async || {
         let answer = slow.get(&gateway, "/locks/other").await;
         (answer.status != 200).then_some(answer)
@@ -224,7 +224,7 @@ async fn a_key_file_open_to_others_causes_a_warning() {
     let other = with_keys(&file).start().await;
     assert!(other.stdout().contains("its mode is 0644"), "at the start too");
 
-    // A key that goes into a file is in that file.
+    // Output that goes to a file leaves the key in that file, so the file's mode matters.
     let out = Scratch::new("key", "");
     for (mode, is_warned_of) in [(0o600, false), (0o640, true), (0o644, true)] {
         std::fs::set_permissions(out.path(), PermissionsExt::from_mode(mode)).unwrap();

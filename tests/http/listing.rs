@@ -1,4 +1,5 @@
-//! Listings beside locks: what they must not take from others, and whose cursors are good for what.
+//! Listings beside locks: listings must not take capacity from locks, and a cursor is valid only
+//! for its own listing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -82,7 +83,7 @@ async fn a_forged_cursor_is_400() {
     }
     let first = one.get(&gateway, "/locks?prefix=a%2F&limit=5").await.json();
     let cursor = first["next_cursor"].as_str().expect("there is more").to_owned();
-    // Whichever replica a load balancer picks.
+    // A load balancer may pick any replica.
     for gateway in [&gateway, &other] {
         assert_eq!(page(&one, gateway, "prefix=a%2F&limit=5", &cursor).await.status, 200);
     }
@@ -106,7 +107,7 @@ async fn a_forged_cursor_is_400() {
     page(&one, &gateway, "limit=5", &cursor).await.problem(400, "invalid_parameter");
 }
 
-/// Lists without a pause until it is enough; counts its pages and its refusals.
+/// Lists without a pause until it is stopped. Counts its pages and refusals.
 async fn lists_on(
     lister: Key,
     gateway: Arc<Gateway>,
@@ -134,7 +135,7 @@ async fn lists_on(
 
 const TRIES: usize = 300;
 
-/// How many of the tries to acquire and to release went well, and how long the slowest of 99 % took.
+/// The number of successful acquires and releases, and the 99th percentile of their times.
 async fn locked(victim: &Key, gateway: &Gateway) -> (usize, Duration) {
     let mut done = 0;
     let mut times = Vec::new();
@@ -197,7 +198,7 @@ async fn eight_listings_of_a_full_master_delay_no_lock() {
     let (enough, pages, refused): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) =
         Default::default();
     let mut lines = Vec::new();
-    // Several connections of each.
+    // Several connections for each client.
     for lister in listers.iter().cycle().take(24) {
         let lister = Key { text: lister.text.clone(), entry: String::new() };
         let pages = Arc::clone(&pages);
@@ -219,14 +220,14 @@ async fn eight_listings_of_a_full_master_delay_no_lock() {
     );
     assert!(attacked * 100 >= quiet * 99, "{attacked} of {TRIES} beside listings, {quiet} without");
     assert!(pages > 0 && refused > pages, "{pages} pages, {refused} refusals");
-    // What the victim asks for is all that is asked of the masters as an operation, here and there one more time.
+    // Listings cause no vote operations. 5 % more leaves room for repeated attempts.
     assert!(
         attacked_votes * 20 <= quiet_votes * 21,
         "{attacked_votes} votes beside listings, {quiet_votes} without"
     );
 }
 
-/// Over two connections, while a master that hangs keeps the first of them busy for seconds.
+/// Over two connections, while a hung master keeps the first one busy for seconds.
 #[tokio::test]
 async fn a_second_listing_of_one_client_is_429_with_retry_after() {
     let servers = masters(3);

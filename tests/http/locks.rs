@@ -1,7 +1,8 @@
-//! The life of a lock by HTTP: on nodes inside the gateway, on one, three and five real masters, through two gateways over
-//! the same masters, beside another Redlock client, and while masters are dead or hang.
+//! The life of a lock by HTTP: on embedded nodes, on one, three and five real masters, through two
+//! gateways over the same masters, beside another Redlock client, and while masters are dead or
+//! hung.
 //!
-//! Nothing waits for a length of time: a lock has expired when GET says so.
+//! No test waits for a fixed time: a lock has expired when GET says so.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::{clean_for_good, stored_on};
 use crate::support::resp::Resp;
 
-/// Masters that lose nothing in a crash, and therefore vote at once when they are back.
+/// Masters that lose nothing in a crash, and therefore vote at once after a restart.
 fn durable_masters(count: usize) -> Vec<RedisServer> {
     let options = || RedisOptions { append_only: true, ..RedisOptions::default() };
     (0..count).map(|_| RedisServer::start_with(options())).collect()
@@ -24,14 +25,14 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// `2025-11-21T11:39:54.822Z`, and nothing looser.
+/// Exactly the form `2025-11-21T11:39:54.822Z`.
 fn is_rfc3339(value: &Value) -> bool {
     let shape: String =
         value.as_str().unwrap().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
     shape == "0000-00-00T00:00:00.000Z"
 }
 
-/// Everything a grant says.
+/// Checks every field of a grant.
 #[track_caller]
 fn assert_granted(
     answer: &Answer,
@@ -65,7 +66,7 @@ fn assert_lease(body: &Value, name: &str, ttl_ms: u64, owner: Option<&str>, node
         (1_700_000_000_000_000..1 << 53).contains(&fencing),
         "{fencing} is no time in microseconds below 2^53"
     );
-    // A hundredth and 2 ms for drift; what is left is for a busy machine.
+    // 1 % and 2 ms for drift; the rest is for a busy machine.
     let validity = number(&body["validity_ms"]);
     let elapsed = number(&body["elapsed_ms"]);
     let most = ttl_ms - ttl_ms / 100 - 2;
@@ -85,7 +86,7 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
     assert_eq!(problem.get("holder").map(|holder| holder.as_str().unwrap()), holder);
     let left = number(&problem["expires_in_ms"]);
     assert!(left <= ttl_ms && left + 5_000 > ttl_ms, "{left} of {ttl_ms} ms are left");
-    // A holder may release early, so nobody is sent away for longer than 5 s.
+    // A holder may release early, so no client has to wait for longer than 5 s.
     if let Some(pause) = problem["retry_after_ms"].as_u64() {
         assert!((left.min(4_500)..=left.min(5_000) * 11 / 10).contains(&pause), "{problem:#}");
         assert_eq!(answer.header("retry-after"), pause.div_ceil(1000).to_string());
@@ -96,7 +97,7 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
     );
 }
 
-/// One lock from nobody's to nobody's.
+/// The life of one lock, from free to free.
 async fn lifecycle(gateway: &Gateway, nodes: u64) {
     let name = "reports/nightly@eu-1";
     let free = gateway.look(name).await;
@@ -213,7 +214,7 @@ async fn every_character_of_a_name_reaches_the_masters_and_returns() {
     let granted = gateway.post(name, json!({ "ttl_ms": 60_000 })).await;
     let lease = assert_granted(&granted, name, 60_000, None, 1);
     assert_eq!(stored_on(&servers, name, |_| true), [0]);
-    // The location is a path that leads to the lock, and all of it may as well be percent-encoded.
+    // The location is a path that leads to the lock. Its characters may be percent-encoded.
     assert_eq!(gateway.get(granted.header("location")).await.json()["name"], name);
     let encoded: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
     assert_eq!(
@@ -269,7 +270,7 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
     assert_eq!(gateway.delete("first", &first.token).await.status, 204);
 }
 
-/// Also where a minority has it for longer still.
+/// Also where a minority stores the lock for longer.
 #[tokio::test]
 async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     let servers = masters(3);
@@ -281,7 +282,8 @@ async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     for left in [&extended.json()["validity_ms"], &gateway.look("job").await["expires_in_ms"]] {
         assert!((50_000..=60_000).contains(&number(left)), "{left}");
     }
-    // Somebody has prolonged it by hand: masters that forget are trusted again after --max-ttl, so no more is promised.
+    // The keys were prolonged by hand. A master that loses data votes again after --max-ttl, so no
+    // answer promises more.
     for server in &servers {
         server.cmd(&["PEXPIRE", "lock:job", "300000000000000"]);
     }
@@ -324,7 +326,7 @@ async fn two_gateways_over_the_same_masters_exclude_each_other() {
         60_000,
     );
 
-    // No gateway knows its locks: the token is enough for any of them.
+    // No gateway stores its locks: the token is valid at any gateway.
     let extended = two.patch("job", &first.token, 90_000).await;
     assert_eq!(extended.status, 200, "{extended:?}");
     assert_eq!(two.look("job").await["fencing_token"], first.fencing);
@@ -480,7 +482,7 @@ async fn a_release_reaches_a_hung_master_after_its_connection_ended() {
     let gateway = Launch::over(&servers).ready().await;
     servers[4].stop();
     let lease = gateway.acquire("job").await;
-    // The acquire lies in the socket of the connection that is given up here, and may still run.
+    // The acquire lies in the socket of the connection that is closed here, and may still run.
     eventually("the connection is given up", async || {
         let health = gateway.readyz().await.json();
         (health["nodes"][4]["state"] == "connecting").then_some(())
@@ -513,8 +515,8 @@ async fn three_hung_masters_are_503_and_keep_no_orphaned_lock() {
         if tokio::time::timeout(Duration::from_secs(5), clean).await.is_ok() {
             return;
         }
-        // A master that had a heartbeat to answer first was not told of a lock that nobody waited for any more, and has no
-        // fence of it.
+        // A master that had to answer a heartbeat first never received the acquire of the abandoned
+        // request, so it has no watermark of it.
         assert_eq!(stored_on(&servers, &job, |_| true), Vec::<usize>::new());
     }
 }

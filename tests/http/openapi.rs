@@ -1,6 +1,7 @@
-//! The OpenAPI document: that it is what the program prints and serves, that every answer the tests meet is in it, and
-//! that it keeps to what client generators can read. The last part are rules learnt from the generators themselves:
-//! nullable fields and unions are dropped or mistyped by some, `default` answers make every error a success in one.
+//! The OpenAPI document: it equals what the program prints and serves, it lists every answer that
+//! the tests receive, and client generators can read it. The rules of the last part come from the
+//! generators: some drop or mistype nullable fields and unions, and `default` answers make every
+//! error a success in one.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +10,12 @@ use serde_json::{Map, Value};
 use crate::support::gateway::{Launch, binary};
 use crate::support::openapi::{COMMITTED, COMMITTED_TWIN, check, document, twin};
 
-/// Calls `visit` with every object of a document and where it is.
+/// Calls `visit` with every object of a document and its path.
 fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value>)) {
     match value {
         Value::Object(object) => {
             visit(at, object);
-            // Examples are data, and data may look like anything.
+            // Examples are data, and may have any shape.
             for (key, value) in
                 object.iter().filter(|(key, _)| !matches!(key.as_str(), "example" | "examples"))
             {
@@ -31,7 +32,7 @@ fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value
     }
 }
 
-/// The schemas of a document: those that have a name, and everything below a `schema`.
+/// The schemas of a document: the named ones, and everything below a `schema`.
 fn schemas(document: &Value) -> Vec<(String, Map<String, Value>)> {
     let mut found = Vec::new();
     walk(document, "", &mut |at, object| {
@@ -260,7 +261,7 @@ fn the_older_document_uses_no_newer_features() {
                 "{at} has a number for {keyword}"
             );
         }
-        // In 3.0 everything beside a reference is ignored.
+        // OpenAPI 3.0 ignores everything beside a reference.
         assert!(
             !schema.contains_key("$ref") || schema.len() == 1,
             "{at} has more than a reference: {schema:?}"

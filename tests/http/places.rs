@@ -1,4 +1,5 @@
-//! Places among the requests in flight: nobody takes those of the others, nor one for a request that is not whole.
+//! Slots of requests in flight: no client takes the slots of others, and an incomplete request
+//! takes none.
 
 use http::Method;
 use serde_json::json;
@@ -17,7 +18,7 @@ async fn missing_bodies_take_no_slots() {
         let (method, headers) =
             if n % 2 == 0 { ("POST", "expect: 100-continue\r\n") } else { ("PATCH", &token[..]) };
         raw.announce(method, "held", headers, 10).await;
-        // Now it waits for the body.
+        // Now the gateway waits for the body.
         raw.told_to_continue().await;
         endless.push(raw);
     }
@@ -26,7 +27,8 @@ async fn missing_bodies_take_no_slots() {
     assert_eq!(gateway.delete("held", &held.token).await.status, 204);
 }
 
-/// The only master answers nothing, so that every request stays for as long as the gateway waits for it.
+/// The only master answers nothing, so every request stays for as long as the gateway waits for the
+/// master.
 #[tokio::test]
 async fn beyond_its_share_a_client_gets_503_for_acquires_only() {
     let server = RedisServer::start();
@@ -48,7 +50,7 @@ async fn beyond_its_share_a_client_gets_503_for_acquires_only() {
         }
     );
     let mut posted = [a, b, c, d];
-    // Three of the six places for what is about no held lock: as many as were free.
+    // Acquires got three of the six slots: as many as were free.
     posted.sort_by_key(|answer| answer.json()["code"].to_string());
     posted[0].problem(503, "overloaded");
     assert_eq!(posted[0].header("retry-after"), "1");

@@ -1,4 +1,4 @@
-//! How much is written of requests that are refused.
+//! The size of the log for refused requests.
 
 use http::Method;
 use rustix::process::Signal;
@@ -12,7 +12,7 @@ use crate::support::harness::PATIENCE;
 
 const REFUSED: usize = 3000;
 
-/// Lines of JSON that have this word somewhere.
+/// Lines of JSON that contain this word.
 fn lines(log: &str, word: &str) -> Vec<Value> {
     log.lines()
         .filter(|line| line.contains(word))
@@ -36,7 +36,7 @@ async fn thousands_of_refusals_do_not_fill_the_log() {
             assert_ne!(got.expect("it stays open"), 0);
         }
     }
-    // A key's denials are not hidden by a stranger's.
+    // A stranger's refusals do not hide those of a key.
     known.call(&gateway, Method::POST, "/locks/b").send().await.problem(403, "forbidden");
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));

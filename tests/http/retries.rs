@@ -1,5 +1,5 @@
-//! Requests that are repeated and clients that go away: an answer that was lost must cost nobody more than a repetition,
-//! and a lock that nobody waits for any more must not stay behind.
+//! Repeated requests and clients that leave. A lost answer costs a client no more than a
+//! repetition, and a lock without a waiting client does not stay behind.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ fn left(status: &Value) -> u64 {
     status["expires_in_ms"].as_u64().unwrap()
 }
 
-/// The same request at each gateway in turn: always the same grant, each time with a full TTL.
+/// Sends the same request to each gateway in turn: always the same grant, each time with a full
+/// TTL.
 async fn repeated(gateways: &[&Gateway]) {
     let mut leases: Vec<Lease> = Vec::new();
     for (n, gateway) in gateways.iter().enumerate() {
@@ -58,7 +59,7 @@ async fn repeated(gateways: &[&Gateway]) {
         "one key for two locks must not give them one secret"
     );
 
-    // No repetition has made an answer void.
+    // No repetition has voided an answer.
     assert_eq!(one.patch("job", &first.token, 60_000).await.status, 200);
     assert_eq!(other.look("job").await["fencing_token"], last.fencing);
     assert_eq!(one.delete("job", &last.token).await.status, 204);
@@ -141,7 +142,7 @@ async fn clients_leaving_at_any_moment_hold_nothing_beyond_the_ttl() {
             .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
             .await
             .unwrap();
-        // Anywhere between before the request is read and after the answer is written.
+        // The delay ends anywhere between the reading of the request and the writing of the answer.
         tokio::time::sleep(Duration::from_micros(n * 20)).await;
     }
     eventually("no lock is held", async || {

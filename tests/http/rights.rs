@@ -1,4 +1,5 @@
-//! What is told to whom: nodes, locks of others, and secrets that were pasted into the wrong place.
+//! Information by permission: nodes, locks of others, and secrets that were pasted into the wrong
+//! place.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -55,10 +56,10 @@ async fn without_the_metrics_permission_node_addresses_are_hidden() {
     }
 }
 
-/// It holds nothing.
+/// A token that holds nothing.
 const OTHER_TOKEN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
 
-/// All of a problem but for the id of its request.
+/// A problem without the id of its request.
 fn told(answer: &Answer) -> Value {
     let mut problem = answer.json();
     problem.as_object_mut().expect("an object").remove("request_id");
@@ -76,7 +77,7 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
     let gateway = with_keys(&file).start().await;
     let lease = holder.acquire(&gateway, "held").await;
 
-    // As somebody would make one up.
+    // An invented token.
     let made_up = format!("1.{}.{}", lease.fencing, "a".repeat(40));
     for token in [&made_up, &lease.token] {
         let held = cleaner.delete(&gateway, "held", token).await;
@@ -94,7 +95,8 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
             (told(&free), free.header("retry-after"))
         );
 
-        // Who may acquire learns that it is held by trying, and by whom; here it is not told what it did not ask for.
+        // A client that may acquire can learn the holder by trying. A release or extension does not
+        // show the holder.
         for answer in [
             worker.delete(&gateway, "held", token).await,
             worker.patch(&gateway, "held", token).await,

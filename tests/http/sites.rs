@@ -1,4 +1,5 @@
-//! Pages of other sites, and names that others point here: what a browser adds by itself lets nobody in from there.
+//! Pages of other sites, and foreign names that resolve to this machine. Credentials that a browser
+//! adds by itself give such pages no access.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;
@@ -19,13 +20,13 @@ async fn send(gateway: &Gateway, method: Method, path: &str, headers: Headers<'_
     headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
 }
 
-/// What browsers say of a request that a page of another site has made them send.
+/// Headers that browsers add to requests from a page of another site.
 const FOREIGN: [Headers<'_>; 8] = [
     &[("sec-fetch-site", "cross-site")],
     &[("sec-fetch-site", "same-site")],
     &[("sec-fetch-site", "cross-site"), ("origin", EVIL)],
     &[("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")],
-    // From browsers of old, and where a page is neither HTTPS nor loopback.
+    // From old browsers, and from pages that are neither HTTPS nor loopback.
     &[("origin", EVIL)],
     &[("origin", "null")],
     &[("origin", "http://127.0.0.1:1")],
@@ -127,12 +128,12 @@ async fn other_pages_get_no_stored_password_and_need_a_bearer_key() {
             "{headers:?}"
         );
         send(&gateway, Method::POST, "/locks/free", headers).await.problem(401, "unauthenticated");
-        // Nothing is told of the nodes either.
+        // The nodes are hidden, too.
         let ready = send(&gateway, Method::GET, "/readyz", &with(&basic)).await;
         assert_eq!(ready.json(), json!({ "status": "ready" }));
     }
     assert_eq!(known.get(&gateway, "/locks/free").await.json()["state"], "free");
-    // Who follows a link is shown the page, and no page looks into it.
+    // A link from elsewhere shows the page, but no other page can read the page.
     let page = |mode| {
         [
             ("sec-fetch-site", "cross-site"),

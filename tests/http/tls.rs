@@ -1,5 +1,5 @@
-//! HTTPS: whom clients can trust and whom the gateway lets in, certificates that are replaced under load, and clients that
-//! do not finish their handshake.
+//! HTTPS: which servers and clients are trusted, certificates that are replaced under load, and
+//! clients that do not finish their handshake.
 
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ async fn unusable_tls_files_are_named_before_anything_is_bound() {
     let text = Scratch::new("text.pem", "no PEM");
     let keys = Scratch::new("keys.toml", "");
     let client_ca = ("--tls-client-ca", text.path());
-    // Binding it would fail, and be said first.
+    // Binding this address would fail, and be reported first.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let taken = taken.local_addr().expect("bound").to_string();
     let cases: [(Flags, &[&str]); 10] = [
@@ -160,7 +160,8 @@ async fn unusable_tls_files_are_named_before_anything_is_bound() {
     assert_eq!(Client::trusting(&authority).get(gateway.address(), "/livez").await, Ok(200));
 }
 
-/// A directory that a link leads to, as Kubernetes shows a secret: replacing it is turning one link round.
+/// A directory behind a link, as Kubernetes mounts a secret: one rename of the link replaces all
+/// files.
 struct Secret(TempDir);
 
 impl Secret {
@@ -190,7 +191,7 @@ impl Secret {
     }
 }
 
-/// Asks without a pause until it is told to stop; how many answers there were.
+/// Asks without a pause until it is stopped. Returns the number of answers.
 async fn asks(
     client: Client,
     gateway: std::net::SocketAddr,
@@ -331,7 +332,7 @@ async fn a_client_certificate_of_another_authority_is_refused() {
         ("others", "/L=a/ST=b/serialNumber=1/CN=ci+OU=z", "L=a,ST=b,serialNumber=1,OU=z+CN=ci"),
     ] {
         let own = clients.issue(name, subject);
-        // It stands for the key that names it, and for no other.
+        // The certificate stands for the key with its name, and for no other key.
         let allowed = if name == "ci" { 200 } else { 401 };
         assert_eq!(
             Client::showing(&servers, &own).get(address, "/locks/job").await,
@@ -343,7 +344,7 @@ async fn a_client_certificate_of_another_authority_is_refused() {
             known.last().is_some_and(|line| line["subject"] == text).then_some(())
         })
         .await;
-        // What the documentation says to find the text with.
+        // The command that the documentation gives for the subject.
         let command = [
             "x509",
             "-noout",
@@ -367,7 +368,7 @@ async fn a_client_certificate_of_another_authority_is_refused() {
         eventually("it is said", async || logged(&gateway, "handshake failed").pop()).await;
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
 
-    // An authority that is taken out counts no more, also for those who were here before.
+    // A removed authority no longer counts, not even for clients that connected before.
     let known = Client::showing(&servers, &clients.issue("again", "/CN=ci"));
     assert_eq!(known.get(address, "/livez").await, Ok(200));
     replace(trusted.path(), std::fs::read(others.ca()).unwrap());
@@ -389,7 +390,7 @@ async fn an_expired_certificate_ends_access_on_an_open_connection() {
     let mut open = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     let mut waits = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
-    // It would be granted the lock that expires, but for its certificate, which ends before.
+    // The waiter would get this lock at its expiry, but its certificate ends earlier.
     assert_eq!(open.post("/locks/short", &json!({ "ttl_ms": 10_000 })).await.unwrap().0, 201);
     let waits =
         tokio::spawn(
@@ -459,7 +460,7 @@ async fn a_silent_handshake_keeps_its_slot_for_at_most_10_s() {
     for _ in 0..3 {
         silent.push(gateway.raw().await);
     }
-    // Half a greeting is no more than none.
+    // Half of a greeting is treated like no greeting.
     silent[0].write([22, 3, 1, 2, 0, 1]).await;
     assert_eq!(
         client.get(gateway.address(), "/livez").await,

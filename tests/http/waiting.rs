@@ -1,8 +1,8 @@
-//! Waiting by HTTP: a POST that is ready to wait stands in line for its lock, gets it when its turn comes and not before,
-//! and leaves nothing behind when it does not.
+//! Waiting by HTTP: a POST with a wait joins the queue of its lock, gets the lock when it is first
+//! and not before, and leaves nothing behind otherwise.
 //!
-//! A request waits when the gateway counts it among the waiters. Times are taken where the client sees them. Limits for
-//! single times leave room for a busy machine; what a waiter usually gets is held by medians.
+//! A request waits when the gateway counts it among the waiters. Clients measure all times. Limits
+//! for single times leave room for a busy machine; medians check the usual times.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::support::waiters::{
     LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting, waiting_is,
 };
 
-/// A request that waits on a connection that can be broken off.
+/// A waiting request on a connection that the test can break.
 async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
     let (before, _) = waiting(gateway).await;
     let body = json!({ "ttl_ms": ttl_ms, "wait_ms": LONG_MS }).to_string();
@@ -115,7 +115,7 @@ async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
     for round in 0..10 {
         let sent = Instant::now();
         plain.push(gateway.post("job", json!({ "ttl_ms": 60_000 })).await.at - sent);
-        // The first of the line and one who never came to try.
+        // The first of the queue, and a waiter that was never first.
         let waits = [100 + round, 130 + round];
         let asked = waits.map(|wait_ms| {
             let call = patient(&gateway, "job", wait_ms);
@@ -134,7 +134,7 @@ async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
         }
     }
     println!("late by {late:?}");
-    // A wait ends with one more try, which takes as long as this machine is busy.
+    // A wait ends with one last attempt, which takes as long as the machine is busy.
     let plain = median(plain);
     assert!(
         late.iter().all(|late| *late <= Duration::from_millis(200) + 4 * plain),
@@ -156,7 +156,7 @@ async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
         assert_eq!(held.status, 201, "{held:?}");
         let body = held.json();
         let millis = |field: &str| Duration::from_millis(body[field].as_u64().expect("a number"));
-        // As the holder counts it.
+        // The deadline as the holder counts it.
         let deadline = sent + millis("elapsed_ms") + millis("validity_ms");
         let next = patient(&gateway, &name, LONG_MS).send().await;
         let lease = Lease::from(&next);
@@ -165,7 +165,7 @@ async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
             "{:?} before the deadline of the first holder",
             deadline - next.at
         );
-        // The masters count from when the request has come to them.
+        // The masters count from the arrival of the request.
         late.push(next.at.saturating_duration_since(held.at + Duration::from_millis(ttl_ms)));
         released(&gateway, &name, &lease).await;
     }
@@ -196,8 +196,8 @@ async fn when_half_of_the_waiters_leave_the_others_are_served() {
     const EACH: u64 = 20;
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    // The first time all go before anything is released, the second time while the lock goes from hand to hand: then it may
-    // have been granted to them already, and the time they asked for has to pass.
+    // In the first pass all leave before anything is released. In the second pass they leave while
+    // the lock goes from waiter to waiter: a grant to a client that left then ends with its TTL.
     for (goes, ttl_ms) in [("waiting", 60_000), ("served", 300)] {
         let held = gateway.acquire("job").await;
         let mut stay = Vec::new();
@@ -256,7 +256,7 @@ async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
     for name in ["a", "b"] {
         refused(name, "3 requests are waiting for locks").await;
     }
-    // More wait than may be worked on, and those who do not wait are served.
+    // More requests wait than may be in flight, and requests that do not wait are served.
     gateway.post("a", json!({})).await.problem(409, "lock_held");
     released(&gateway, "c", &gateway.acquire("c").await).await;
 
@@ -358,7 +358,7 @@ async fn two_waiters_with_one_key_get_the_same_lock() {
 
 #[tokio::test]
 async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
-    // What loses nothing in a crash is admitted again at once.
+    // A master that loses nothing in a crash is admitted again at once.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start_with(durable())).collect();
     let gateway = Launch::over(&servers).ready().await;
@@ -437,7 +437,7 @@ async fn validity_after_a_wait_covers_the_whole_new_lease() {
     );
 }
 
-/// What cannot be used yet is not read further, and then nobody notices the end of the connection.
+/// The gateway does not read further than it can use, and so might miss the end of the connection.
 #[tokio::test]
 async fn a_gone_waiter_is_noticed_after_a_stray_byte() {
     let servers = masters(3);

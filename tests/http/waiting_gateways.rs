@@ -1,5 +1,6 @@
-//! Waiting at several gateways over the same masters: a release at one reaches those who wait at another, soon by a hint
-//! and in time without one; and while all compete, nobody is starved and no two hold the lock at once.
+//! Waiting at several gateways over the same masters. A release at one gateway reaches waiters at
+//! another, soon by a hint and in time without a hint. While all compete, nobody starves and no two
+//! clients hold the lock at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use crate::support::waiters::{
     LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting_is,
 };
 
-/// A moment for the word of a waiter to get round: those who have heard it do not say so.
+/// Time for the hint of a waiter to arrive. Receivers do not acknowledge hints.
 const WORD_GETS_ROUND: Duration = Duration::from_millis(50);
 
 async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
@@ -21,7 +22,8 @@ async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
     [first, second]
 }
 
-/// Held through `holding`, waited for at `asking`, released through `through`: how long after the release was sent the waiter had it.
+/// Acquires through `holding`, waits at `asking`, releases through `through`. Returns the time from
+/// sending the release to the waiter's grant.
 async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> Duration {
     let held = holding.acquire("job").await;
     let waiter = line_up(asking, patient(asking, "job", LONG_MS)).await;
@@ -35,7 +37,7 @@ async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> 
     granted.at - since
 }
 
-/// What a grant and a release take, as busy as this machine is.
+/// The time for a grant and a release on this machine now.
 async fn plainly(gateway: &Gateway) -> Duration {
     let sent = Instant::now();
     let lease = gateway.acquire("another").await;
@@ -67,7 +69,7 @@ async fn a_release_at_another_gateway_wakes_the_waiter_in_ms() {
         "{times:?}, plain {plain:?}"
     );
     let (local, remote) = hand_offs(&second).await;
-    // A poll may have come first here and there.
+    // A poll may have come first now and then.
     assert!(local == 0.0 && remote > ROUNDS as f64 / 2.0, "{local} local, {remote} remote");
     assert_eq!(hand_offs(&first).await, (0.0, 0.0));
     nothing_is_left(&second).await;
@@ -122,7 +124,8 @@ async fn forbidden_hints_lead_to_polls_and_a_log_line() {
     nothing_is_left(&first).await;
 }
 
-/// A gateway that cannot hear that others wait must not keep a lock that it hands from one of its clients to the next.
+/// A gateway that receives no hints must not keep a lock by handing it from one of its clients to
+/// the next.
 #[tokio::test]
 async fn a_gateway_without_hints_does_not_starve_the_other() {
     let servers = masters(5);

@@ -1,4 +1,4 @@
-//! Places for those who wait: what one client may take of them, and what becomes of a free lock when all are taken.
+//! Waiting slots: the share of one client, and free locks when all slots are taken.
 
 use http::Method;
 use serde_json::json;
@@ -22,7 +22,7 @@ fn too_many(refused: &Answer, words: &str) {
     assert!(problem["detail"].as_str().unwrap().contains(words), "{problem:#}");
 }
 
-// What went wrong once.
+// The remaining tests cover past faults.
 
 #[tokio::test]
 async fn one_key_cannot_take_all_waiting_slots() {
@@ -53,7 +53,7 @@ async fn one_key_cannot_take_all_waiting_slots() {
     assert_eq!(victim.delete(&gateway, "other", &other.token).await.status, 204);
     Lease::from(&answer(waiter).await);
     assert_eq!(victim.delete(&gateway, "job", &held.token).await.status, 204);
-    // Its places come back.
+    // The client's slots are free again.
     let [first, second] = greed;
     let lease = Lease::from(&answer(first).await);
     let third = line_up(&gateway, greedy.patient(&gateway, "job")).await;

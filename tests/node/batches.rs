@@ -1,4 +1,5 @@
-//! Calls to a real redis-server that carry many operations: how many, in which order, and what becomes of each.
+//! Calls to a real redis-server that carry many operations: their number, their order, and the
+//! result of each.
 
 use std::mem::discriminant;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use crate::support::nodes::{
 };
 use crate::support::resp::Resp;
 
-/// Submits everything while the server is stopped, so that all but the first call collects what came in meanwhile.
+/// Submits everything while the server is stopped, so that all calls but the first collect several
+/// operations.
 async fn submit_while_stopped(server: &RedisServer, node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
     server.stop();
     let mut pending: Vec<Pending> = Vec::new();
@@ -38,7 +40,8 @@ async fn operations_that_arrive_during_a_call_share_the_next() {
     assert!(answers.iter().all(|vote| *vote == Vote::Granted), "{answers:?}");
     let calls = calls.take_calls();
     assert_eq!(calls.iter().sum::<usize>(), count);
-    // Up to four are under way to a node that seems far, as each does on a busy machine; a fifth has the rest.
+    // A busy machine makes the node seem far, so up to four calls are in flight. A fifth call
+    // carries the rest.
     assert!(calls.len() <= 5, "{count} operations in {} calls: {calls:?}", calls.len());
 }
 
@@ -62,7 +65,8 @@ async fn a_key_of_another_type_fails_only_its_own_operation() {
     ] {
         calls.take_calls();
         let answers = submit_while_stopped(&server, node.as_ref(), op).await;
-        // To a node that seems far, on a busy machine, up to four calls are under way; a fifth has the rest of the 20.
+        // A busy machine makes the node seem far, so up to four calls are in flight. A fifth call
+        // carries the rest of the 20.
         assert!(
             calls.take_calls().iter().any(|operations| *operations >= 4),
             "{what} was not batched"
@@ -135,7 +139,7 @@ async fn an_operation_past_its_time_is_not_run_except_a_release() {
     let held = Lock::new("b");
     let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    // The vote goes nowhere: only what is stored counts here.
+    // Discards the vote: only the stored data counts here.
     struct Discarded;
     impl redlock_core::node::Voter for Discarded {
         fn vote(&self, _: usize, _: Vote) {}
@@ -219,7 +223,7 @@ async fn a_late_operation_does_not_delay_those_behind_it() {
     let t = now();
     let began = Instant::now();
     for _ in 0..8 {
-        // A whole call of them, of which nothing is left to send.
+        // A full call of operations, all past their time.
         let late: Vec<_> = (0..128)
             .map(|_| submit_until(node.as_ref(), lock.acquire(1, t, LONG_MS), began))
             .collect();
@@ -229,6 +233,6 @@ async fn a_late_operation_does_not_delay_those_behind_it() {
         }
         assert_eq!(behind.vote().await, Vote::Missing);
     }
-    // It would have waited for the heartbeat of every second.
+    // Otherwise the operation would have waited for the next heartbeat, one each second.
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }

@@ -1,11 +1,13 @@
-//! Holds the master in memory to a real one, and that to one with the module: any sequence of operations gets the same answers
-//! from both, leaves the same keys behind and tells listeners the same. Simulations and the gateway's embedded default stand on this.
+//! Compares the memory node with a real redis-server, and with a server that has the module. Any
+//! sequence of operations gets the same answers, leaves the same keys, and publishes the same
+//! hints. Simulations and the gateway's embedded nodes rely on this.
 //!
-//! Remaining lives are compared within a tolerance, so they are long; a few are as short as a TTL may be, and then both
-//! nodes are watched until the key is gone before anything else happens. Tokens lie well within or well beyond D.
+//! Remaining lives are compared within a tolerance, so they are long. A few are as short as a TTL
+//! may be; then the test waits until the key is gone on both nodes before the next step. Tokens lie
+//! well within or well beyond max_clock_skew.
 //!
-//! Every run draws new sequences and prints their seed when one fails; `PROPTEST_RNG_SEED=<seed>` replays it, and
-//! `PROPTEST_CASES=<number>` runs more of them.
+//! Every run draws new sequences and prints their seed when one fails; `PROPTEST_RNG_SEED=<seed>`
+//! replays it, and `PROPTEST_CASES=<number>` runs more of them.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex};
@@ -32,20 +34,20 @@ const CASES: u32 = 400;
 const STEPS: usize = 30;
 const NAMES: u8 = 3;
 const OWNERS: u8 = 3;
-/// What two reads of one life may differ by.
+/// Two reads of one life may differ by this much.
 const TOLERANCE: Duration = Duration::from_secs(10);
-/// Lives that nothing in a case outlasts; further apart than the tolerance, so that shortening shows.
+/// Lives that outlast every case. They differ by more than the tolerance, so that shortening shows.
 const LIVES_MS: [u64; 3] = [LONG_MS, 2 * LONG_MS, 3 * LONG_MS];
 const SHORT_MS: u64 = 15;
 
-/// Values of other clients. The zeros have the text of owner 0 where a record has its owner.
+/// Values of other clients. The zeros have owner 0's text where a record has its owner.
 const TEXTS: &[&[u8]] = &[b"", b"uuid-of-another-client", b"1", &[b'0'; 57], &[b'7'; 90]];
 
 fn settings() -> NodeSettings {
     NodeSettings::default().with_max_clock_offset(Duration::from_secs(10))
 }
 
-/// One thing that happens to one lock. T is an offset in microseconds from the beginning of the case.
+/// One step on one lock. `t` is an offset in microseconds from the beginning of the case.
 #[derive(Debug, Clone)]
 enum Step {
     Acquire {
@@ -62,7 +64,7 @@ enum Step {
         owner: u8,
         t: i64,
         life_ms: u64,
-        /// Of a lock that was never extended.
+        /// Repairs a lock that was never extended.
         catches_up: bool,
     },
     Release {
@@ -76,13 +78,13 @@ enum Step {
         value: Value,
         life_ms: Option<u64>,
     },
-    /// SET of the fence to what is none.
+    /// SET of the watermark to an invalid value.
     BadFence,
-    /// DEL of the fence, as when its retention is over.
+    /// DEL of the watermark, as after its retention.
     NoFence,
 }
 
-/// Which of the two is given something to tell: neither what is answered nor what is stored may depend on it.
+/// Which of the two nodes gets a hint to publish. Neither answers nor stored data may depend on it.
 #[derive(Debug, Clone, Copy)]
 struct Tell {
     memory: bool,
@@ -92,12 +94,12 @@ struct Tell {
 #[derive(Debug, Clone)]
 enum Value {
     Text(&'static [u8]),
-    /// What looks like a lock of ours; nobody but a test would write it.
+    /// A value like one of our locks, which only a test would write.
     Record {
         owner: u8,
         t: i64,
     },
-    /// What recovery keeps a lock free by.
+    /// The record by which recovery keeps a lock free.
     Nobodys(i64),
 }
 
@@ -146,9 +148,9 @@ struct Pair {
     memory: Arc<MemoryNode>,
     redis: Arc<dyn Node>,
     server: RedisServer,
-    /// What the node in memory has told.
+    /// The hints of the node in memory.
     told: Arc<Told>,
-    /// What the server has told.
+    /// The hints of the server.
     heard: RefCell<Subscription>,
 }
 
@@ -165,7 +167,7 @@ fn text(hint: &Hint) -> String {
     String::from_utf8_lossy(hint.as_bytes()).into_owned()
 }
 
-/// What belongs to the answer.
+/// The hints that the answer requires.
 fn due(op: &Op, vote: &Vote) -> Vec<String> {
     op.told(vote).map(text).into_iter().collect()
 }
@@ -201,8 +203,8 @@ impl Pair {
         Self { memory, redis, server, told, heard }
     }
 
-    /// Asks both, one or the other with something to tell; demands one answer, and that exactly what belongs to the answer
-    /// is told.
+    /// Asks both nodes, with a hint to publish on one, both or none. Demands the same answer, and
+    /// exactly the hints that the answer requires.
     async fn both_telling(&self, op: Op, tell: Tell) -> Result<Vote, TestCaseError> {
         let given = |tells| if tells { telling(op.clone(), "so and so") } else { op.clone() };
         let on_memory = given(tell.memory);
@@ -217,7 +219,7 @@ impl Pair {
         }
     }
 
-    /// Asks both and demands one answer.
+    /// Asks both nodes and demands the same answer.
     async fn both(&self, op: Op) -> Result<Vote, TestCaseError> {
         self.both_of(op.clone(), op).await
     }
@@ -232,7 +234,7 @@ impl Pair {
             (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
                 memory.abs_diff(*redis) < TOLERANCE
             }
-            // The script is careful and says that an operation which ended with an error may have had an effect.
+            // The script cautiously reports that an operation with an error may have had an effect.
             (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
             (memory, redis) => memory == redis,
         };
@@ -266,7 +268,7 @@ impl Pair {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
                     ReleaseScope::Proposal => lock.undo(owner, at(t)),
-                    // Which has nobody to tell.
+                    // This scope publishes no hint.
                     ReleaseScope::Grant => {
                         return self.both(lock.release_exactly(owner, at(t))).await.map(drop);
                     }
@@ -284,7 +286,8 @@ impl Pair {
             }
             Step::BadFence => self.set(&lock.keys.fence, b"no fence", None),
             Step::NoFence => {
-                // The shortest way to have a key deleted in memory is to release a lock of that name.
+                // The simplest way to delete a key in memory is to release a lock with the key's
+                // name.
                 let fence =
                     Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
@@ -301,7 +304,8 @@ impl Pair {
         self.both(lock.inspect_fence()).await.map(drop)
     }
 
-    /// Demands that both store the same lock. One that is about to expire must expire on both, not long after the other.
+    /// Demands that both nodes store the same lock. A lock that is about to expire must expire on
+    /// both, at about the same time.
     async fn settle(&self, lock: &Lock) -> Result<(), TestCaseError> {
         let short = |vote: &Vote| match vote {
             Vote::Found(holding) => {
@@ -370,7 +374,7 @@ fn compare(native: bool) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let pair = runtime.block_on(Pair::start(native));
-    // Each case has locks of its own, the shrunk ones included.
+    // Each case has its own locks, also when proptest shrinks it.
     let case = Cell::new(0);
     let steps = proptest::collection::vec((0..NAMES, any_step()), 1..STEPS);
     let outcome = TestRunner::new(config).run(&steps, |steps| {

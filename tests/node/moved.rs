@@ -1,5 +1,6 @@
-//! A master's name moves to a process that has read the append-only file of the old one, while that one goes on. No two
-//! gateways get votes of the two at a time, and no lock is granted again that the old one granted.
+//! A master's name moves to a process that has read the append-only file of the old process, while
+//! the old process continues. Gateways never get votes of both at a time, and no lock is granted
+//! again that the old process granted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::support::resp::Resp;
 
 const CONTESTED: &str = "its earlier process still answered while this one ran";
 
-/// The way of one gateway to a master: new connections lead to one process or another, open ones stay.
+/// One gateway's route to a master: new connections lead to one process or the other, open ones
+/// stay.
 struct Route {
     url: String,
     port: watch::Sender<u16>,
@@ -51,7 +53,7 @@ impl Route {
         Self { url, port, cuts }
     }
 
-    /// The node has one name, whichever way a gateway takes to it.
+    /// The node has one name, whichever route a gateway takes.
     fn settings(cluster: &ClusterSettings) -> RedisSettings {
         let mut settings = cluster.settings();
         settings.node_name = Some("b".into());
@@ -69,20 +71,21 @@ impl Route {
     }
 }
 
-/// What was seen of a durable master beside its old process.
+/// Observations of a durable master beside its old process.
 struct Moved {
-    /// Votes of the old process for one gateway, cast after the new process had voted for the other gateway.
+    /// Votes of the old process for one gateway, after the new process had voted for the other
+    /// gateway.
     beside: usize,
     /// From the move of the name to the first vote of the new process.
     waited: Duration,
     /// Whether the new process granted a lock that the old one had granted after the move.
     lost: bool,
-    /// Why the new process did not vote, last.
+    /// The last reason why the new process did not vote.
     reason: String,
 }
 
-/// B' reads the append-only directory of B, and B's name moves to B'. One gateway keeps its connection to B. The other's
-/// breaks; it votes through B' as soon as it may.
+/// B' reads the append-only directory of B, and B's name moves to B'. One gateway keeps its
+/// connection to B. The other gateway's connection breaks; it votes through B' as soon as it may.
 async fn moved_beside(rules: SafetyRules) -> Moved {
     let cluster = ClusterSettings { rules, ..ClusterSettings::SHORT_QUARANTINE };
     let old = RedisServer::start_with(append_only(&[]));
@@ -161,7 +164,8 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
     assert!(off.beside > 0 && off.lost, "without the rules nothing is worse");
 }
 
-/// A copy that was started long before the name moved to it, and the old process ends before anybody sees both.
+/// A copy started long before the name moved to it. The old process ends before any gateway sees
+/// both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;

@@ -1,4 +1,5 @@
-//! A master that answers random bytes, before and after the login. `NOISE_SEED=<seed>` replays a run.
+//! A master that answers random bytes, before and after the login. `NOISE_SEED=<seed>` replays a
+//! run.
 
 use redlock_core::node::NodeState;
 
@@ -29,7 +30,7 @@ const WORDS: [&str; 18] = [
     "$5\r\nhello\r\n",
 ];
 
-/// Pieces of replies, numbers and plain noise.
+/// Pieces of replies, numbers and random bytes.
 fn noise(chance: &mut Chance) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..=chance.below(200) {
@@ -62,7 +63,7 @@ async fn a_node_survives_any_answer_of_its_master() {
             (turncoat.fooled() > fooled).then_some(())
         })
         .await;
-        // From time to time: what came of it is over, and the node votes again.
+        // Now and then the noise ends, and the node must vote again.
         if round % 10 == 9 {
             turncoat.repents();
             in_state(node.as_ref(), NodeState::Admitted).await;

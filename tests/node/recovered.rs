@@ -1,5 +1,5 @@
-//! What a master is told of the locks that it forgot, and what it tells of those that it has: on a real server and in
-//! memory, with one answer.
+//! Recovery of a master's lost locks, and its scan of stored locks: a real server and the memory
+//! node give one answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const MARKER: &str = "of a quarantine";
 const T: u64 = 1_763_725_165_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Both kinds of master, with the same in them.
+/// Both kinds of master, with the same content.
 struct Both {
     server: RedisServer,
     session: Box<dyn Session>,
@@ -51,7 +51,7 @@ impl Both {
         on_redis
     }
 
-    /// All locks, without what is left of their times.
+    /// All locks, without their remaining lives.
     async fn stored(&self) -> BTreeMap<String, Record> {
         let mut cursor = None;
         let mut stored = Vec::new();
@@ -116,7 +116,7 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
         .connect()
         .await
         .expect("it is there");
-    // It begins like a lock of ours.
+    // The key begins like a lock of ours.
     let long = format!("{T}:{}:{}", "a".repeat(40), "x".repeat(20_000));
     server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
     server.cmd(&["SET", "lock:for-ever", &long]);
@@ -128,7 +128,7 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
     assert_eq!(told, [("ours", 58), ("stray", 8_448)]);
 }
 
-/// It was promised whoever extended it since.
+/// A later extension may have promised that life.
 #[tokio::test]
 async fn an_unbounded_lock_is_reported_with_the_longest_life() {
     let both = Both::start().await;
@@ -173,7 +173,7 @@ async fn recovery_writes_lock_and_watermark_only_in_its_quarantine() {
         ])
     );
     assert_eq!((both.fence("a"), both.fence("b")), (Some(format!("{T}+")), None));
-    // Another client knows of no quarantine, and counts on what it has set since.
+    // Another client does not know the quarantine, and relies on its own key.
     assert_eq!(both.recover(MARKER, "b", back()).await, RecoveryAnswer::OtherClient);
     assert_eq!(both.stored().await["b"], Record::foreign(Bytes::from_static(b"a-uuid")));
     both.server.cmd(&["SET", "lock:c", "for ever"]);

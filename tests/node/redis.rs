@@ -1,4 +1,5 @@
-//! What only a real redis-server can show: lost connections, restarts, credentials and nodes that are ineligible to vote.
+//! Behaviour that only a real redis-server can show: lost connections, restarts, credentials and
+//! nodes that are ineligible to vote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,11 +69,12 @@ async fn out_of_memory(native: bool) {
     assert!(refused.detail.contains("OOM"), "{}", refused.detail);
     assert_extended(&answers[1]);
     assert!(matches!(answers[2], Vote::Found(_)));
-    // Nothing to delete, so no room for the tombstone: to be owned up to, or nobody would try again.
+    // There is nothing to delete, so there is no room for the tombstone. The release must fail, or
+    // it would not be repeated.
     let refused = failure(ask(node.as_ref(), refused_lock.release(1, t)).await);
     assert!(refused.reason == Reason::Error && refused.detail.contains("OOM"), "{refused}");
     assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);
-    // Its T differs, so the tombstone needs a write that the deletion has to make room for.
+    // The token differs, so the tombstone needs a write, for which the deletion makes room.
     assert_eq!(ask(node.as_ref(), retaken.release(1, t + 1)).await, Vote::Released);
     for lock in [&held, &refused_lock, &retaken] {
         assert_eq!(server.cmd(&[b"EXISTS", &lock.keys.lock[..]]), Resp::Integer(0));
@@ -107,7 +109,8 @@ async fn after_flushall_the_worker_is_admitted_again() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
-    // A worker that was just used sends no heartbeat, which could notice before the acquire does.
+    // A worker that was just used sends no heartbeat, which could notice the loss before the
+    // acquire does.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.cmd(&["FLUSHALL"]);
     assert_failed(
@@ -123,8 +126,8 @@ async fn after_flushall_the_worker_is_admitted_again() {
 async fn a_lost_marker_is_noticed_by_an_idle_worker() {
     let (server, node, _) = redis_node().await;
     server.cmd(&["FLUSHALL"]);
-    // Nothing is asked of the node: the heartbeat alone brings its marker back.
-    // It, and which database it is in.
+    // No operation is submitted: the heartbeat alone restores the marker. The note of the marker's
+    // database returns, too.
     eventually("a marker stands again", async || {
         (server.cmd(&["DBSIZE"]).integer() == 2).then_some(())
     })
@@ -179,7 +182,7 @@ async fn locks_and_watermarks_survive_a_crash_with_an_aof() {
 #[tokio::test]
 async fn twenty_lost_connections_leave_none_open() {
     let server = RedisServer::start();
-    // Four workers, so that their back-off, which doubles, stays short.
+    // Four workers share the lost connections, so that their doubling backoff stays short.
     let nodes: Vec<_> = (0..4).map(|_| remote_node(&server.url())).collect();
     for _ in 0..5 {
         for node in &nodes {
@@ -284,7 +287,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let settings = Settings { max_ttl: ttl(1_500), node, ..Settings::default() };
     let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
-    // Of a master that is not there: nothing is copied over, so the marker stays.
+    // A replica of a missing master: nothing is copied, so the marker stays.
     let nobody = DeadPort::new();
     server.cmd(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
     let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
@@ -292,7 +295,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
-    // Nobody can tell that this time its data is its own.
+    // Nothing shows that the data is the master's own this time.
     let status = in_state(node.as_ref(), NodeState::Quarantined).await;
     assert!(status.detail.contains("it was a replica"), "{status:?}");
     let refused = ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await;
@@ -339,7 +342,8 @@ async fn a_marker_of_another_configuration_is_never_overwritten() {
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), before);
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
 
-    // What an operator's step ends with turns the tables: the new configuration votes and the old one does not.
+    // The last step of `reconfigure` reverses the roles: the new configuration votes and the old
+    // one does not.
     server.cmd(&["SET", "{lock:}:marker", &before.text().replace(":300000:", ":77000:")]);
     assert_failed(
         ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await,
@@ -356,7 +360,7 @@ async fn a_hung_node_loses_its_session_and_then_refuses_at_once() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
-    // So that the call which a session begins with is answered, and not the first to be given up.
+    // The first call of a session gets its answer, so that a later call is the one that times out.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.stop();
     let since = Instant::now();
@@ -429,7 +433,8 @@ async fn an_early_connection_result_is_received() {
                 .expect_err("nobody is there")
                 .detail
         };
-        // A thread that is no worker of the runtime: another one connects while it goes on.
+        // Not a worker thread of the runtime, so another worker connects while this thread
+        // continues.
         asking.spawn_blocking(move || {
             (0..TRIES).map(|_| told()).find(|told| told != "connection refused")
         });

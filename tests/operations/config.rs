@@ -1,5 +1,6 @@
-//! Starting with a wrong configuration, and the operator's commands: a mistake ends the program before anything is bound,
-//! with a message that names the setting, the value and what is allowed, and never a password.
+//! Wrong configurations, and the operator's commands. A mistake ends the program before anything is
+//! bound. The message names the setting, the value and the allowed values, and never contains a
+//! password.
 
 use serde_json::json;
 
@@ -7,7 +8,7 @@ use crate::support::gateway::{Finished, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 
-/// A password that could stand in any of these places.
+/// A password that could appear in any of these places.
 const SECRET: &str = "hunter2-the-password";
 
 #[track_caller]
@@ -15,7 +16,7 @@ pub(super) fn assert_refused(what: &str, finished: &Finished, words: &[&str]) {
     assert_ended(2, what, finished, words);
 }
 
-/// By a command that understood what it was asked, and could not do it.
+/// A command that understood its arguments, but failed.
 #[track_caller]
 pub(super) fn assert_not_done(what: &str, finished: &Finished, words: &[&str]) {
     assert_ended(1, what, finished, words);
@@ -384,7 +385,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     assert!(embedded.code == Some(0) && embedded.stdout.contains("embedded"), "{embedded:?}");
 }
 
-/// The line about a server has all these words.
+/// The line about a server contains all these words.
 #[track_caller]
 fn assert_reported(report: &Finished, server: &RedisServer, words: &[&str]) {
     let start = format!("127.0.0.1:{}: Redis", server.port());
@@ -407,7 +408,7 @@ async fn check_counts_one_master_under_two_names_once() {
     );
 }
 
-/// A command that said what it saw before it failed.
+/// A command that printed its findings before it failed.
 #[track_caller]
 pub(super) fn assert_refused_after_output(finished: &Finished, words: &[&str]) {
     assert_eq!(finished.code, Some(1), "{finished:?}");

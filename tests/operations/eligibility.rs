@@ -1,6 +1,6 @@
-//! Doubtful masters as an operator and a client see them: what readyz, the metrics, the log and `check` say of each, what a
-//! client gets in the meantime, and that everything mends by itself. And what becomes of locks when a clock jumps, of a
-//! master or of the gateway.
+//! Suspect masters as operators and clients see them: in readyz, the metrics, the log and `check`,
+//! and in the answers meanwhile. Everything recovers by itself. Also locks when the clock of a
+//! master or of the gateway jumps.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::support::nodes::stored_on;
 
 const MAX_TTL: Duration = Duration::from_secs(3);
 const SKEW: Duration = Duration::from_secs(1);
-/// max_ttl, S, and what it takes until a name is followed again.
+/// max_ttl + clock_skew + the time until a gateway follows a name again.
 const QUARANTINE: Duration = Duration::from_secs(7);
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
@@ -39,7 +39,7 @@ fn of(server: &RedisServer) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// What readyz says of each node.
+/// Each node's entry in readyz.
 async fn states(gateway: &Gateway) -> BTreeMap<String, Value> {
     let health = gateway.readyz().await.json();
     let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
@@ -84,7 +84,7 @@ fn options(args: &[&str]) -> RedisOptions {
     }
 }
 
-/// What each node answered, as a refusal tells it.
+/// Each node's answer in a refusal.
 fn answers(problem: &Value) -> BTreeMap<String, String> {
     let nodes = problem["nodes"].as_array().expect("a list");
     nodes
@@ -93,7 +93,7 @@ fn answers(problem: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Two of three nodes decide; the third may not have been heard.
+/// Two of three nodes decide; the third one's answer may be missing.
 #[track_caller]
 fn refused_for_quarantine(problem: &Value) {
     let answers = answers(problem);
@@ -197,7 +197,7 @@ async fn every_state_is_shown_with_reason_and_cure() {
     let refused = until_state(&gateway, &servers[1], "refused").await;
     let flushed = until_state(&gateway, &servers[2], "quarantined").await;
     let restarted = until_state(&gateway, &servers[3], "quarantined").await;
-    // It votes, and has nobody to compare its locks with.
+    // The node votes, and has no other node to compare its locks with.
     let admitted = until_state(&gateway, &servers[4], "catching_up").await;
 
     assert!(!text(&connecting, "detail").is_empty(), "{connecting:#}");
@@ -229,7 +229,7 @@ async fn every_state_is_shown_with_reason_and_cure() {
         "{warned}"
     );
 
-    // What an operator mends is noticed; nobody restarts the gateway.
+    // The gateway notices an operator's fix without a restart.
     servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     until_state(&gateway, &servers[1], "catching_up").await;
 }
@@ -263,7 +263,7 @@ async fn check_shows_which_masters_would_wait_and_why() {
     );
 
     let gateway = short(Launch::embedded().nodes(&urls).brand_new()).ready().await;
-    // It is ready at two of three.
+    // The gateway is ready with two of three.
     let admitted =
         eventually("it is in the log", async || logged(&gateway, "node admitted", &servers[2]))
             .await;
@@ -315,15 +315,15 @@ async fn bootstrap_is_refused_if_one_master_was_in_use() {
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
 }
 
-/// The flag was left in some configuration, and a gateway starts with it in the second in which the running one has not
-/// yet noticed the loss.
+/// The flag was left in a configuration, and a gateway starts with it in the second before the
+/// running gateway notices the loss.
 #[tokio::test]
 async fn a_running_gateway_refutes_bootstrap_after_a_total_loss() {
     let servers = masters(3);
     let running = endless(&servers).brand_new().ready().await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let started = endless(&servers).brand_new().start().await;
-    // Refuted; or, where the machine is slow, believed of nodes that are not meant any more, and without effect.
+    // Refuted; or, on a slow machine, accepted for nodes of the old state, and without effect.
     eventually("the word is judged", async || {
         started.stdout().contains("--bootstrap: ").then_some(())
     })
@@ -400,7 +400,8 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
         samples.get("redlock_node_clock_offset_seconds", &[("node", &node)])
     };
     assert!(offset().await.abs() < 1.0);
-    // Beyond D/2 and within D: it votes, and an operator is warned.
+    // Between half of max_clock_skew and max_clock_skew: the master votes, and the operator is
+    // warned.
     clock.set_ahead(-1_500);
     eventually("the offset shows", async || (offset().await < -1.0).then_some(())).await;
     let far = "the node's clock and this machine's are far apart: mend one";
@@ -429,15 +430,15 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     assert_eq!(answers(&problem).get(&node).map(String::as_str), Some("clock"), "{problem:#}");
 
-    // Forward again: that ended its locks a minute early.
+    // Forward again: this jump ended its locks a minute early.
     clock.set_ahead(0);
     let waits = until_state(&gateway, &servers[2], "quarantined").await;
     assert!(text(&waits, "detail").contains("its clock ran ahead"), "{waits:#}");
     assert!(text(&waits, "advice").contains("maxslewrate"), "{waits:#}");
 }
 
-/// All masters and then the gateway are stopped with an acquire on its way; the masters go on and set the lock, and it runs
-/// out before the gateway goes on.
+/// All masters and then the gateway are stopped with an acquire in flight. The masters continue and
+/// set the lock, which expires before the gateway continues.
 #[tokio::test]
 async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503()
 {
@@ -488,7 +489,7 @@ async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503()
     }
 }
 
-/// They answer everything, and grant nothing: traffic must not be sent here.
+/// The masters answer everything and grant nothing: a load balancer must not send traffic here.
 #[tokio::test]
 async fn a_read_only_majority_is_not_ready_and_says_why() {
     let servers = masters(3);

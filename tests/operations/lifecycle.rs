@@ -1,5 +1,5 @@
-//! A gateway as a process: how it greets, how it ends with work in flight and without, and what it does when more is asked
-//! of it than it was sized for.
+//! A gateway as a process: its banner, its shutdown with and without requests in flight, and its
+//! behaviour beyond its limits.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,10 +14,12 @@ use crate::support::harness::{RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 
-/// Sends all of a request but the second half of its body; returns when the gateway works on it.
+/// Sends a request without the second half of its body. Returns when the gateway works on the
+/// request.
 async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, body: &str) -> Raw {
     let mut raw = gateway.raw().await;
-    // Only asking for a body makes the server say "100 Continue", so it stands in the middle of its work then.
+    // The server sends "100 Continue" only when it reads the body, so the request is in progress
+    // then.
     raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
     raw.told_to_continue().await;
     raw.write(&body[..body.len() / 2]).await;
@@ -102,7 +104,7 @@ async fn ends_in_order(signal: Signal) {
         gateway.post("another", json!({})).await.problem(503, "draining")["retry_after_ms"],
         1_000
     );
-    // Holders must be able to go on and to let go.
+    // Holders must be able to extend and release.
     assert_eq!(gateway.patch("other", &other.token, 60_000).await.status, 200);
     assert_eq!(gateway.delete("other", &other.token).await.status, 204);
     assert_eq!(gateway.look("held").await["state"], "held");
@@ -115,7 +117,7 @@ async fn ends_in_order(signal: Signal) {
         "{extended:?}"
     );
     draining(&gateway).await;
-    // Asked for before the signal, but nothing was tried yet: nothing is begun any more.
+    // Sent before the signal, but not yet tried: the gateway begins no new acquire.
     post.write(&body[body.len() / 2..]).await;
     post.answer().await.problem(503, "draining");
     let since = Instant::now();
@@ -242,7 +244,8 @@ async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
     assert_eq!(gateway.look("slow").await["state"], "free");
 }
 
-/// Standard output and standard error on a full disk: nothing can be logged, and everything else goes on.
+/// Standard output and standard error on a full disk: nothing can be logged, and everything else
+/// continues.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_stops_nothing() {
     let servers = masters(3);
@@ -251,7 +254,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
     let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
     for n in 0..3 {
-        // Each outage makes the workers log, and each server error the requests.
+        // Each outage makes the workers log, and each server error makes the requests log.
         servers.iter().for_each(|server| {
             drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]))
         });

@@ -1,4 +1,5 @@
-//! Alerts and dashboards: of true names, and with data when a Prometheus scrapes a gateway.
+//! Alerts and dashboards: they use existing metrics, and show data when a Prometheus scrapes a
+//! gateway.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -104,7 +105,7 @@ impl Prometheus {
         (answer.status == 200).then(|| answer.json()["data"].take())
     }
 
-    /// How many series the query gives.
+    /// The number of series that the query returns.
     async fn series(&self, gateway: &Gateway, query: &str) -> Option<usize> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let data = self.ask(gateway, &format!("/api/v1/query?query={encoded}")).await?;
@@ -112,7 +113,7 @@ impl Prometheus {
     }
 }
 
-/// The queries of the dashboard, of all jobs and gateways.
+/// The dashboard's queries, for all jobs and gateways.
 fn queries_of_the_dashboard() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read("dashboard.json")).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("panels").iter();
@@ -121,7 +122,7 @@ fn queries_of_the_dashboard() -> Vec<String> {
     queries.map(|query| query.replace("$job", ".*").replace("$instance", ".*")).collect()
 }
 
-/// What the rules are made of.
+/// The metrics in the rules.
 fn metrics_of_the_rules() -> BTreeSet<String> {
     let rules = read("alerts.yaml");
     let words = rules.split(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | ':'));
@@ -135,14 +136,14 @@ async fn every_query_finds_data_in_a_real_prometheus() {
     let authority = Authority::new();
     let own = authority.issue("server", "/CN=gateway");
     let servers = masters(3);
-    // The public address speaks TLS, and so has a certificate to tell of.
+    // The public address speaks TLS, so the gateway reports a certificate.
     let launch =
         Launch::over(&servers).flag("--admin-listen", &admin.to_string()).flag("--group", "all=*");
     let gateway = launch.flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).start().await;
     let prometheus = Prometheus::start(admin);
     for query in queries_of_the_dashboard().into_iter().chain(metrics_of_the_rules()) {
         eventually(&format!("{query} finds something"), async || {
-            // So that there are requests in the histograms.
+            // Requests fill the histograms.
             gateway.call(Method::GET, "/livez").to(admin).try_send().await.ok()?;
             prometheus.series(&gateway, &query).await.filter(|series| *series > 0)
         })

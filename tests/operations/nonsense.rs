@@ -1,5 +1,5 @@
-//! A master that answers what is no reply of Redis, as a hijacked name or a broken proxy does: it costs its own vote, and
-//! nothing else of the gateway.
+//! A master whose answers are no Redis replies, as after a hijacked name or behind a broken proxy.
+//! It loses its own vote, and the gateway is otherwise unaffected.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
 use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::turncoat::{Nonsense, Turncoat};
 
-/// Several times what a reply may have, far below what these answers would take.
+/// Several times the limit of a reply, far below the size of these answers.
 const MOST_GROWTH: f64 = 64.0 * 1024.0 * 1024.0;
-/// Locks that are granted while a master answers nonsense, each beside a look at /livez.
+/// Locks that are granted while a master answers nonsense, each beside a probe of /livez.
 const ROUNDS: usize = 50;
 
-/// A gateway over four masters and one that turns.
+/// A gateway over four healthy masters and one faulty master.
 struct Stage {
-    // Before the servers, which it needs.
+    // Dropped before the servers, which the gateway needs.
     gateway: Gateway,
     turncoat: Turncoat,
     _servers: Vec<RedisServer>,
@@ -40,7 +40,7 @@ impl Stage {
         nodes.into_iter().find(|node| node["node"] == name.as_str()).expect("it is listed")
     }
 
-    /// The node is down for this reason, on connections that were open and on new ones.
+    /// The node is down for this reason, on open connections and on new ones.
     async fn is_down_for(&self, why: &str) {
         let fooled = self.turncoat.fooled();
         eventually(why, async || {
@@ -58,7 +58,7 @@ impl Stage {
         .await;
     }
 
-    /// Locks are granted by the other four; answers the slowest look at /livez.
+    /// The other four grant locks. Returns the slowest probe of /livez.
     async fn others_serve(&self) -> Duration {
         let mut slowest = Duration::ZERO;
         for round in 0..ROUNDS {
@@ -138,7 +138,8 @@ async fn a_master_that_streams_or_speaks_http_costs_only_its_vote() {
     stage.survives(Nonsense::once("HTTP/1.1 400 Bad Request\r\n\r\n"), "byte 72").await;
 }
 
-/// Each is a reply, but nobody asked for it. Reading them takes processor time for as long as the connection lasts.
+/// Each reply is valid, but unrequested. Reading them takes processor time for as long as the
+/// connection lasts.
 #[tokio::test]
 async fn a_master_that_replies_endlessly_takes_no_memory() {
     let stage = Stage::set().await;

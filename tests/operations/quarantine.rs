@@ -1,5 +1,5 @@
-//! One master of three in quarantine, which is no outage: what readyz says, and that locks are granted, extended and released
-//! by the others, without a vote of it.
+//! One master of three in quarantine is no outage: readyz shows both facts, and the other two
+//! grant, extend and release without its vote.
 
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ async fn one_of_three_masters_in_quarantine_is_not_needed() {
         assert_eq!(gateway.delete(name, token).await.status, 204);
     }
 
-    // Two votes are all there are: without one of them nothing is granted.
+    // Only two votes exist: without one of them nothing is granted.
     servers[1].kill();
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     let states: Vec<_> =
@@ -73,7 +73,8 @@ async fn one_of_three_masters_in_quarantine_is_not_needed() {
     .await;
 }
 
-/// One of three is in quarantine for minutes, and another only hangs for a moment: nobody is to be sent away for minutes.
+/// One of three is in quarantine for minutes, and another hangs for a moment: clients must not be
+/// sent away for minutes.
 #[tokio::test]
 async fn retry_after_is_short_for_a_master_that_is_just_away() {
     let mut servers = masters(3);

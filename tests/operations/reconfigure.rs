@@ -1,5 +1,5 @@
-//! `redlock-gateway reconfigure`: masters are moved from one configuration to another, and no two gateways of different ones
-//! get votes meanwhile.
+//! `redlock-gateway reconfigure` moves masters from one configuration to another. Meanwhile no
+//! gateways of different configurations get votes.
 
 use std::time::Instant;
 
@@ -49,7 +49,7 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201);
     let before = markers(&servers);
 
-    // A gateway of another configuration is refused until an operator says that it is meant.
+    // A gateway of another configuration is refused until an operator confirms it.
     let early = times(Launch::over(&servers), "2s").start().await;
     refused_everywhere(&early).await;
     early.post("job", json!({})).await.problem(503, "quorum_unavailable");
@@ -75,7 +75,7 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     );
     assert_eq!(markers(&servers[..2]), before[..2]);
     servers[2].restart();
-    // Until then the old gateway is about to change its marker.
+    // Until then the old gateway may still change its marker.
     old.all_nodes_admitted().await;
 
     let since = Instant::now();
@@ -109,7 +109,7 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     assert_not_done("embedded", &embedded, &["--node", "no markers"]);
 }
 
-/// The larger skew lets tokens and rounds count that the smaller one takes for gone.
+/// With the larger skew tokens and rounds count longer than with the smaller one.
 #[tokio::test]
 async fn gateways_with_another_clock_skew_get_no_votes() {
     let servers = masters(3);
@@ -149,7 +149,7 @@ async fn gateways_with_another_clock_skew_get_no_votes() {
     refused_everywhere(&first).await;
 }
 
-/// Of a version that named no clock skew.
+/// The marker of a version without a clock skew.
 #[tokio::test]
 async fn an_older_versions_marker_needs_its_clock_skew_stated() {
     let servers = masters(3);
@@ -229,7 +229,7 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
         eventually("it expires", async || (old.look("job").await["state"] == "free").then_some(()))
             .await;
     }
-    // One of the old nodes is lost for good: that is why it is replaced.
+    // One of the old nodes is lost permanently, which is the reason for its replacement.
     servers[0].kill();
     let done = reconfigure(&urls[..3]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -250,7 +250,8 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
     assert_eq!(old.readyz().await.status, 503);
 }
 
-/// Under one name the markers of both lists are equal, and gateways with either list would grant side by side.
+/// Under one name the markers of both lists are equal, and gateways with either list would grant
+/// side by side.
 #[tokio::test]
 async fn other_nodes_need_another_cluster_name() {
     let servers = masters(4);
@@ -293,7 +294,8 @@ async fn reconfigure_refuses_one_master_under_two_names() {
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), Resp::Nil);
 }
 
-/// Of two operators at once one is told no; one that was stopped while it waited, and overtaken, ends nothing.
+/// The second of two operators is refused. A run that was stopped while it waited, and overtaken,
+/// changes nothing.
 #[tokio::test]
 async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     let servers = masters(3);
@@ -307,7 +309,7 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     })
     .await;
     slow.signal(Signal::STOP);
-    // Another target is refused; the same is taken over.
+    // Another target is refused; the same target is taken over.
     let other = reconfigure("700ms").finish().await;
     assert_refused_after_output(&other, &["another configuration is under way"]);
     let second = reconfigure("500ms").finish().await;
@@ -323,7 +325,7 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     assert_eq!(new.delete("job", &lease.token).await.status, 204);
 }
 
-/// Nothing on entirely new masters tells of the old ones, which would go on granting.
+/// Entirely new masters contain no sign of the old ones, which would continue to grant.
 #[tokio::test]
 async fn entirely_new_masters_need_the_old_ones_named_and_stop_them() {
     let servers = masters(6);
@@ -365,7 +367,8 @@ async fn first_masters_need_a_statement_that_none_came_before() {
     assert_eq!(done.code, Some(0), "{done:?}");
 }
 
-/// The old masters have lost everything, and with their markers the word of how long their locks may live.
+/// The old masters have lost everything, including the markers with the maximum life of their
+/// locks.
 #[tokio::test]
 async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     let servers = masters(6);
@@ -405,7 +408,7 @@ async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     let untouched = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer() == 0;
     assert!(servers.iter().all(untouched), "nothing was to be changed");
 
-    // Said once, it stands in the markers: a run that is interrupted need not be told again.
+    // Once stated, the value is in the markers: a repeated run does not need it again.
     let first =
         reconfigure(&["--yes", "--old-max-ttl", "2s", "--old-clock-skew", "100ms"]).spawn_only();
     eventually("all votes are stopped", async || {
@@ -458,7 +461,8 @@ async fn a_stated_old_max_ttl_never_shortens_the_wait()
     times(Launch::over(&servers), "500ms").ready().await;
 }
 
-/// The same masters are named as the old ones; they have lost everything, and nobody asks for how long old locks may live.
+/// The same masters are named as the old ones. They have lost everything, and no marker shows how
+/// long old locks may live.
 #[tokio::test]
 async fn staying_masters_without_markers_need_the_old_max_ttl() {
     let servers = masters(3);

@@ -1,5 +1,6 @@
-//! The procedures of docs/runbook.md, step by step on real masters and gateways: what is printed, what is waited for, and
-//! what becomes of locks meanwhile. Those that other tests run from end to end are named there.
+//! The procedures of docs/runbook.md, step by step on real masters and gateways: the output, the
+//! waits, and the locks meanwhile. Procedures that other tests run from end to end name those
+//! tests.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,7 @@ use crate::support::gateway::{Gateway, Launch, Scratch, module};
 use crate::support::harness::{RedisOptions, RedisServer, TempDir, eventually, masters};
 use crate::support::nodes::stored_on;
 
-/// What the log says of a master that has to wait.
+/// The log's message about a master that has to wait.
 const QUARANTINED: &str = "node in quarantine";
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
@@ -30,7 +31,8 @@ fn durable(count: usize) -> Vec<RedisServer> {
     (0..count).map(|_| RedisServer::start_with(options())).collect()
 }
 
-/// With these times, max(max_ttl, S) + S + 3 s is 5.1 s for 2 s.
+/// With these settings the quarantine max(max_ttl, clock_skew) + clock_skew + 3 s is 5.1 s for a
+/// max_ttl of 2 s.
 fn times(launch: Launch, max_ttl: &str) -> Launch {
     launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", "100ms")
 }
@@ -149,7 +151,8 @@ async fn a_master_that_returns_empty_recovers_the_held_locks() {
     );
 }
 
-/// Runs `reconfigure` from three masters to others, for which the old gateways are stopped; how long it took.
+/// Runs `reconfigure` from three masters to others, for which the old gateways are stopped. Returns
+/// the duration.
 async fn reconfigured(
     old: &[&RedisServer],
     new: &[&RedisServer],
@@ -224,7 +227,7 @@ async fn one_run_changes_nodes_and_max_ttl_and_stops_old_gateways() {
     ];
     let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
     assert!(took >= Duration::from_millis(5_100), "by the longer of the two max_ttl: {took:?}");
-    // One of the old ones was lost.
+    // One of the old masters was lost.
     old.post("other", json!({})).await.problem(503, "quorum_unavailable");
     let urls = [a.url(), b.url(), d.url()];
     let new =
@@ -256,7 +259,7 @@ async fn by_default_a_change_of_nodes_stops_locks_for_305_s() {
     }
 }
 
-/// Nobody was quarantined but for the seconds in which names move.
+/// No master was quarantined, except for the seconds in which names move.
 #[track_caller]
 fn assert_only_returned(gateway: &Gateway) {
     let log = gateway.stdout();
@@ -269,7 +272,7 @@ fn assert_only_returned(gateway: &Gateway) {
 /// The new version is the one with the module.
 #[tokio::test]
 async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
-    // Built before anybody holds a lock: that may take longer than its TTL.
+    // Built before a lock is held: the build may take longer than the TTL.
     let _ = module();
     let mut servers = durable(3);
     let gateway = Launch::over(&servers).ready().await;
@@ -291,7 +294,7 @@ async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 }
 
-/// Puts one master's append-only files in the place of another's.
+/// Replaces one master's append-only files with another's.
 fn copied(from: &Path, to: &Path) {
     let from = from.join("appendonlydir");
     let to = to.join("appendonlydir");
@@ -300,8 +303,8 @@ fn copied(from: &Path, to: &Path) {
     assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
 
-/// Masters that sync every write, a copy of the first one's file, and a lock that came after it. One of its two masters is
-/// the first.
+/// Masters that sync every write, a copy of the first one's file, and a lock that is newer than the
+/// copy. One of the lock's two masters is the first.
 async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     let mut servers = durable(3);
     let backup = TempDir::new();
@@ -317,13 +320,13 @@ async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     servers[2].restart();
     until_state(&gateway, &servers[2], "admitted", 1).await;
     assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "it has caught up");
-    // As if it had been too slow for this lock.
+    // As if this master had been too slow for this lock.
     servers[2].cmd(&["DEL", "lock:job", "{lock:job}:fence"]);
     servers[0].kill();
     (servers, gateway, backup)
 }
 
-/// Why a backup is never put back as it is: nothing in it says that it is old.
+/// Why a backup is never restored unchanged: nothing in it shows that it is old.
 #[tokio::test]
 async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
@@ -351,12 +354,12 @@ async fn a_restored_backup_without_its_marker_grants_nothing_twice() {
     copied(aside.dir(), servers[0].dir());
     servers[0].restart();
     until_state(&gateway, &servers[0], "quarantined", 1).await;
-    // One of the two that vote has it, and the other one has not.
+    // One of the two voting masters stores the lock, and the other does not.
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     until_state(&gateway, &servers[0], "admitted", 1).await;
     assert!(stored_on(&servers, "on-all", |_| true).contains(&0), "it was told");
     gateway.post("job", json!({})).await.problem(409, "lock_held");
-    // What was released since is back on this one until its TTL ends; the others decide.
+    // The released lock is back on this master until its TTL ends; the other masters decide.
     assert_eq!(stored_on(&servers, "since-released", |_| true), [0]);
     let granted = gateway.post("since-released", json!({})).await;
     assert_eq!((granted.status, &granted.json()["nodes_granted"]), (201, &json!(2)), "{granted:?}");
@@ -424,7 +427,8 @@ async fn the_masters_password_is_rotated_while_both_are_valid() {
     }
     drained(first).await;
     on_all(&["ACL", "SETUSER", "default", "<old-one"]);
-    // Connections that are open stay logged in: those that come next tell. A gateway that has not noticed yet says 503.
+    // Open connections stay logged in: only new ones show the change. A gateway that has not
+    // noticed yet answers 503.
     on_all(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     eventually("the lock is extended over new connections", async || {
         (second.patch("job", &lease.token, 60_000).await.status == 200).then_some(())

@@ -1,4 +1,5 @@
-//! What must not start in silence, and what `check` says before somebody tries: it fails where serving would mislead.
+//! Configurations that must not start silently, and `check` before the start: it fails where
+//! serving would mislead.
 
 use super::config::assert_refused;
 use crate::support::gateway::{Launch, Scratch};
@@ -58,7 +59,7 @@ async fn an_unknown_log_level_is_refused() {
             );
         }
     }
-    // An empty one is as good as none: the log went silent.
+    // An empty filter counts as none; it must not silence the log.
     let empty = Launch::embedded().env("RUST_LOG", " ,").start().await;
     assert!(empty.stdout().contains("\"listening\""), "{}", empty.stdout());
     for level in ["INFO", "warn,fred=debug", "redlock_gateway::http=trace,off", ""] {
@@ -105,7 +106,7 @@ async fn check_agrees_with_start_on_a_new_cluster()
     assert!(used.stdout.contains("--bootstrap: WOULD NOT COUNT: 2 of 3 nodes are new"), "{used:?}");
 }
 
-/// In a URL it would be seen by whoever lists the processes.
+/// A password in a URL would be visible in the list of processes.
 #[tokio::test]
 async fn a_password_file_serves_nodes_whose_url_has_none() {
     let secret = "p@ss:/w?rd%41";
@@ -131,7 +132,7 @@ async fn a_password_file_serves_nodes_whose_url_has_none() {
         .await;
     gateway.acquire("job").await;
     drop(gateway);
-    // Nodes that leave are logged in to with it, too.
+    // The password also applies to nodes that leave.
     let launch = with_file(&["reconfigure", "--max-ttl", "6m"]);
     let told =
         urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;

@@ -1,4 +1,5 @@
-//! Traces, as a collector gets them: OTLP over HTTP, decoded by the protocol's own definitions.
+//! Traces as a collector receives them: OTLP over HTTP, decoded with the definitions of the
+//! protocol.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -28,7 +29,7 @@ use crate::support::harness::{DeadPort, eventually, masters};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// Takes every export, and keeps it.
+/// Accepts every export, and stores it.
 struct Collector {
     endpoint: String,
     exports: Arc<Mutex<Vec<(String, Bytes)>>>,
@@ -161,7 +162,7 @@ async fn a_trace_has_request_rounds_and_nodes_as_levels() {
                 && node.start_time_unix_nano < node.end_time_unix_nano
         );
     }
-    // Without a traceparent a request is the root of a trace of its own.
+    // Without a traceparent a request is the root of its own trace.
     let release = named("DELETE /locks/{name}");
     assert!(release.parent_span_id.is_empty() && release.trace_id != request.trace_id);
     assert_eq!(
@@ -227,7 +228,7 @@ async fn unsampled_requests_send_no_spans() {
 #[tokio::test]
 async fn the_last_spans_are_sent_before_the_process_ends() {
     let collector = Collector::start().await;
-    // Nothing is sent in time.
+    // No span is sent in time.
     let launch = Launch::embedded()
         .flag("--otlp-endpoint", &collector.endpoint)
         .env("OTEL_BSP_SCHEDULE_DELAY", "3600000");
@@ -245,7 +246,7 @@ async fn the_last_spans_are_sent_before_the_process_ends() {
 #[tokio::test]
 async fn an_absent_or_hung_collector_costs_spans_and_no_request() {
     let dead = DeadPort::new();
-    // Takes connections, and says nothing.
+    // Accepts connections, and never answers.
     let hanging = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     for port in [dead.port(), hanging.local_addr().expect("bound").port()] {
         let launch =

@@ -1,4 +1,5 @@
-//! Gateways are replaced one by one under load, behind a load balancer that asks /readyz: no request is lost.
+//! Gateways are replaced one by one under load, behind a load balancer that asks /readyz: no
+//! request is lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,9 +20,9 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, masters};
 
 const CLIENTS: usize = 8;
-/// How often the load balancer asks.
+/// The interval of the load balancer's probes.
 const ASKS_EVERY: Duration = Duration::from_millis(100);
-/// After so many requests the next gateway takes over.
+/// After this many requests the next gateway takes over.
 const REQUESTS_EACH: u32 = 5_000;
 
 /// A gateway, as the load balancer sees it.
@@ -30,7 +31,7 @@ struct Backend {
     is_ready: AtomicBool,
 }
 
-/// What load balancer, clients and the one who upgrades have in common.
+/// State shared by the load balancer, the clients and the upgrade.
 #[derive(Default)]
 struct Shared {
     backends: RwLock<Vec<Arc<Backend>>>,
@@ -70,7 +71,8 @@ impl Shared {
         }
     }
 
-    /// One client with a lock of its own, and a connection that it keeps as long as its gateway lets it and is ready.
+    /// One client with its own lock. It keeps its connection for as long as the gateway is ready
+    /// and allows it.
     async fn work(&self, client: usize) -> Result<(), String> {
         let path = format!("/locks/client-{client}");
         let mut kept: Option<(Arc<Backend>, SendRequest<Full<Bytes>>)> = None;

@@ -1,4 +1,5 @@
-//! The maps name what is there: files in ARCHITECTURE.md and in the README, modules at the top of a crate.
+//! The maps name existing files and modules: files in ARCHITECTURE.md and in the README, modules at
+//! the top of a crate.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use super::layout::files;
 use crate::support::gateway::source_root;
 
 const PAGE: &str = "crates/redlock-core/ARCHITECTURE.md";
-/// Where paths of the page begin.
+/// The roots of the page's paths.
 const ROOTS: [&str; 3] = ["", "crates", "crates/redlock-core"];
 /// Files that begin with a map of the modules below them.
 const MAPS: [&str; 6] = [
@@ -32,7 +33,8 @@ fn paths(line: &str) -> impl Iterator<Item = &str> {
         .filter(|word| ENDINGS.iter().any(|ending| word.ends_with(ending)))
 }
 
-/// Those of a line that are not there. A bare name stands beside the one before it, or in its directory.
+/// The paths of a line that do not exist. A bare name stands beside the path before it, or in its
+/// directory.
 fn missing_in<'a>(line: &'a str, top: &Path) -> Vec<&'a str> {
     let mut beside: Option<PathBuf> = None;
     paths(line)
@@ -59,7 +61,8 @@ fn the_architecture_page_names_existing_files() {
     assert!(named > 80, "only {named} names were recognised");
 }
 
-/// The README's map is a tree of indented names; a name has to end a path of the repository.
+/// The README's map is a tree of indented names. Each name has to be the end of a path in the
+/// repository.
 #[test]
 fn the_map_in_the_readme_names_existing_files() {
     fn below(dir: &Path, found: &mut String) {
@@ -94,7 +97,7 @@ fn the_map_in_the_readme_names_existing_files() {
     assert!(map.lines().flat_map(paths).count() > 10, "names are not recognised");
 }
 
-/// `](path)` in a page leads to a file, from where the page is.
+/// Links `](path)` in a page without a target, relative to the page.
 fn dead_links(page: &str, text: &str) -> Vec<String> {
     let here = source_root().join(page).parent().map(Path::to_owned).unwrap_or_default();
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());

@@ -1,5 +1,5 @@
-//! The boundaries between the rooms of this house, held by reading the source: who may name the Redis client, the web
-//! framework, the serializer. A boundary that nothing checks is gone within a year.
+//! The boundaries between the rooms, checked by reading the source: which files may name the Redis
+//! client, the web framework, the serializer. A boundary without a check is gone within a year.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -42,8 +42,8 @@ pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The lines of a source file that are code, with their numbers, up to its tests. A test module in a file of its own is no
-/// end.
+/// The code lines of a source file with their numbers, up to its tests. A test module in its own
+/// file does not end them.
 pub(super) fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let comment = |line: &str| line.trim_start().starts_with("//");
     let tests = |line: &str, next: &str| {
@@ -68,8 +68,8 @@ fn names(line: &str, krate: &str) -> bool {
         || uses.iter().any(|text| line.contains(text.as_str()))
 }
 
-/// Fails when a line below `room` that `found` picks is not in one of the places that may have it, and when a place has none:
-/// then it is on the list for nothing.
+/// Fails when a line below `room` that `found` picks is outside the allowed places, or when an
+/// allowed place has no such line.
 fn only_in(what: &str, found: impl Fn(&str) -> bool, room: &str, places: &[&str]) {
     let mut unused: BTreeSet<&str> = places.iter().copied().collect();
     for (file, text) in files(room, &["rs"]) {
@@ -150,7 +150,7 @@ fn the_core_knows_no_serializer_no_web_and_no_environment() {
     }
 }
 
-/// What a node's driver does must be a function of what it is told: tasks are started around it.
+/// A node's driver must be a function of its inputs: tasks are started around it.
 #[test]
 fn only_listed_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
@@ -171,7 +171,7 @@ fn only_listed_files_of_the_core_start_tasks() {
     );
 }
 
-/// Flags are the gateway's; another program on this core has none of them.
+/// Flags belong to the gateway; another program on this core has none of them.
 #[test]
 fn the_core_names_no_flags() {
     let flag = |line: &str| {
@@ -245,7 +245,8 @@ fn every_member_uses_the_lints_of_the_workspace() {
         .collect();
     assert!(manifests.len() >= 4, "{manifests:?}");
     for (file, text) in manifests {
-        // Called by a server through pointers; its unsafe code is in few files, and each block says why it holds.
+        // A server calls the module through pointers. Its unsafe code is in few files, and each
+        // block explains why it is sound.
         let lints = match file.contains("redlock-module") {
             true => "undocumented_unsafe_blocks = \"warn\"",
             false => "[lints]\nworkspace = true",

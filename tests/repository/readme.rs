@@ -1,13 +1,14 @@
-//! The README's session is executed: fenced blocks marked `console` hold commands after `$ ` and, below each, what it
-//! prints. A gateway with embedded nodes takes the place of 127.0.0.1:8080, one shell runs all commands of all blocks, and
-//! what nobody can foresee (tokens, dates, ids, milliseconds) is masked on both sides before they are compared.
+//! Executes the README's session: fenced blocks marked `console` hold commands after `$ ` and,
+//! below each, its output. A gateway with embedded nodes replaces 127.0.0.1:8080, and one shell
+//! runs all commands of all blocks. Unpredictable values (tokens, dates, ids, milliseconds) are
+//! masked on both sides before the comparison.
 
 use std::process::Command;
 
 use crate::support::gateway::{Launch, Scratch, source_root};
 
 const WRITTEN_ADDRESS: &str = "127.0.0.1:8080";
-/// Ends the output of a command; in front of the number of the next one.
+/// Ends the output of a command, before the number of the next one.
 const END: &str = "--8<-- end of command";
 
 #[derive(Debug, PartialEq)]
@@ -16,7 +17,7 @@ struct Step {
     output: String,
 }
 
-/// The commands of all console blocks with what is printed below them.
+/// The commands of all console blocks, each with the output below it.
 fn steps(markdown: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut inside = false;
@@ -47,7 +48,8 @@ fn steps(markdown: &str) -> Vec<Step> {
     steps
 }
 
-/// Runs the commands one after the other in one shell; what each prints, standard error included.
+/// Runs the commands one after the other in one shell. Returns their outputs, including standard
+/// error.
 fn run(steps: &[Step]) -> Vec<String> {
     let script: String = steps
         .iter()
@@ -68,7 +70,7 @@ fn run(steps: &[Step]) -> Vec<String> {
     parts
 }
 
-/// Puts words in the place of what differs from run to run.
+/// Replaces values that differ from run to run.
 fn masked(text: &str) -> String {
     let lines: Vec<String> =
         text.trim_end().lines().map(|line| masked_line(line.trim_end())).collect();
@@ -109,7 +111,8 @@ fn masked_after(line: &str, text: &str, kind: impl Fn(char) -> bool, mask: &str)
     out + rest
 }
 
-/// Replaces every text of a shape, in which `0` stands for a digit, `h` for a hexadecimal one, and all else for itself.
+/// Replaces every text of a shape. In a shape `0` stands for a digit, `h` for a hexadecimal digit,
+/// and any other character for itself.
 fn masked_shape(line: &str, shape: &str, mask: &str) -> String {
     let fits = |text: &[u8]| {
         text.iter().zip(shape.as_bytes()).all(|(found, wanted)| match wanted {
@@ -132,7 +135,7 @@ fn masked_shape(line: &str, shape: &str, mask: &str) -> String {
     String::from_utf8(out).expect("whole characters were copied")
 }
 
-/// Runs a text's session; an explanation of the first command that prints something else.
+/// Runs a text's session. Returns an explanation of the first command with another output.
 async fn differs(markdown: &str) -> Option<String> {
     let gateway = Launch::embedded().start().await;
     let steps = steps(&markdown.replace(WRITTEN_ADDRESS, &gateway.address().to_string()));
@@ -214,7 +217,7 @@ fn only_unpredictable_values_are_masked() {
 
 #[tokio::test]
 async fn a_correct_session_passes_and_a_wrong_one_fails() {
-    // The sample shows three votes; the decision may have had more by the time it was taken.
+    // The sample shows three votes; the decision may have counted more.
     let sample = SAMPLE.replace(
         " | grep -vi '^lock-token'",
         " | grep -vi '^lock-token' | sed 's/\"nodes_granted\":./\"nodes_granted\":3/'",

@@ -1,5 +1,6 @@
-//! What becomes part of the program: crates of one registry, pinned by their digests, under licences that deny.toml
-//! allows, with one implementation of cryptography. cargo-deny asks the same and more, where it is installed.
+//! The crates in the program: from one registry, pinned by their digests, under licences that
+//! deny.toml allows, with one implementation of cryptography. cargo-deny checks the same and more,
+//! where it is installed.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -32,7 +33,8 @@ fn list(deny: &str, start: &str) -> Vec<String> {
     words
 }
 
-/// Whether an SPDX expression, also one in the older form with a slash, can be met by what is allowed.
+/// Whether the allowed licences satisfy an SPDX expression, also one in the older form with a
+/// slash.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression
         .replace('(', " ( ")
@@ -133,7 +135,7 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
     }
 }
 
-/// The parser under the Redis client is the one with limits.
+/// The parser under the Redis client is the bounded one.
 #[test]
 fn the_redis_client_is_built_on_the_bounded_parser() {
     let users_of = |package| {
@@ -192,7 +194,7 @@ fn every_licence_is_allowed_and_every_allowed_one_is_used() {
 #[test]
 fn only_one_cryptography_implementation_is_used() {
     let banned = list(&text(".cargo/deny.toml"), "\ndeny = [");
-    // The features that are really on; the lock file also has what could be switched on.
+    // The enabled features; the lock file also lists features that could be enabled.
     let tree = cargo(&[
         "tree",
         "--workspace",
@@ -219,7 +221,7 @@ fn only_one_cryptography_implementation_is_used() {
     }
 }
 
-/// Which mirror is asked is for whoever builds to say. Lock files have the identity of the registry that a digest was given by.
+/// Each builder chooses the mirror. Lock files name the registry that supplied a digest.
 #[test]
 fn no_file_names_a_registry_host() {
     let hosts = [

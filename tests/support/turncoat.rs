@@ -1,4 +1,5 @@
-//! A master that turns: it passes everything on to a real server, until it is told to answer nonsense.
+//! A proxy in front of a master: it passes everything on to a real server, until it is switched to
+//! nonsense.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::support::harness::RedisServer;
 
-/// What is sent in place of a reply: `first` once, then `rest` for as long as the other side takes it.
+/// Bytes in place of a reply: `first` once, then `rest` for as long as the other side reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Nonsense {
     first: Vec<u8>,
@@ -31,7 +32,7 @@ impl Nonsense {
 type Turned = watch::Receiver<Option<Arc<Nonsense>>>;
 
 pub(crate) struct Turncoat {
-    /// Of its own, so that a flood does not keep the test from measuring.
+    /// A separate runtime, so that a flood does not keep the test from measuring.
     runtime: Option<Runtime>,
     port: u16,
     nonsense: watch::Sender<Option<Arc<Nonsense>>>,
@@ -39,7 +40,7 @@ pub(crate) struct Turncoat {
 }
 
 impl Turncoat {
-    /// Stands before a server.
+    /// Starts in front of a server.
     pub(crate) fn before(server: &RedisServer) -> Self {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -67,17 +68,17 @@ impl Turncoat {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// From now on every connection gets this for a reply, those that are open too.
+    /// From now on every connection gets these bytes as a reply, open ones too.
     pub(crate) fn answers(&self, nonsense: Nonsense) {
         self.nonsense.send_replace(Some(Arc::new(nonsense)));
     }
 
-    /// Becomes the server again. Connections that got nonsense are closed.
+    /// Passes everything on again. Connections that got nonsense are closed.
     pub(crate) fn repents(&self) {
         self.nonsense.send_replace(None);
     }
 
-    /// How many connections got nonsense so far.
+    /// The number of connections that got nonsense so far.
     pub(crate) fn fooled(&self) -> usize {
         self.fooled.load(Ordering::SeqCst)
     }
@@ -85,7 +86,7 @@ impl Turncoat {
 
 impl Drop for Turncoat {
     fn drop(&mut self) {
-        // A runtime must not be waited for where another one runs.
+        // A runtime must not be awaited inside another one.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -103,7 +104,7 @@ async fn serve(mut client: TcpStream, master: u16, mut turned: Turned, fooled: A
     }
     let Some(nonsense) = turned.borrow_and_update().clone() else { return };
     let mut request = [0; 4096];
-    // It is an answer, so it comes after a question.
+    // The bytes are an answer, so they follow a request.
     if !matches!(client.read(&mut request).await, Ok(1..)) {
         return;
     }

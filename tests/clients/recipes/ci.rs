@@ -1,4 +1,4 @@
-//! Recipes for what deploys: CI systems, Ansible, Terraform.
+//! Recipes for deployments: CI systems, Ansible, Terraform.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::gateway::{Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::waiters::waiting_is;
 
-/// A place whose gateway wants a key; the file of keys stays as long as it is asked for.
+/// A place whose gateway requires a key. Dropping the file of keys deletes it.
 async fn locked_place() -> (Place, Key, Scratch) {
     let ci = key("ci", HOLDER, "deploy/*").await;
     let keys = file(&[&ci]);
@@ -24,13 +24,13 @@ async fn locked_place() -> (Place, Key, Scratch) {
     (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
 }
 
-/// A clone as a CI system makes it, of a repository with one commit, which is returned.
+/// A clone as a CI system makes it, of a repository with one commit. Returns the commit.
 async fn cloned(place: &Place) -> String {
     let script = "git init -q -b main origin && git -C origin $ID commit -q --allow-empty -m 1 && git clone -q origin clone";
     commit(place, script).await
 }
 
-/// Runs a script that commits to the repository; the commit that is its newest then.
+/// Runs a script that commits to the repository. Returns the newest commit.
 async fn commit(place: &Place, script: &str) -> String {
     let identity = "ID='-c user.name=a -c user.email=a@example.org -c commit.gpgsign=false'";
     let script = format!("{identity}; {script} && git -C origin rev-parse HEAD");
@@ -39,7 +39,7 @@ async fn commit(place: &Place, script: &str) -> String {
     said.trim().to_owned()
 }
 
-/// A newer commit than the one that is to be deployed, which is not deployed then; nor is one that nobody can look up.
+/// A job for an older commit deploys nothing, and so does a job whose commit cannot be looked up.
 async fn an_older_commit_stays(place: &Place, job: impl Fn() -> Command) {
     let runs = place.count("begin");
     commit(place, "git -C origin $ID commit -q --allow-empty -m 2").await;
@@ -51,7 +51,7 @@ async fn an_older_commit_stays(place: &Place, job: impl Fn() -> Command) {
     assert_eq!(place.count("begin"), runs);
 }
 
-/// Sets the variables of a mapping in YAML, after `put` has put in what the CI system knows.
+/// Sets the variables of a YAML mapping, after `put` has inserted the CI system's values.
 fn set(command: &mut Command, variables: &Value, put: impl Fn(&str) -> String) {
     for (name, value) in variables.as_object().into_iter().flatten() {
         command.env(name, put(value.as_str().expect("text")));
@@ -80,7 +80,7 @@ async fn github_steps_run_one_deployment_at_a_time() {
     let newest = cloned(&place).await;
     let runner = |temp: &str| {
         std::fs::create_dir_all(place.path(temp)).unwrap();
-        // What GitHub's runner does where `shell` is not set.
+        // GitHub's runner uses this command where `shell` is not set.
         let mut command = place.command(&["bash", "-e", &script]);
         command
             .env_remove("REDLOCK_URL")
@@ -139,7 +139,8 @@ async fn a_gitlab_script_runs_one_deployment_at_a_time() {
     an_older_commit_stays(&place, runner).await;
 }
 
-/// Ansible in a folder of its own below the build directory, installed once; `None` where pip cannot.
+/// Ansible in its own folder below the build directory, installed once; `None` where pip cannot
+/// install it.
 async fn ansible(place: &Place) -> Option<String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ansible");
     let playbook = folder.join("bin/ansible-playbook").to_str()?.to_owned();
@@ -169,7 +170,7 @@ async fn an_ansible_playbook_runs_once_at_a_time() {
         let mut command = place.command(&[&program, "-i", "localhost,", "-c", "local", &playbook]);
         command.env("HOME", place.path("")).env("ANSIBLE_HOME", place.path("ansible"));
         command.env("ANSIBLE_REMOTE_TEMP", place.path("remote"));
-        // It looks for the newest Python on the path, and that may be a shim.
+        // The program looks for the newest Python on the path, which may be a shim.
         let python = program.replace("ansible-playbook", "python3");
         command
             .env("ANSIBLE_PYTHON_INTERPRETER", python)

@@ -1,4 +1,4 @@
-//! Recipes for what serves: a receiver of webhooks, and agents that claim their work.
+//! Recipes for services: a receiver of webhooks, and agents that claim their work.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ async fn receiver(place: &Place, program: &str) -> (Child, u16) {
     (child, port)
 }
 
-/// Says the status of its answer.
+/// Prints the status of its answer.
 fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
     let id = format!("X-Delivery-Id: {id}");
     let url = format!("http://127.0.0.1:{port}/");
@@ -63,7 +63,7 @@ async fn a_repeated_delivery_is_processed_once() {
     }
     assert_eq!(status(two, 42).await, "200");
     place.assert_one_at_a_time(2);
-    // Work that fails is not done, and is begun again.
+    // Work that fails is not marked as done, and starts again.
     place.file("code", "1");
     assert_eq!(status("33333333-3333-3333", 42).await, "503");
     std::fs::remove_file(place.path("code")).unwrap();
@@ -95,7 +95,7 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     };
     assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is held still");
     eventually("the lock grows older under copies", is_older).await;
-    // By now `timeout` has ended the work of the receiver that is gone.
+    // By now `timeout` has ended the work of the crashed receiver.
     place.go();
     let mut copies = 1;
     while run(delivery(&place, port, id, 42)).await.1 != "200" {
@@ -117,7 +117,7 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     place.assert_free("orders/42").await;
 }
 
-/// What an agent does with its tools: two, one after the other.
+/// An agent's session: two tools, one after the other.
 const SESSION: &str = r#"
 from claims import *
 token, fence = claim("fix/login", "ada", "find the cause")
@@ -138,7 +138,7 @@ else:
     raise AssertionError("it is no name")
 "#;
 
-/// An agent that does whatever it can claim and is not done.
+/// An agent that works on any task that it can claim and that is not done.
 const AGENT: &str = r#"
 import os, pathlib, subprocess, sys, time
 from claims import *

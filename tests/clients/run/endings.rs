@@ -11,14 +11,15 @@ fn signal(runner: &Child, signal: Signal) {
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), signal).unwrap();
 }
 
-/// What a script has written into a file, when that is a whole line.
+/// Waits for one whole line that a script writes to a file.
 async fn written(dir: &TempDir, file: &str) -> String {
     let path = dir.path().join(file);
     let read = || std::fs::read_to_string(&path).ok()?.strip_suffix('\n').map(str::to_owned);
     eventually(&format!("{file} is written"), async || read()).await
 }
 
-/// As Terraform and its providers: the one ends its work at INT, and the other one ignores INT and dies of TERM.
+/// Terraform and a provider: Terraform ends its work at INT; the provider ignores INT and dies of
+/// TERM.
 const PROVIDER: &str = r#"
     perl -e '$SIG{INT} = "IGNORE"; $SIG{TERM} = sub { open F, ">", "$ARGV[0]/died"; exit };
         open F, ">", "$ARGV[0]/provider"; print F "$$\n"; close F; sleep 1 while 1' "$1" & provider=$!
@@ -67,7 +68,7 @@ async fn a_leftover_process_gets_the_stop_signal_once() {
     assert_eq!(written(&dir, "told").await, "INT");
 }
 
-/// Leaves its group; its first thread ends, and another one goes on and ignores TERM.
+/// Leaves its group. Its first thread ends, and another thread continues and ignores TERM.
 const THREADED: &str = r#"
 #include <pthread.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-//! A command that wants the terminal, on a terminal of its own.
+//! A command that uses the terminal, on a pseudo terminal.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use super::binary;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::PATIENCE;
 
-/// A shell on a terminal: what it is typed, and what it shows.
+/// A shell on a terminal: its input and its output.
 struct Screen {
     child: Child,
     shown: String,
@@ -49,7 +49,8 @@ impl Screen {
 #[tokio::test]
 async fn a_pipeline_that_reads_the_terminal_gets_it() {
     let gateway = Launch::embedded().ready().await;
-    // With jobs a pipeline has a process group of its own; without them that of the shell.
+    // With job control a pipeline has a process group of its own; without job control it has the
+    // shell's group.
     for shell in ["sh -c", "bash -mc"] {
         let pipeline =
             r#"redlock run b -- sh -c "echo up >&2; head -n1" | sed s/^/got-/; echo and-out"#;

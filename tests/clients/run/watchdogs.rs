@@ -1,4 +1,4 @@
-//! Runner and watchdogs that are killed or stopped, and systems that hide processes or refuse calls.
+//! Killed or stopped runners and watchdogs, and systems that hide processes or refuse system calls.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::support::chance::{Chance, seed};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{TempDir, eventually};
 
-/// Somebody who is no user of any machine here.
+/// The uid and gid of `nobody`, which own no file here.
 const NOBODY: &str = "65534";
 
 fn pid(number: i32) -> Pid {
@@ -24,11 +24,11 @@ fn pid(number: i32) -> Pid {
 }
 
 fn send(number: i32, signal: Signal) {
-    // It may be gone.
+    // The process may be gone.
     let _ = kill_process(pid(number), signal);
 }
 
-/// Does not outlive its test, however that ends.
+/// Kills the process at the end of the test.
 struct Mortal(i32);
 
 impl Drop for Mortal {
@@ -43,7 +43,7 @@ fn runner(child: &Child) -> i32 {
     child.id().expect("nobody has waited for it") as i32
 }
 
-/// Each process with its parent and its command line.
+/// All processes with their parents and command lines.
 fn processes() -> Vec<(i32, i32, String)> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -56,7 +56,7 @@ fn processes() -> Vec<(i32, i32, String)> {
     numbers.filter_map(read).collect()
 }
 
-/// The watchdogs of a runner, the outer one first, as many as there are.
+/// The watchdogs of a runner, the outer one first.
 fn watchdogs(runner: i32) -> Vec<i32> {
     let all = processes();
     let below = |number: i32| {
@@ -71,7 +71,7 @@ async fn both_guardians(runner: i32) -> [i32; 2] {
     eventually("both watchdogs are there", async || watchdogs(runner).try_into().ok()).await
 }
 
-/// A program in C, which its owner's rights belong to whoever runs it.
+/// Compiles a C program and sets its setuid bit.
 async fn compiled(dir: &TempDir, name: &str, source: &str) -> String {
     let path = |name: String| dir.path().join(name).to_str().unwrap().to_owned();
     let text = path(format!("{name}.c"));
@@ -84,7 +84,8 @@ async fn compiled(dir: &TempDir, name: &str, source: &str) -> String {
     program
 }
 
-/// `other FILE`: becomes root, writes its number into the file, and works for ever. `other FILE setsid` leaves its group first.
+/// `other FILE`: becomes root, writes its pid to the file, and runs for ever. `other FILE setsid`
+/// leaves its group first.
 const OTHER: &str = r#"
 #include <signal.h>
 #include <stdio.h>
@@ -115,7 +116,8 @@ async fn state(gateway: &Gateway, name: &str) -> String {
 #[tokio::test]
 async fn a_stopped_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
-    // Of the command's end the inner one would have told.
+    // The inner watchdog would have reported the command's exit code (143); without it the code is
+    // 70.
     for (which, expected) in [(0, 143), (1, 70)] {
         let dir = TempDir::new();
         let runner_process =
@@ -144,7 +146,8 @@ async fn a_stopped_watchdog_ends_the_run() {
 #[tokio::test]
 async fn a_killed_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
-    // With the inner one goes the command, which no grace could be given, and so its code.
+    // A killed inner watchdog takes the command along without grace, so the command's exit code is
+    // lost (70).
     for (which, expected) in [(0, 143), (1, 70)] {
         let dir = TempDir::new();
         let runner_process =
@@ -162,7 +165,7 @@ async fn a_killed_watchdog_ends_the_run() {
     }
 }
 
-/// An orphan in a session of its own, which has no environment, and a command that does not end when it is asked to.
+/// An orphan in its own session without an environment, and a command that ignores TERM.
 const WIPED: &str = r#"
     (env -i setsid /bin/sh -c 'trap "" TERM; echo $$ > "$1/wiped"; while :; do sleep 1; done' sh "$1" &)
     trap '' TERM; while :; do sleep 1; done"#;
@@ -188,7 +191,7 @@ async fn an_orphan_without_environment_dies_with_any_two_of_three() {
     }
 }
 
-/// What a system call that an older kernel does not know answers: `denied COMMAND…` runs a command without two of them.
+/// `denied COMMAND…` runs a command without two system calls. They fail as on an older kernel.
 const DENIED: &str = r#"
 #include <errno.h>
 #include <linux/filter.h>
@@ -247,10 +250,10 @@ async fn without_pidfd_processes_outside_the_group_are_killed() {
     }
 }
 
-/// `redlock` as a user without rights, and a program there that becomes root.
+/// `redlock` as an unprivileged user, with a program that becomes root.
 async fn as_nobody(gateway: &Gateway, dir: &TempDir, before: &str, work: &str) -> Command {
     let other = compiled(dir, "other", OTHER).await;
-    // Nobody may look into the build directory.
+    // The user `nobody` may not read the build directory.
     let redlock = dir.path().join("redlock");
     std::fs::copy(binary(), &redlock).unwrap();
     let user = format!("setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups");
@@ -299,7 +302,7 @@ async fn a_lock_is_kept_while_hidden_processes_run() {
     }
 }
 
-/// A cgroup that belongs to nobody, below the one of this process.
+/// A cgroup owned by the user `nobody`, below the cgroup of this process.
 struct Delegated(std::path::PathBuf);
 
 impl Delegated {
@@ -375,8 +378,9 @@ async fn a_lost_lock_stops_the_command_while_stderr_is_full() {
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
-/// The command of a storm. It starts three processes: one in its group, one in a session of its own, and an orphan without
-/// an environment. Each has a word in its command line by which the test finds it, and each ignores SIGTERM.
+/// The command of a storm. It starts three processes: one in its group, one in its own session, and
+/// an orphan without an environment. Each has a word in its command line by which the test finds
+/// it, and each ignores SIGTERM.
 const STORMY: &str = r#"
     trap '' TERM
     sh -c 'trap "" TERM; while :; do sleep 1; done' "$2" &
@@ -384,7 +388,8 @@ const STORMY: &str = r#"
     (env -i setsid /bin/sh -c 'trap "" TERM; while :; do /bin/sleep 1; done' "$2" &)
     while :; do sleep 1; done"#;
 
-/// One run whose runner and watchdogs are killed or stopped. Whether the next holder found something running.
+/// One run whose runner and watchdogs are killed or stopped. Fails if a process still runs when the
+/// next holder has the lock.
 async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(), String> {
     let name = format!("storm-{part}");
     let word = format!("storm-{}-{part}.", std::process::id());
@@ -395,7 +400,8 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let runner = runner(&child);
-    // Half of them at once when there is a lock, anywhere in the start of the command.
+    // Half of the storms begin as soon as the lock is held. They hit any moment of the command's
+    // start.
     eventually("it has the lock", async || (state(gateway, &name).await == "held").then_some(()))
         .await;
     tokio::time::sleep(Duration::from_millis(chance.below(2) as u64 * chance.below(2_000) as u64))
@@ -412,7 +418,7 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
         .into_iter()
         .filter(|(pid, _, words)| words.contains(&word) && *pid != runner)
         .collect();
-    // A zombie has no words, and `__exec` is not the command.
+    // A zombie has no command line, and `__exec` is not the command yet.
     let left: Vec<_> = left
         .into_iter()
         .filter(|(pid, _, words)| lives(*pid) && !words.contains("__exec"))

@@ -1,27 +1,27 @@
-//! What clients saw of many locks at once, and what of it must not be. Pure: times are counted from the start of the run,
-//! all by one clock.
+//! The clients' observations of many locks at once, and the violations in them. Pure: times count
+//! from the start of the run, all by one clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// For how long the gateway may still be busy with a request whose client is gone.
+/// The longest time for which a gateway may work on a request after its client has left.
 const LATE: Duration = Duration::from_secs(5);
 
-/// The life of one key on one lock: outside of it, nothing of this key can be there.
+/// The life of one key on one lock. Outside of it the key can hold nothing.
 #[derive(Debug, Clone)]
 pub(super) struct Life {
-    /// Also the label that others are told.
+    /// Also the label that others see.
     pub(super) order: String,
     pub(super) lock: String,
     /// The first request was sent.
     pub(super) from: Duration,
     /// The release was answered.
     pub(super) until: Duration,
-    /// A client has gone away without its answer.
+    /// A client left without its answer.
     pub(super) closed: bool,
 }
 
-/// From the first answer that told of a grant until its release was sent.
+/// From the first answer with a grant until the release was sent.
 #[derive(Debug, Clone)]
 pub(super) struct Hold {
     pub(super) order: String,
@@ -31,7 +31,7 @@ pub(super) struct Hold {
     pub(super) until: Duration,
 }
 
-/// A request that was told that somebody else has the lock.
+/// A request that was refused because another client has the lock.
 #[derive(Debug, Clone)]
 pub(super) struct Denial {
     pub(super) order: String,
@@ -46,9 +46,9 @@ pub(super) struct History {
     pub(super) lives: Vec<Life>,
     pub(super) holds: Vec<Hold>,
     pub(super) denials: Vec<Denial>,
-    /// What was seen to be wrong at once.
+    /// Violations noticed at once.
     pub(super) wrong: Vec<String>,
-    /// How often something happened.
+    /// Counts of events.
     pub(super) counts: BTreeMap<String, usize>,
 }
 
@@ -70,7 +70,7 @@ impl History {
         counts.into_iter().for_each(|(what, count)| *self.counts.entry(what).or_default() += count);
     }
 
-    /// Everything that is wrong.
+    /// All violations.
     pub(super) fn judged(&self) -> Vec<String> {
         let mut wrong = self.wrong.clone();
         wrong.extend(self.two_holders());
@@ -78,8 +78,8 @@ impl History {
         wrong
     }
 
-    /// In the order of their tokens, each hold of a lock must have ended before the next began: then no two are at once,
-    /// and tokens grow with time.
+    /// In the order of their tokens, each hold of a lock must have ended before the next one began.
+    /// Then no two holds overlap, and tokens grow with time.
     fn two_holders(&self) -> Vec<String> {
         let mut holds: Vec<&Hold> = self.holds.iter().collect();
         holds.sort_by_key(|hold| (&hold.lock, hold.fencing));
@@ -89,7 +89,8 @@ impl History {
         wrong.map(|pair| format!("{:?} and then {:?}", pair[0], pair[1])).collect()
     }
 
-    /// A denial while nobody else could have had the lock, or in the name of one who could not.
+    /// A denial while no other client could have had the lock, or with a holder that could not have
+    /// had it.
     fn unfounded(&self, denial: &Denial) -> Option<String> {
         let Denial { order, lock, holder, sent, answered } = denial;
         let overlaps = |life: &Life| {
@@ -103,7 +104,7 @@ impl History {
         (!founded).then(|| format!("nobody else had the lock: {denial:?}"))
     }
 
-    /// Denials while another client knew that it held the lock, all the time.
+    /// Denials while another client knowingly held the lock during the whole request.
     pub(super) fn plain_denials(&self) -> usize {
         let held = |denial: &&Denial| {
             let mut others = self
