@@ -48,14 +48,14 @@ async fn a_guard_extends_for_five_ttls_and_leaves_nothing() {
     while guard.deadline().since(begin) < TTL * 5 {
         extended(&guard, 1).await;
         guard.check().unwrap();
-        let status = gateway.look("jobs/nightly").await;
+        let status = gateway.inspect("jobs/nightly").await;
         assert_eq!(
             (&status["owner"], &status["fencing_token"]),
             (&"host-7".into(), &guard.fencing_token().into())
         );
     }
     guard.release().await.unwrap();
-    assert_eq!(gateway.look("jobs/nightly").await["state"], "free");
+    assert_eq!(gateway.inspect("jobs/nightly").await["state"], "free");
 }
 
 #[tokio::test]
@@ -77,11 +77,11 @@ async fn a_dropped_guard_releases_and_a_refusal_names_the_holder() {
 async fn a_guard_reports_a_lock_released_by_another() {
     let gateway = Launch::embedded().ready().await;
     let guard = client(&[&gateway]).lock("a").ttl(TTL).acquire().await.unwrap();
-    let told = guard.cancellation();
+    let message = guard.cancellation();
     assert_eq!(gateway.delete("a", guard.token()).await.status, 204);
     let loss = timeout(TTL, guard.lost()).await.expect("at the next extension");
     assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
-    assert!(told.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
+    assert!(message.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
     guard.release().await.expect("a release after the loss is quiet");
 }
 
@@ -131,13 +131,13 @@ async fn a_guard_survives_a_killed_gateway_and_a_hung_one() {
     drop(killed);
     extended(&guard, 3).await;
     guard.check().unwrap();
-    assert_eq!(last.look("a").await["fencing_token"], guard.fencing_token());
+    assert_eq!(last.inspect("a").await["fencing_token"], guard.fencing_token());
     guard.release().await.unwrap();
     hung.signal(Signal::CONT);
 }
 
 /// A proxy in front of a gateway: swallows the answers to the first requests.
-async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+async fn swallowing_proxy(to: SocketAddr, limit: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let lost_responses = Arc::new(AtomicUsize::new(0));
@@ -147,7 +147,7 @@ async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize
             let count = count.clone();
             tokio::spawn(async move {
                 let mut gateway = TcpStream::connect(to).await.unwrap();
-                if count.load(Ordering::SeqCst) >= most {
+                if count.load(Ordering::SeqCst) >= limit {
                     let _ = tokio::io::copy_bidirectional(&mut client, &mut gateway).await;
                     return;
                 }
@@ -165,23 +165,23 @@ async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize
 #[tokio::test]
 async fn retries_after_lost_answers_get_the_same_grant() {
     let gateway = Launch::embedded().ready().await;
-    let (address, lost_responses) = swallowing(gateway.address(), 2).await;
+    let (address, lost_responses) = swallowing_proxy(gateway.address(), 2).await;
     let client = Client::new(format!("http://{address}")).unwrap();
     let guard = client.lock("a").acquire().await.unwrap();
     assert_eq!(lost_responses.load(Ordering::SeqCst), 2);
-    let status = gateway.look("a").await;
+    let status = gateway.inspect("a").await;
     assert_eq!(
         (&status["state"], &status["fencing_token"]),
         (&"held".into(), &guard.fencing_token().into())
     );
     guard.release().await.unwrap();
-    assert_eq!(gateway.look("a").await["state"], "free");
+    assert_eq!(gateway.inspect("a").await["state"], "free");
 }
 
 #[tokio::test]
 async fn every_gateway_is_asked_again_after_each_failed_once() {
     let gateway = Launch::embedded().ready().await;
-    let (address, lost_responses) = swallowing(gateway.address(), 2).await;
+    let (address, lost_responses) = swallowing_proxy(gateway.address(), 2).await;
     let client = Client::builder()
         .url("http://127.0.0.1:1")
         .url(format!("http://{address}"))
@@ -230,14 +230,14 @@ async fn a_refusal_names_the_allowed_values() {
     };
     let minute = Duration::from_secs(60);
     let known = of(&holder.text);
-    for (told, what) in [
+    for (message, what) in [
         (error(&of("rlk_nonsense"), "jobs/a", minute).await, "unauthenticated"),
         (error(&known, "other/a", minute).await, "acquire"),
         (error(&known, "jobs/ä", minute).await, "invalid_name"),
         (error(&known, "..", minute).await, "no name of a lock"),
         (error(&known, "jobs/a", minute * 60).await, "300000"),
     ] {
-        assert!(told.contains(what), "{told}");
+        assert!(message.contains(what), "{message}");
     }
     known.lock("jobs/a").acquire().await.unwrap().release().await.unwrap();
     assert!(
@@ -262,7 +262,7 @@ async fn a_wait_beyond_the_gateways_limit_is_split() {
         client.lock("a").wait(PATIENCE).acquire().await.expect("after the first one has expired");
     assert!(guard.fencing_token() > lease.fencing);
     eventually("it is held by the guard", async || {
-        (gateway.look("a").await["state"] == "held").then_some(())
+        (gateway.inspect("a").await["state"] == "held").then_some(())
     })
     .await;
 }
@@ -270,16 +270,16 @@ async fn a_wait_beyond_the_gateways_limit_is_split() {
 #[tokio::test]
 async fn an_unanswered_acquire_leaves_no_lock() {
     let gateway = Launch::embedded().ready().await;
-    let (address, _) = swallowing(gateway.address(), usize::MAX).await;
+    let (address, _) = swallowing_proxy(gateway.address(), usize::MAX).await;
     let client = Client::new(format!("http://{address}")).unwrap();
     let minute = Duration::from_secs(60);
     let unanswered = client.lock("unanswered").ttl(minute).acquire().await;
     assert!(matches!(unanswered, Err(Error::Unavailable { .. })), "{unanswered:?}");
-    assert_eq!(gateway.look("unanswered").await["state"], "free");
+    assert_eq!(gateway.inspect("unanswered").await["state"], "free");
 
     assert!(timeout(TTL, client.lock("given-up").ttl(minute).acquire()).await.is_err());
     eventually("it is free", async || {
-        (gateway.look("given-up").await["state"] == "free").then_some(())
+        (gateway.inspect("given-up").await["state"] == "free").then_some(())
     })
     .await;
 }

@@ -67,10 +67,10 @@ fn every_recipe_marked_as_run_is_run() {
     assert_eq!(headings, RUN.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
     for ((heading, text), (_, test)) in recipes(&page).into_iter().zip(RUN) {
         let first = text.lines().next().unwrap_or_default();
-        let says =
+        let statement =
             first.strip_prefix('*').and_then(|rest| rest.strip_suffix(".*")).unwrap_or_default();
-        let is_run = says == "Run by the tests" || says.starts_with("Run by the tests where ");
-        assert!(is_run || says.starts_with("Not run by the tests: needs "), "{heading}: {first}");
+        let is_run = statement == "Run by the tests" || statement.starts_with("Run by the tests where ");
+        assert!(is_run || statement.starts_with("Not run by the tests: needs "), "{heading}: {first}");
         assert_eq!(is_run, test.is_some(), "{heading}: {first}");
         let Some((module, function)) = test.and_then(|test| test.split_once("::")) else {
             continue;
@@ -209,7 +209,7 @@ impl Place {
     }
 
     async fn assert_free(&self, name: &str) {
-        let free = async || (self.gateway.look(name).await["state"] == "free").then_some(());
+        let free = async || (self.gateway.inspect(name).await["state"] == "free").then_some(());
         eventually(&format!("{name} is free"), free).await;
     }
 }
@@ -233,16 +233,16 @@ async fn together(count: usize, command: impl Fn() -> Command) {
     let children: Vec<Child> =
         (0..count).map(|_| command().spawn().expect("setpriv (util-linux) starts")).collect();
     for child in children {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
 }
 
 /// Whether a program is installed. Reports a missing program.
 async fn is_here(place: &Place, words: &[&str]) -> bool {
-    let (code, said) = run(place.command(words)).await;
+    let (code, output) = run(place.command(words)).await;
     if code != Some(0) {
-        println!("NOT RUN, because it is not here: {}: {said}", words[0]);
+        println!("NOT RUN, because it is not here: {}: {output}", words[0]);
     }
     code == Some(0)
 }
@@ -251,8 +251,8 @@ async fn is_here(place: &Place, words: &[&str]) -> bool {
 async fn yaml(place: &Place, text: &str) -> serde_json::Value {
     let path: PathBuf = place.file("parsed.yml", text).into();
     let read = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";
-    let (code, said) =
+    let (code, output) =
         run(place.command(&["python3", "-c", read, path.to_str().expect("plain")])).await;
-    assert_eq!(code, Some(0), "python3-yaml reads it: {said}");
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+    assert_eq!(code, Some(0), "python3-yaml reads it: {output}");
+    serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}"))
 }

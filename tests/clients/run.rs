@@ -100,7 +100,7 @@ async fn a_command_runs_under_the_lock_and_keeps_its_exit_code() {
     let words: Vec<&str> = out.split_whitespace().collect();
     assert_eq!((words[0], words[1].split('.').nth(1)), ("jobs/a", Some(words[2])), "{out}");
     assert!(words[3].ends_with('Z'), "{out}");
-    assert_eq!(gateway.look("jobs/a").await["state"], "free", "it is released");
+    assert_eq!(gateway.inspect("jobs/a").await["state"], "free", "it is released");
     let signalled = output(&gateway, &["run", "jobs/a", "--", "sh", "-c", "kill -TERM $$"]).await;
     assert_eq!(signalled.0, Some(143));
     assert_eq!(output(&gateway, &["run", "a", "--", "/no/such/thing"]).await.0, Some(127));
@@ -224,13 +224,13 @@ async fn a_stopped_runners_command_ends_before_the_lock() {
     let gateway = Launch::over(&servers).ready().await;
     // A command that ignores TERM has to be killed.
     let dir = TempDir::new();
-    let stubborn = format!("trap '' TERM; {TWO}");
-    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
+    let ignores_term = format!("trap '' TERM; {TWO}");
+    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &ignores_term)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::STOP).unwrap();
     // From here on nobody extends the lock.
-    let left = gateway.look("job").await["expires_in_ms"].as_u64().unwrap_or(0);
+    let left = gateway.inspect("job").await["expires_in_ms"].as_u64().unwrap_or(0);
     let expires = Instant::now() + Duration::from_millis(left);
     let end = gone(child).await.max(gone(grandchild).await);
     let margin = expires.saturating_duration_since(end);
@@ -242,8 +242,8 @@ async fn without_masters_a_command_ends_before_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
     let dir = TempDir::new();
-    let stubborn = format!("trap '' TERM; {TWO}");
-    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
+    let ignores_term = format!("trap '' TERM; {TWO}");
+    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &ignores_term)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
     // With a majority stopped no extension is confirmed any more. The third master's PTTL shows how
@@ -333,7 +333,7 @@ async fn descendants_outside_the_group_end_with_lock_and_runner() {
         gone(session).await;
         runner.wait().await.unwrap();
         eventually("the lock is free", async || {
-            (gateway.look("job").await["state"] == "free").then_some(())
+            (gateway.inspect("job").await["state"] == "free").then_some(())
         })
         .await;
     }
@@ -424,7 +424,7 @@ async fn a_signal_ends_descendants_before_the_lock_is_released() {
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(143));
     assert!(!lives(timed));
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
 }
 
 #[tokio::test]
@@ -487,7 +487,7 @@ async fn an_interrupted_runner_releases_a_grant_with_a_lost_answer() {
     let dir = TempDir::new();
     let flags = ["--url", &url, "--wait", "1m", "--ttl", "60s"];
     let runner = redlock(&gateway, &script(&dir, &flags, "touch \"$1/ran\"")).spawn().unwrap();
-    let state = async || gateway.look("job").await["state"].as_str().unwrap().to_owned();
+    let state = async || gateway.inspect("job").await["state"].as_str().unwrap().to_owned();
     eventually("it is granted", async || (state().await == "held").then_some(())).await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(130));
@@ -504,8 +504,8 @@ async fn interrupts_reach_the_runner_when_tests_ignore_them() {
         "clients::run::a_waiting_runner_names_the_holder_and_ends_on_interrupt",
     ]);
     let output = tests.output().await.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
 }
 
 #[tokio::test]

@@ -127,8 +127,8 @@ async fn release_by_owner_is_unknown_without_a_majority() {
     let unknown = one.release_owner(&lock, &owner).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
     // The grants that were found are released, but the answer does not claim that these were all.
-    let heard = redlock(vec![nodes[0].clone(), silent(1), silent(2)], Duration::from_secs(1));
-    let unknown = heard.release_owner(&lock, &owner).await;
+    let one_answers = redlock(vec![nodes[0].clone(), silent(1), silent(2)], Duration::from_secs(1));
+    let unknown = one_answers.release_owner(&lock, &owner).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
     assert_eq!(nodes[0].run(&Lock::new("job").inspect()), Vote::Missing);
 }

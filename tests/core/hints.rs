@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlock_core::node::{NoObserver, NodeSettings, NodeState};
 use tokio::time::Instant;
 
-use crate::core::waiting::{acquire, another, line_up, nothing_is_left};
+use crate::core::waiting::{acquire, another, start_waiting, nothing_is_left};
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{
     AGAIN, Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on,
@@ -20,17 +20,17 @@ async fn hints_wake_waiters_at_once_and_polls_do_without_hints() {
     let cluster = Cluster::start(5).await;
     let lock = name("job");
     let holder = another(&cluster).await;
-    let deaf = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
-    let deaf = deaf.map(|node| intercepted(node, pass_on)).collect();
-    let deaf = redlock(deaf, Duration::from_secs(2));
+    let without_hints = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
+    let without_hints = without_hints.map(|node| intercepted(node, pass_on)).collect();
+    let without_hints = redlock(without_hints, Duration::from_secs(2));
     for (locks, rounds, usually, at_most) in [
         (cluster.redlock(), 15, Duration::from_millis(50), PATIENCE),
-        (deaf, 5, Duration::from_secs(1), Duration::from_secs(1)),
+        (without_hints, 5, Duration::from_secs(1), Duration::from_secs(1)),
     ] {
         let mut times = Vec::new();
         for _ in 0..rounds {
             let held = acquire(&holder, &lock).await;
-            let waiter = line_up(&locks, &lock).await;
+            let waiter = start_waiting(&locks, &lock).await;
             // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
             tokio::time::sleep(Duration::from_millis(50)).await;
             let since = Instant::now();
@@ -58,11 +58,11 @@ async fn a_node_publishes_hints_only_on_refusal_and_release()
         Arc::new(NoObserver),
     );
     in_state(node.as_ref(), NodeState::Admitted).await;
-    let mut heard = server.subscribe(&format!("{{{PREFIX}}}:hints"));
+    let mut subscription = server.subscribe(&format!("{{{PREFIX}}}:hints"));
     let lock = Lock::new("job");
     let t = now();
     const SILENCE: &str = "";
-    for (op, is, said) in [
+    for (op, is, published) in [
         (telling(lock.acquire(1, t, LONG_MS), "granted"), "Granted", SILENCE),
         (telling(lock.acquire(1 | AGAIN, t + 1, LONG_MS), "its own"), "Yours", SILENCE),
         (telling(lock.acquire(2, t + 2, LONG_MS), "held"), "Held", "held"),
@@ -86,7 +86,7 @@ async fn a_node_publishes_hints_only_on_refusal_and_release()
                 || vote.starts_with(&format!("{is} ")),
             "{op:?}: {vote}"
         );
-        assert_eq!(server.said(&mut heard).join(", "), said, "{op:?}");
+        assert_eq!(server.messages(&mut subscription).join(", "), published, "{op:?}");
     }
 }
 
@@ -99,8 +99,8 @@ async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
     let mut times = Vec::new();
     for _ in 0..10 {
         let held = acquire(&locks, &lock).await;
-        let leaves = line_up(&locks, &lock).await;
-        let stays = line_up(&other, &lock).await;
+        let leaves = start_waiting(&locks, &lock).await;
+        let stays = start_waiting(&other, &lock).await;
         // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let since = Instant::now();
@@ -127,7 +127,7 @@ async fn forged_hints_do_not_hide_true_ones() {
     let mut times = Vec::new();
     for _ in 0..7 {
         let held = acquire(&other, &lock).await;
-        let waiter = line_up(&locks, &lock).await;
+        let waiter = start_waiting(&locks, &lock).await;
         let channel = format!("{{{PREFIX}}}:hints");
         let hour_ahead = format!("1 r 00000000000000ff {} {PREFIX}{lock}", now() + 3_600_000_000);
         let long = format!("1 w 00000000000000ff {PREFIX}{}", "x".repeat(300));

@@ -77,7 +77,7 @@ async fn with_a_repair_in_flight_by(
     };
     let five = FiveNodes::start_with(&ClusterSettings { rules, ..CLUSTER }, env, slow).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
+    five.lose_lock(4);
     held.inspections.store(true, Ordering::SeqCst);
     five.extend(&lease, 30_000).await.unwrap();
     eventually("the repair is under way", async || {

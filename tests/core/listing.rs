@@ -194,10 +194,10 @@ async fn a_listing_is_complete_after_its_connections_closed() {
 async fn a_listing_bypasses_the_vote_queues() {
     let cluster = Cluster::start(3).await;
     let wanted = acquire_all(&cluster.redlock(), (0..130).map(|n| format!("a/{n}"))).await;
-    let nobody = |node: &Arc<dyn Node>| {
+    let failing = |node: &Arc<dyn Node>| {
         intercepted(node.clone(), |_, task| panic!("a listing asked {:?}", task.op))
     };
-    let locks = redlock(cluster.nodes.iter().map(nobody).collect(), Duration::from_secs(2));
+    let locks = redlock(cluster.nodes.iter().map(failing).collect(), Duration::from_secs(2));
     assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted);
 }
 

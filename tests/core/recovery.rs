@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::repair::{Extender, poll_for};
 use crate::support::cluster::{ClusterSettings, marker, repeated};
 use crate::support::harness::{RedisServer, eventually, masters};
-use crate::support::nodes::{in_state, name, nobodys, now, record, ttl};
+use crate::support::nodes::{in_state, name, kept_free_record, now, record, ttl};
 use crate::support::resp::Resp;
 
 /// A quarantine that outlasts every test: 65 s.
@@ -165,8 +165,8 @@ async fn with_too_few_sources_the_full_quarantine_is_waited() {
         five.servers[victim].kill();
         five.servers[victim].restart();
     }
-    let waits = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
-    let (first, ..) = tokio::join!(waits(0), waits(1), waits(2));
+    let quarantined = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
+    let (first, ..) = tokio::join!(quarantined(0), quarantined(1), quarantined(2));
     assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
     // With enough sources, recovery would have finished within this time.
     tokio::time::sleep(Duration::from_secs(14)).await;
@@ -183,7 +183,7 @@ async fn recovery_overwrites_no_lock_of_another_client() {
     five.servers[2].restart();
     in_state(five.remotes[0][2].as_ref(), NodeState::Quarantined).await;
     five.servers[2].cmd(&["SET", "lock:job", "their-uuid", "PX", "11000"]);
-    let told = eventually("it is admitted when the other client's lock has ended", async || {
+    let recovered = eventually("it is admitted when the other client's lock has ended", async || {
         five.remotes[0][2]
             .status()
             .borrow()
@@ -191,8 +191,8 @@ async fn recovery_overwrites_no_lock_of_another_client() {
             .then(|| five.servers[2].cmd(&["GET", "lock:job"]))
     })
     .await;
-    assert_ne!(told, Resp::Nil);
-    assert!(told.text().starts_with(&lease.token.fencing().to_string()), "{told:?}");
+    assert_ne!(recovered, Resp::Nil);
+    assert!(recovered.text().starts_with(&lease.token.fencing().to_string()), "{recovered:?}");
     assert!(marker(&five.servers[2]).is_some());
 }
 
@@ -203,7 +203,7 @@ fn keep_free(server: &RedisServer, lock: &str) {
     server.cmd(&[
         b"SET".as_slice(),
         format!("lock:{lock}").as_bytes(),
-        nobodys(T).as_bytes(),
+        kept_free_record(T).as_bytes(),
         b"PX",
         b"60000",
     ]);

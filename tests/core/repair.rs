@@ -87,7 +87,7 @@ impl FiveNodes {
 
     /// Deletes the lock on one node as if the node had lost only the lock: the eligibility marker
     /// remains.
-    pub(super) fn forget(&self, at: usize) {
+    pub(super) fn lose_lock(&self, at: usize) {
         let fence = Keys::new(PREFIX, &self.lock).fence;
         self.servers[at].cmd(&[b"DEL".as_slice(), self.key().as_bytes(), &fence]);
     }
@@ -262,7 +262,7 @@ fn without_repair_empty_restarts_end_an_extended_lock() {
 async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    [1, 3].iter().for_each(|at| five.forget(*at));
+    [1, 3].iter().for_each(|at| five.lose_lock(*at));
     assert_eq!(five.stored_on(&lease), [0, 2, 4]);
     let extended = five.extend(&lease, 30_000).await.unwrap();
     assert_eq!(extended.token, lease.token);
@@ -280,7 +280,7 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
         );
     }
     // The repaired node counts like any other: two nodes that always had the lock may now lose it.
-    [0, 2].iter().for_each(|at| five.forget(*at));
+    [0, 2].iter().for_each(|at| five.lose_lock(*at));
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     eventually("it is released on all", async || {
@@ -294,7 +294,7 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
 async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
+    five.lose_lock(4);
     // Node 4 stands for a node that was down for longer than the TTL: the lock has ended there, and
     // was extended before.
     five.extend(&lease, 30_000).await.unwrap();
@@ -303,7 +303,7 @@ async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     })
     .await;
     five.servers[2].cmd(&["DEL", &five.key()]);
-    five.forget(4);
+    five.lose_lock(4);
     for _ in 0..20 {
         let other = five.locks.acquire(&five.lock, ttl(10_000), AcquireOptions::default()).await;
         assert!(matches!(other, Err(LockError::Held(_))), "{other:?}");
@@ -327,7 +327,7 @@ async fn a_lock_older_than_max_clock_skew_is_repaired() {
         (now() > fencing + 900_000).then_some(())
     })
     .await;
-    five.forget(2);
+    five.lose_lock(2);
     five.extend(&lease, 30_000).await.unwrap();
     eventually("it is there again", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
@@ -339,7 +339,7 @@ async fn a_lock_older_than_max_clock_skew_is_repaired() {
 async fn a_node_that_answers_after_the_decision_is_repaired_too() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
+    five.lose_lock(4);
     five.servers[4].stop();
     five.extend(&lease, 30_000).await.unwrap();
     five.servers[4].cont();
@@ -355,7 +355,7 @@ async fn a_node_that_answers_after_the_decision_is_repaired_too() {
 async fn a_repair_overwrites_no_lock_of_another_client() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
+    five.lose_lock(4);
     five.servers[4].cmd(&["SET", &five.key(), "their-uuid", "PX", "60000"]);
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.drained().await;
@@ -375,7 +375,7 @@ async fn an_extension_that_repairs_shortens_nothing() {
         (0..5).all(|at| five.left_ms(at) > 50_000).then_some(())
     })
     .await;
-    five.forget(2);
+    five.lose_lock(2);
     five.extend(&lease, 5_000).await.unwrap();
     eventually("it is there again", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
@@ -393,13 +393,13 @@ async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
     let mut five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     // Two of five still hold the lock and one does not answer: the lock may have a majority.
-    five.forget(0);
-    five.forget(1);
+    five.lose_lock(0);
+    five.lose_lock(1);
     five.servers[2].kill();
     let unknown = five.extend(&lease, 30_000).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
     // A third node without the lock excludes a majority.
-    five.forget(3);
+    five.lose_lock(3);
     let lost = five.extend(&lease, 30_000).await;
     assert!(matches!(lost, Err(LockError::Lost)), "{lost:?}");
     assert_eq!([0, 1, 3].map(|at| five.raw(at)), [None, None, None], "nothing is set again");

@@ -36,7 +36,7 @@ async fn wait_for(
 }
 
 /// Starts to wait. Returns when the waiter is queued.
-pub(super) async fn line_up(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lease, Instant)> {
+pub(super) async fn start_waiting(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lease, Instant)> {
     let before = locks.waiting().waiters;
     let waiter = tokio::spawn({
         let locks = locks.clone();
@@ -162,7 +162,7 @@ async fn a_handoff_within_the_process_is_one_call_to_every_node() {
         let held = acquire(&locks, &lock).await;
         carried(&recorder, 1).await;
         let since = Instant::now();
-        let waiter = line_up(&locks, &lock).await;
+        let waiter = start_waiting(&locks, &lock).await;
         // All nodes refused the waiter's own attempt.
         carried(&recorder, 1).await;
         locks.release(&lock, &held.token).await.expect("it is held");
@@ -235,7 +235,7 @@ async fn a_first_waiter_with_a_tiny_wait_makes_one_whole_attempt() {
         let refused = wait_for(&locks, &lock, patience).await;
         let Err(LockError::Held(by)) = &refused else { panic!("{refused:?}") };
         assert_eq!(by.fencing, Some(lease.token.fencing()), "it has asked");
-        let waiter = line_up(&locks, &lock).await;
+        let waiter = start_waiting(&locks, &lock).await;
         let refused = wait_for(&locks, &lock, patience).await;
         assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
         locks.release(&lock, &lease.token).await.expect("it is held");
@@ -255,7 +255,7 @@ async fn waiters_beyond_a_limit_are_refused_with_that_limit() {
     let full = name("full");
     let other = name("other");
     let held = [acquire(&locks, &full).await, acquire(&locks, &other).await];
-    let mut waiters = vec![line_up(&locks, &full).await, line_up(&locks, &full).await];
+    let mut waiters = vec![start_waiting(&locks, &full).await, start_waiting(&locks, &full).await];
     let refused = |lock: LockName| {
         let locks = locks.clone();
         async move { wait_for(&locks, &lock, PATIENCE).await.expect_err("too many") }
@@ -265,7 +265,7 @@ async fn waiters_beyond_a_limit_are_refused_with_that_limit() {
         LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }
     );
     assert_eq!(locks.waiting(), Waiting { waiters: 2, locks: 1 });
-    waiters.push(line_up(&locks, &other).await);
+    waiters.push(start_waiting(&locks, &other).await);
     for lock in [&full, &other] {
         assert_eq!(
             refused(lock.clone()).await,
@@ -355,7 +355,7 @@ async fn a_waiter_with_another_owner_asks_only_when_it_is_first() {
     let (_, asked, locks) = in_memory(3, |_| true);
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
-    let first = line_up(&locks, &lock).await;
+    let first = start_waiting(&locks, &lock).await;
     let before = asked.load(Ordering::Relaxed);
     let options = AcquireOptions {
         owner: OwnerChoice::Shared(OsEntropy.owner()),

@@ -63,7 +63,7 @@ async fn rounds_in(asked: &AtomicU32, length: Duration) -> u32 {
 }
 
 /// Queues with a TTL until the lock is granted or an error ends the wait.
-async fn line_up(
+async fn start_waiting(
     locks: &Redlock,
     lock: &LockName,
     millis: u64,
@@ -84,14 +84,14 @@ async fn line_up(
 }
 
 /// One waiter for each of many held locks.
-async fn line_up_for_each(
+async fn start_waiting_for_each(
     locks: &Redlock,
     names: usize,
 ) -> Vec<JoinHandle<Result<Lease, LockError>>> {
     let mut waiters = Vec::new();
     for lock in (0..names).map(|n| name(&format!("job-{n}"))) {
         acquire(locks, &lock).await;
-        waiters.push(line_up(locks, &lock, LONG_MS).await);
+        waiters.push(start_waiting(locks, &lock, LONG_MS).await);
     }
     waiters
 }
@@ -103,7 +103,7 @@ async fn line_up_for_each(
 async fn thousands_of_awaited_names_are_polled_at_a_bounded_rate() {
     const NAMES: usize = 8_000;
     let (locks, asked, _) = counted();
-    let waiters = line_up_for_each(&locks, NAMES).await;
+    let waiters = start_waiting_for_each(&locks, NAMES).await;
     assert_eq!(locks.waiting().locks, NAMES);
     // The first waiters were still sole clients.
     sleep(Duration::from_secs(2)).await;
@@ -119,7 +119,7 @@ async fn a_queue_without_quorum_backs_off_and_resumes_soon() {
     let held = acquire(&locks, &lock).await;
     let mut waiters = Vec::new();
     for _ in 0..5 {
-        waiters.push(line_up(&locks, &lock, LONG_MS).await);
+        waiters.push(start_waiting(&locks, &lock, LONG_MS).await);
     }
     // Long enough to notice the missing quorum.
     silent.store(true, Ordering::Relaxed);
@@ -147,7 +147,7 @@ async fn a_queue_without_quorum_backs_off_and_resumes_soon() {
 async fn thousands_of_queues_without_quorum_spare_the_nodes() {
     const NAMES: usize = 3_000;
     let (locks, asked, silent) = counted();
-    let waiters = line_up_for_each(&locks, NAMES).await;
+    let waiters = start_waiting_for_each(&locks, NAMES).await;
     silent.store(true, Ordering::Relaxed);
     sleep(Duration::from_secs(20)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
@@ -187,9 +187,9 @@ async fn a_tiny_ttl_at_the_head_of_a_queue_blocks_nobody_behind() {
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
     // Rounds get a tenth of the TTL: 1 and 2 ms.
-    let hasty = [line_up(&locks, &lock, 10).await, line_up(&locks, &lock, 20).await];
-    let first = line_up(&locks, &lock, LONG_MS).await;
-    let second = line_up(&locks, &lock, LONG_MS).await;
+    let short_ttls = [start_waiting(&locks, &lock, 10).await, start_waiting(&locks, &lock, 20).await];
+    let first = start_waiting(&locks, &lock, LONG_MS).await;
+    let second = start_waiting(&locks, &lock, LONG_MS).await;
     locks.release(&lock, &held.token).await.expect("it is held");
     let granted = |waiter: JoinHandle<Result<Lease, LockError>>| async {
         let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds it");
@@ -201,10 +201,10 @@ async fn a_tiny_ttl_at_the_head_of_a_queue_blocks_nobody_behind() {
     assert!(next.ticket > lease.ticket, "{next:?} after {lease:?}");
     locks.release(&lock, &next.token).await.expect("it is held");
     assert!(
-        hasty.iter().all(|waiter| !waiter.is_finished()),
+        short_ttls.iter().all(|waiter| !waiter.is_finished()),
         "they wait on, and were granted nothing"
     );
-    hasty.iter().for_each(JoinHandle::abort);
+    short_ttls.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test]

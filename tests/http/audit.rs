@@ -105,7 +105,7 @@ async fn a_rotated_log_is_opened_again() {
     std::fs::remove_file(moved).unwrap();
 }
 
-/// An audit file on a full disk, until [`mended`] is called.
+/// An audit file on a full disk, until [`replace_disk`] is called.
 struct FullDisk(Scratch);
 
 impl FullDisk {
@@ -117,7 +117,7 @@ impl FullDisk {
     }
 
     /// Replaces the full disk and signals the gateway to open the file again.
-    fn mended(&self, gateway: &Gateway) {
+    fn replace_disk(&self, gateway: &Gateway) {
         std::fs::remove_file(self.0.path()).unwrap();
         gateway.signal(Signal::HUP);
     }
@@ -142,7 +142,7 @@ async fn a_full_disk_delays_audit_records_and_no_locks() {
         .then_some(())
     })
     .await;
-    disk.mended(&gateway);
+    disk.replace_disk(&gateway);
     let lines = eventually("all is on the record", async || {
         let lines = std::path::Path::new(disk.0.path()).exists().then(|| audit_lines(&disk.0));
         lines.filter(|lines| lines.len() == 100)
@@ -178,9 +178,9 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
     gateway.post("third", json!({})).await.problem(503, "audit_unavailable");
     gateway.patch("job", &lease.token, 60_000).await.problem(503, "audit_unavailable");
     gateway.delete("job", &lease.token).await.problem(503, "audit_unavailable");
-    assert_eq!(gateway.look("third").await["state"], "free", "what changes nothing is served");
+    assert_eq!(gateway.inspect("third").await["state"], "free", "what changes nothing is served");
     assert_eq!(gateway.readyz().await.status, 200);
-    disk.mended(&gateway);
+    disk.replace_disk(&gateway);
     let next = eventually("it can be recorded again", async || {
         Some(gateway.post("third", json!({})).await).filter(|answer| answer.status == 201)
     })

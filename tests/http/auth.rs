@@ -297,9 +297,9 @@ async fn a_refused_release_does_not_change_anothers_lock() {
     .await;
     let soon = std::time::SystemTime::now() + std::time::Duration::from_millis(900);
     let soon = soon.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    let nobody = "1".repeat(40);
+    let invented = "1".repeat(40);
     for token in
-        [lease.token.clone(), format!("1.{}.{nobody}", lease.fencing), format!("1.{soon}.{nobody}")]
+        [lease.token.clone(), format!("1.{}.{invented}", lease.fencing), format!("1.{soon}.{invented}")]
     {
         thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
         assert_eq!(fences("job"), marked, "{token}");
@@ -307,7 +307,7 @@ async fn a_refused_release_does_not_change_anothers_lock() {
     // A token from the future would drive the fencing tokens of other locks ahead.
     let late = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
     let late = late.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    for future in [format!("1.{late}.{nobody}"), format!("1.{}.{nobody}", late - 30_000_000)] {
+    for future in [format!("1.{late}.{invented}"), format!("1.{}.{invented}", late - 30_000_000)] {
         thief.delete(&gateway, "free", &future).await.problem(404, "lock_not_found");
         assert!(fences("free").iter().all(|fence| *fence == Resp::Nil));
         holder.delete(&gateway, "job", &future).await.problem(409, "not_holder");
@@ -363,9 +363,9 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
 
 #[tokio::test]
 async fn only_the_named_paths_are_public() {
-    let nobody = key("nobody", "acquire", "*").await;
+    let invented = key("nobody", "acquire", "*").await;
     let watcher = key("watcher", "metrics", "*").await;
-    let file = file(&[&nobody, &watcher]);
+    let file = file(&[&invented, &watcher]);
     for (public, docs, metrics) in [
         (None, 200, 401),
         (Some("none"), 401, 401),
@@ -391,7 +391,7 @@ async fn only_the_named_paths_are_public() {
         for path in ["/readyz", "/healthz"] {
             let wrong =
                 gateway.call(Method::GET, path).header("authorization", "Bearer x").send().await;
-            for answer in [gateway.get(path).await, nobody.get(&gateway, path).await, wrong] {
+            for answer in [gateway.get(path).await, invented.get(&gateway, path).await, wrong] {
                 assert_eq!((answer.status, answer.json()), (200, json!({ "status": "ready" })));
             }
         }
@@ -407,8 +407,8 @@ async fn without_keys_force_and_addresses_are_local_only() {
     assert_eq!(loopback.call(Method::DELETE, "/locks/job?force=true").send().await.status, 204);
     let gateway = Launch::embedded()
         .flag("--listen", "0.0.0.0:0")
-        .word("--embedded")
-        .word("--allow-anonymous")
+        .argument("--embedded")
+        .argument("--allow-anonymous")
         .start()
         .await;
     let lease = gateway.acquire("job").await;
@@ -440,7 +440,7 @@ async fn without_keys_force_and_addresses_are_local_only() {
         "{}",
         both.stderr
     );
-    let world = with_keys(&file).flag("--listen", "0.0.0.0:0").word("--embedded").start().await;
+    let world = with_keys(&file).flag("--listen", "0.0.0.0:0").argument("--embedded").start().await;
     // The banner comes after the first line of the log.
     let caution = "CAUTION: keys and tokens travel as plain text";
     eventually(caution, async || world.stderr().contains(caution).then_some(())).await;

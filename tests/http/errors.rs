@@ -195,7 +195,7 @@ async fn bad_bodies_are_refused_with_their_defect() {
             );
         }
     }
-    assert_eq!(gateway.look("job").await["state"], "free", "one of them got the lock");
+    assert_eq!(gateway.inspect("job").await["state"], "free", "one of them got the lock");
     let most = json!({ "owner": "é".repeat(255), "metadata": { "k": "v".repeat(1_023) } });
     assert_eq!(gateway.post("most", most).await.status, 201);
 }
@@ -361,7 +361,7 @@ async fn invalid_or_too_long_waiting_times_are_refused() {
             &["Prefer", "allowed are 0 to 20 whole seconds"],
         );
     }
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
     let body_wins =
         preferring("wait=21").json(&json!({ "wait_ms": 0, "ttl_ms": 60_000 })).send().await;
     assert_eq!(

@@ -58,13 +58,13 @@ async fn the_holders_label_is_shown_to_everyone() {
     let gateway = Launch::embedded().start().await;
     gateway.post("job", json!({ "owner": "ci", "metadata": { "run": "4711" } })).await;
     let page = gateway.get("/locks").await.json();
-    for status in [gateway.look("job").await, page["locks"][0].clone()] {
+    for status in [gateway.inspect("job").await, page["locks"][0].clone()] {
         assert_eq!(
             (&status["owner"], &status["metadata"]),
             (&json!("ci"), &json!({ "run": "4711" }))
         );
     }
-    let free = gateway.look("other").await;
+    let free = gateway.inspect("other").await;
     assert!(free.get("metadata").is_none(), "{free}");
 }
 
@@ -182,7 +182,7 @@ async fn slashes_and_documentation_work_behind_nginx()
         for name in ["a/b", "a%2Fb"] {
             let path = format!("{prefix}/locks/{name}");
             let lease = Lease::from(&call(Method::POST, &path, "").await);
-            assert_eq!(gateway.look("a/b").await["state"], "held", "{path}");
+            assert_eq!(gateway.inspect("a/b").await["state"], "held", "{path}");
             assert_eq!(call(Method::PATCH, &path, &lease.token).await.status, 200, "{path}");
             assert_eq!(call(Method::DELETE, &path, &lease.token).await.status, 204, "{path}");
         }

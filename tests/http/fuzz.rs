@@ -114,7 +114,7 @@ async fn ten_thousand_hostile_requests_get_valid_answers() {
     assert_everything_was_met(&seen);
 
     for (name, lease) in &held {
-        let status = gateway.look(name).await;
+        let status = gateway.inspect(name).await;
         assert_eq!(
             (&status["state"], &status["owner"]),
             (&json!("held"), &json!("the holder")),
@@ -344,14 +344,14 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
     assert!(keys > 100, "{server:?}: only {keys} keys");
     let keyspace = server.cmd(&["INFO", "keyspace"]).text();
     assert_eq!(keyspace.matches("db").count(), 1, "another database is used: {keyspace}");
-    let told = server.cmd(&["INFO", "commandstats"]).text();
-    let told: Vec<&str> =
-        told.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next()).collect();
+    let commands = server.cmd(&["INFO", "commandstats"]).text();
+    let commands: Vec<&str> =
+        commands.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next()).collect();
     // The script's name, or the module's.
     let votes = ["evalsha", "redlock.call"];
-    assert!(votes.iter().any(|call| told.contains(call)), "{told:?}");
+    assert!(votes.iter().any(|call| commands.contains(call)), "{commands:?}");
     let strange: Vec<_> =
-        told.iter().filter(|call| !COMMANDS.contains(call) && !votes.contains(call)).collect();
+        commands.iter().filter(|call| !COMMANDS.contains(call) && !votes.contains(call)).collect();
     assert!(strange.is_empty(), "{server:?} was told {strange:?}");
 }
 

@@ -43,7 +43,7 @@ async fn release_by_key_frees_a_lock_with_an_unread_answer() {
     let mut client = one.raw().await;
     client.announce("POST", "job", &format!("idempotency-key: {KEY}\r\n"), 2).await;
     client.write("{}").await;
-    eventually("it is granted", async || (two.look("job").await["state"] == "held").then_some(()))
+    eventually("it is granted", async || (two.inspect("job").await["state"] == "held").then_some(()))
         .await;
     drop(client);
 
@@ -77,7 +77,7 @@ async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
             status => panic!("{name}: {status}"),
         }
         // A request that the gateway reads after the release cancels itself.
-        let is_free = async || (gateway.look(&name).await["state"] == "free").then_some(());
+        let is_free = async || (gateway.inspect(&name).await["state"] == "free").then_some(());
         eventually("it is free long before its TTL", is_free).await;
     }
     assert!(released > 0, "none of them was granted before it was released");
@@ -123,7 +123,7 @@ async fn a_lock_token_wins_over_the_key_beside_it() {
     };
     both(&other.token, KEY).await.problem(409, "not_holder");
     both("nonsense", KEY).await.problem(400, "invalid_token");
-    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(gateway.inspect("job").await["fencing_token"], lease.fencing);
     assert_eq!(both(&lease.token, "short").await.status, 204, "what nobody asks is not judged");
     release(&gateway, "job", "short").await.problem(400, "invalid_parameter");
     gateway.call(Method::DELETE, lock_path("job")).send().await.problem(400, "missing_token");

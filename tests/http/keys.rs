@@ -99,17 +99,17 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     })
     .await;
     assert!(knows(&new).await);
-    let says = async |what: &str| {
+    let logs_failure = async |what: &str| {
         eventually(what, async || gateway.stdout().contains(what).then_some(())).await
     };
     std::fs::write(file.path(), "\n").unwrap();
-    says("it is empty").await;
+    logs_failure("it is empty").await;
     std::fs::remove_file(file.path()).unwrap();
     gateway.signal(Signal::HUP);
-    says("No such file").await;
+    logs_failure("No such file").await;
     // Reading this file would never end.
     std::os::unix::fs::symlink("/dev/zero", file.path()).unwrap();
-    says("it is not a regular file").await;
+    logs_failure("it is not a regular file").await;
     assert!(knows(&new).await);
     std::fs::remove_file(file.path()).unwrap();
     std::fs::write(file.path(), &old.entry).unwrap();

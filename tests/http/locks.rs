@@ -100,7 +100,7 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
 /// The life of one lock, from free to free.
 async fn lifecycle(gateway: &Gateway, nodes: u64) {
     let name = "reports/nightly@eu-1";
-    let free = gateway.look(name).await;
+    let free = gateway.inspect(name).await;
     assert_eq!((&free["name"], &free["state"]), (&json!(name), &json!("free")));
     for absent in ["owner", "fencing_token", "expires_in_ms", "acquired_at"] {
         assert!(free.get(absent).is_none(), "{free:#}");
@@ -121,7 +121,7 @@ async fn lifecycle(gateway: &Gateway, nodes: u64) {
         "{refused:?}"
     );
 
-    let held = gateway.look(name).await;
+    let held = gateway.inspect(name).await;
     assert_eq!((&held["state"], &held["owner"]), (&json!("held"), &json!("host-7 \"blue\"")));
     assert_eq!(held["fencing_token"], lease.fencing);
     assert!((50_000..=60_000).contains(&number(&held["expires_in_ms"])), "{held:#}");
@@ -145,12 +145,12 @@ async fn lifecycle(gateway: &Gateway, nodes: u64) {
         (&body["token"], &body["fencing_token"]),
         (&json!(lease.token), &json!(lease.fencing))
     );
-    assert!(number(&gateway.look(name).await["expires_in_ms"]) > 100_000);
+    assert!(number(&gateway.inspect(name).await["expires_in_ms"]) > 100_000);
 
     let released = gateway.delete(name, &format!("<{}>", lease.token)).await;
     assert_eq!((released.status, released.body.len()), (204, 0), "{released:?}");
     assert!(!released.header("x-request-id").is_empty());
-    assert_eq!(gateway.look(name).await["state"], "free");
+    assert_eq!(gateway.inspect(name).await["state"], "free");
     gateway.delete(name, &lease.token).await.problem(404, "lock_not_found");
     gateway.patch(name, &lease.token, 1_000).await.problem(404, "lock_not_found");
 
@@ -236,7 +236,7 @@ async fn a_lock_that_nobody_extends_expires() {
     for gateway in [Launch::embedded().start().await, Launch::over(&masters(3)).ready().await] {
         let lease = Lease::from(&gateway.post("short", json!({ "ttl_ms": 400 })).await);
         eventually("the lock is free", async || {
-            (gateway.look("short").await["state"] == "free").then_some(())
+            (gateway.inspect("short").await["state"] == "free").then_some(())
         })
         .await;
         gateway.patch("short", &lease.token, 60_000).await.problem(404, "lock_not_found");
@@ -266,7 +266,7 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
         60_000,
     );
     gateway.delete("never-held", &second.token).await.problem(404, "lock_not_found");
-    assert_eq!(gateway.look("first").await["fencing_token"], first.fencing);
+    assert_eq!(gateway.inspect("first").await["fencing_token"], first.fencing);
     assert_eq!(gateway.delete("first", &first.token).await.status, 204);
 }
 
@@ -279,7 +279,7 @@ async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     servers[0].cmd(&["PEXPIRE", "lock:job", "290000"]);
     let extended = gateway.patch("job", &lease.token, 100).await;
     assert_eq!((extended.status, &extended.json()["ttl_ms"]), (200, &json!(100)));
-    for left in [&extended.json()["validity_ms"], &gateway.look("job").await["expires_in_ms"]] {
+    for left in [&extended.json()["validity_ms"], &gateway.inspect("job").await["expires_in_ms"]] {
         assert!((50_000..=60_000).contains(&number(left)), "{left}");
     }
     // The keys were prolonged by hand. A master that loses data votes again after --max-ttl, so no
@@ -329,7 +329,7 @@ async fn two_gateways_over_the_same_masters_exclude_each_other() {
     // No gateway stores its locks: the token is valid at any gateway.
     let extended = two.patch("job", &first.token, 90_000).await;
     assert_eq!(extended.status, 200, "{extended:?}");
-    assert_eq!(two.look("job").await["fencing_token"], first.fencing);
+    assert_eq!(two.inspect("job").await["fencing_token"], first.fencing);
     assert_eq!(two.delete("job", &first.token).await.status, 204);
     let second = two.acquire("job").await;
     assert!(second.fencing > first.fencing);
@@ -361,7 +361,7 @@ async fn another_redlock_client_excludes_us_and_is_excluded_by_us() {
         assert_eq!(set_nx_px(server, "theirs"), Resp::Text("OK".into()));
     }
     assert_held_by(&gateway.post("theirs", json!({})).await, "lock_held", None, 60_000);
-    let seen = gateway.look("theirs").await;
+    let seen = gateway.inspect("theirs").await;
     assert_eq!(
         (&seen["state"], seen.get("owner"), seen.get("fencing_token")),
         (&json!("held"), None, None),
@@ -384,7 +384,7 @@ async fn two_dead_masters_of_five_change_nothing_for_a_client() {
     let lease = gateway.acquire("job").await;
     assert_held_by(&gateway.post("before", json!({})).await, "lock_held", Some("me"), 60_000);
     assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
-    assert_eq!(gateway.look("job").await["state"], "held");
+    assert_eq!(gateway.inspect("job").await["state"], "held");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     assert_eq!(gateway.delete("before", &Lease::from(&held).token).await.status, 204);
     assert_eq!(gateway.readyz().await.status, 200);
@@ -420,7 +420,7 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
     })
     .await;
     gateway.patch("held-before", &lease.token, 60_000).await.problem(503, "outcome_unknown");
-    assert_eq!(gateway.look("held-before").await["state"], "unknown");
+    assert_eq!(gateway.inspect("held-before").await["state"], "unknown");
     gateway.get("/locks").await.problem(503, "quorum_unavailable");
 
     let unready = gateway.readyz().await;

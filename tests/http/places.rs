@@ -19,7 +19,7 @@ async fn missing_bodies_take_no_slots() {
             if n % 2 == 0 { ("POST", "expect: 100-continue\r\n") } else { ("PATCH", &token[..]) };
         raw.announce(method, "held", headers, 10).await;
         // Now the gateway waits for the body.
-        raw.told_to_continue().await;
+        raw.wait_for_continue().await;
         endless.push(raw);
     }
     assert_eq!(gateway.post("free", json!({})).await.status, 201);

@@ -38,7 +38,7 @@ async fn repeated(gateways: &[&Gateway]) {
         }
         assert_eq!(answer.headers.contains_key("idempotency-replayed"), n > 0);
         assert!(
-            left(&gateway.look("job").await) > ttl_ms - 5_000,
+            left(&gateway.inspect("job").await) > ttl_ms - 5_000,
             "the repetition gets its full TTL"
         );
         leases.push(lease);
@@ -61,9 +61,9 @@ async fn repeated(gateways: &[&Gateway]) {
 
     // No repetition has voided an answer.
     assert_eq!(one.patch("job", &first.token, 60_000).await.status, 200);
-    assert_eq!(other.look("job").await["fencing_token"], last.fencing);
+    assert_eq!(other.inspect("job").await["fencing_token"], last.fencing);
     assert_eq!(one.delete("job", &last.token).await.status, 204);
-    assert_eq!(other.look("job").await["state"], "free");
+    assert_eq!(other.inspect("job").await["state"], "free");
     let again = Lease::from(&keyed(other, "job", KEY, 60_000).await);
     assert!(again.fencing > last.fencing);
 }
@@ -122,7 +122,7 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     servers[2..].iter().for_each(RedisServer::cont);
     clean_for_good(&servers, "job", before + 1).await;
     eventually("the lock is free", async || {
-        (gateway.look("job").await["state"] == "free").then_some(())
+        (gateway.inspect("job").await["state"] == "free").then_some(())
     })
     .await;
     gateway.acquire("job").await;

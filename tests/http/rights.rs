@@ -27,9 +27,9 @@ async fn without_the_metrics_permission_node_addresses_are_hidden() {
         [plain.acquire(&gateway, "plain").await, watcher.acquire(&gateway, "watcher").await];
 
     let nodes = |answer: &Answer| answer.json()["nodes"].as_array().expect("a list").clone();
-    let looked = plain.get(&gateway, "/locks/plain").await;
-    assert!(looked.status == 200 && !shows_ports(&looked), "{looked:?}");
-    let names: Vec<_> = nodes(&looked).iter().map(|node| node["node"].clone()).collect();
+    let inspected = plain.get(&gateway, "/locks/plain").await;
+    assert!(inspected.status == 200 && !shows_ports(&inspected), "{inspected:?}");
+    let names: Vec<_> = nodes(&inspected).iter().map(|node| node["node"].clone()).collect();
     assert_eq!(names, ["node-1", "node-2", "node-3"]);
     assert!(shows_ports(&watcher.get(&gateway, "/locks/plain").await));
 
@@ -60,7 +60,7 @@ async fn without_the_metrics_permission_node_addresses_are_hidden() {
 const OTHER_TOKEN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
 
 /// A problem without the id of its request.
-fn told(answer: &Answer) -> Value {
+fn without_request_id(answer: &Answer) -> Value {
     let mut problem = answer.json();
     problem.as_object_mut().expect("an object").remove("request_id");
     problem
@@ -84,15 +84,15 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
         let free = cleaner.delete(&gateway, "free", token).await;
         held.problem(404, "lock_not_found");
         assert_eq!(
-            (told(&held), held.header("retry-after")),
-            (told(&free), free.header("retry-after"))
+            (without_request_id(&held), held.header("retry-after")),
+            (without_request_id(&free), free.header("retry-after"))
         );
         let held = extender.patch(&gateway, "held", token).await;
         let free = extender.patch(&gateway, "free", token).await;
         held.problem(404, "lock_not_found");
         assert_eq!(
-            (told(&held), held.header("retry-after")),
-            (told(&free), free.header("retry-after"))
+            (without_request_id(&held), held.header("retry-after")),
+            (without_request_id(&free), free.header("retry-after"))
         );
 
         // A client that may acquire can learn the holder by trying. A release or extension does not
@@ -223,7 +223,7 @@ async fn a_key_revoked_during_its_request_body_does_nothing() {
             format!("authorization: {}\r\nlock-token: {}\r\n", revoked.bearer(), lease.token);
         let mut raw = gateway.raw().await;
         raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
-        raw.told_to_continue().await;
+        raw.wait_for_continue().await;
         on_their_way.push(raw);
     }
     std::fs::write(file.path(), &stays.entry).unwrap();

@@ -63,8 +63,8 @@ async fn without_keys_a_page_of_another_site_changes_no_lock() {
             );
         }
     }
-    assert_eq!(gateway.look("free").await["state"], "free");
-    assert_eq!(gateway.look("held").await["fencing_token"], lease.fencing);
+    assert_eq!(gateway.inspect("free").await["state"], "free");
+    assert_eq!(gateway.inspect("held").await["fencing_token"], lease.fencing);
 
     let own = format!("http://{}", gateway.address());
     let ours: [Headers<'_>; 4] = [
@@ -191,7 +191,7 @@ async fn a_foreign_name_that_resolves_to_loopback_is_refused() {
             answer.problem(421, "misdirected_request");
         }
     }
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
     for host in [
         format!("localhost:{port}"),
         "LOCALHOST".into(),
@@ -222,8 +222,8 @@ async fn off_loopback_any_host_counts_until_some_are_named() {
     let world = || {
         Launch::embedded()
             .flag("--listen", "0.0.0.0:0")
-            .word("--embedded")
-            .word("--allow-anonymous")
+            .argument("--embedded")
+            .argument("--allow-anonymous")
     };
     let get = async |gateway: &Gateway, host: &str| {
         gateway.call(Method::GET, "/livez").header("host", host).send().await.status

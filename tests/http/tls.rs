@@ -28,7 +28,7 @@ fn logged(gateway: &Gateway, message: &str) -> Vec<Value> {
     let lines = gateway.stdout();
     let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines
-        .filter(|line| line["message"].as_str().is_some_and(|said| said.contains(message)))
+        .filter(|line| line["message"].as_str().is_some_and(|entry| entry.contains(message)))
         .collect()
 }
 
@@ -280,10 +280,10 @@ async fn an_unusable_certificate_is_skipped_for_the_next_good_one() {
     .enumerate()
     {
         replace(&live.cert, content);
-        let said =
+        let entry =
             eventually("it is said", async || logged(&gateway, NOT_TAKEN).into_iter().nth(n)).await;
-        assert!(said["level"] == "ERROR" && said.to_string().contains(why), "{said}");
-        assert!(said.to_string().contains(&live.cert), "{said}");
+        assert!(entry["level"] == "ERROR" && entry.to_string().contains(why), "{entry}");
+        assert!(entry.to_string().contains(&live.cert), "{entry}");
         assert_eq!(shown().await, certificate(&old.cert));
     }
     copy(&new.cert, &live.cert);

@@ -18,11 +18,11 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 use crate::support::waiters::{
-    LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting, waiting_is,
+    LONG_MS, answer, start_waiting, median, nothing_is_left, waiting_acquire, released, waiting, waiting_is,
 };
 
 /// A waiting request on a connection that the test can break.
-async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
+async fn start_waiting_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
     let (before, _) = waiting(gateway).await;
     let body = json!({ "ttl_ms": ttl_ms, "wait_ms": LONG_MS }).to_string();
     let mut raw = gateway.raw().await;
@@ -38,18 +38,18 @@ async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     released(&gateway, "job", &held).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);
     assert!(lease.fencing > held.fencing, "{} after {}", lease.fencing, held.fencing);
     assert_eq!(granted.header("preference-applied"), "");
-    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(gateway.inspect("job").await["fencing_token"], lease.fencing);
     waiting_is(&gateway, 0, 0).await;
     gateway.delete("job", &held.token).await.problem(409, "not_holder");
 
     let prefers = |wait: &str| gateway.call(Method::POST, "/locks/job").header("prefer", wait);
-    let waiter = line_up(&gateway, prefers("respond-async, wait=14")).await;
+    let waiter = start_waiting(&gateway, prefers("respond-async, wait=14")).await;
     released(&gateway, "job", &lease).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);
@@ -84,7 +84,7 @@ async fn waiters_at_one_gateway_get_the_lock_in_order_of_arrival() {
     let grants = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = Vec::new();
     for place in 0..WAITERS {
-        let asked = patient(&gateway, "job", LONG_MS);
+        let asked = waiting_acquire(&gateway, "job", LONG_MS);
         let release = gateway.call(Method::DELETE, "/locks/job");
         let grants = grants.clone();
         waiters.push(tokio::spawn(async move {
@@ -118,7 +118,7 @@ async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
         // The first of the queue, and a waiter that was never first.
         let waits = [100 + round, 130 + round];
         let asked = waits.map(|wait_ms| {
-            let call = patient(&gateway, "job", wait_ms);
+            let call = waiting_acquire(&gateway, "job", wait_ms);
             tokio::spawn(async move { (Instant::now(), call.send().await) })
         });
         for (wait_ms, asked) in waits.into_iter().zip(asked) {
@@ -158,7 +158,7 @@ async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
         let millis = |field: &str| Duration::from_millis(body[field].as_u64().expect("a number"));
         // The deadline as the holder counts it.
         let deadline = sent + millis("elapsed_ms") + millis("validity_ms");
-        let next = patient(&gateway, &name, LONG_MS).send().await;
+        let next = waiting_acquire(&gateway, &name, LONG_MS).send().await;
         let lease = Lease::from(&next);
         assert!(
             next.at >= deadline,
@@ -179,8 +179,8 @@ async fn a_client_that_leaves_frees_its_place_at_once() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
-    let gone = line_up_raw(&gateway, "job", 60_000).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let gone = start_waiting_raw(&gateway, "job", 60_000).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     let since = Instant::now();
     drop(gone);
     waiting_is(&gateway, 1, 1).await;
@@ -203,8 +203,8 @@ async fn when_half_of_the_waiters_leave_the_others_are_served() {
         let mut stay = Vec::new();
         let mut go = Vec::new();
         for _ in 0..EACH {
-            go.push(line_up_raw(&gateway, "job", ttl_ms).await);
-            let asked = patient(&gateway, "job", LONG_MS);
+            go.push(start_waiting_raw(&gateway, "job", ttl_ms).await);
+            let asked = waiting_acquire(&gateway, "job", LONG_MS);
             let release = gateway.call(Method::DELETE, "/locks/job");
             stay.push(tokio::spawn(async move {
                 let lease = Lease::from(&asked.send().await);
@@ -240,10 +240,10 @@ async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
         .await;
     let held_a = gateway.acquire("a").await;
     let held_b = gateway.acquire("b").await;
-    let first = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
-    let second = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    let first = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
+    let second = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
     let refused = |name: &'static str, word: &'static str| {
-        let asked = patient(&gateway, name, LONG_MS);
+        let asked = waiting_acquire(&gateway, name, LONG_MS);
         async move {
             let refused = asked.send().await;
             let problem = refused.problem(429, "too_many_waiters");
@@ -252,7 +252,7 @@ async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
         }
     };
     refused("a", "2 requests are waiting for this lock").await;
-    let third = line_up(&gateway, patient(&gateway, "b", LONG_MS)).await;
+    let third = start_waiting(&gateway, waiting_acquire(&gateway, "b", LONG_MS)).await;
     for name in ["a", "b"] {
         refused(name, "3 requests are waiting for locks").await;
     }
@@ -263,7 +263,7 @@ async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
     released(&gateway, "a", &held_a).await;
     let lease = Lease::from(&answer(first).await);
     waiting_is(&gateway, 2, 2).await;
-    let fourth = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    let fourth = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
     released(&gateway, "a", &lease).await;
     released(&gateway, "b", &held_b).await;
     let lease = Lease::from(&answer(second).await);
@@ -281,7 +281,7 @@ async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
     let held = gateway.acquire("job").await;
     let mut waiters = Vec::new();
     for _ in 0..8 {
-        waiters.push(line_up(&gateway, patient(&gateway, "job", LONG_MS)).await);
+        waiters.push(start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await);
     }
     let since = Instant::now();
     gateway.signal(Signal::TERM);
@@ -298,7 +298,7 @@ async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
     );
 
     let next = Launch::over(&servers).ready().await;
-    assert_eq!(next.look("job").await["fencing_token"], held.fencing, "the holder keeps it");
+    assert_eq!(next.inspect("job").await["fencing_token"], held.fencing, "the holder keeps it");
     released(&next, "job", &held).await;
     nothing_is_left(&next).await;
     assert_eq!(stored_on(&servers, "job", |_| true), Vec::<usize>::new());
@@ -308,8 +308,8 @@ async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
 async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
     let gateway = Launch::embedded().flag("--idle-timeout", "1s").start().await;
     let held = gateway.acquire("job").await;
-    let in_vain = line_up(&gateway, patient(&gateway, "job", 2_500)).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let in_vain = start_waiting(&gateway, waiting_acquire(&gateway, "job", 2_500)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     answer(in_vain).await.problem(409, "lock_held");
     released(&gateway, "job", &held).await;
     Lease::from(&answer(waiter).await);
@@ -319,10 +319,10 @@ async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
 async fn a_holder_that_repeats_its_request_skips_the_queue() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    let keyed = |key: &str| patient(&gateway, "job", LONG_MS).header("idempotency-key", key);
+    let keyed = |key: &str| waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", key);
     let held = Lease::from(&keyed("the-holder-of-the-lock").send().await);
-    let first = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
-    let second = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let first = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let second = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     let since = Instant::now();
     let again = Lease::from(&keyed("the-holder-of-the-lock").send().await);
     assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "{:?}", since.elapsed());
@@ -342,11 +342,11 @@ async fn two_waiters_with_one_key_get_the_same_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let keyed =
-        || patient(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice");
+        || waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice");
     let held = gateway.acquire("job").await;
-    let first = line_up(&gateway, keyed()).await;
-    let between = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
-    let second = line_up(&gateway, keyed()).await;
+    let first = start_waiting(&gateway, keyed()).await;
+    let between = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let second = start_waiting(&gateway, keyed()).await;
     released(&gateway, "job", &held).await;
     let leases = [Lease::from(&answer(first).await), Lease::from(&answer(second).await)];
     assert_eq!(leases[0].token, leases[1].token);
@@ -364,8 +364,8 @@ async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
     let since = Instant::now();
-    let in_vain = line_up(&gateway, patient(&gateway, "job", 2_000)).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let in_vain = start_waiting(&gateway, waiting_acquire(&gateway, "job", 2_000)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     servers[..3].iter_mut().for_each(RedisServer::kill);
     let refused = answer(in_vain).await;
     let took = refused.at - since;
@@ -375,7 +375,7 @@ async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
     );
     assert!(took >= Duration::from_millis(2_000) && took < Duration::from_secs(5), "{took:?}");
     let since = Instant::now();
-    let refused = patient(&gateway, "free", 500).send().await;
+    let refused = waiting_acquire(&gateway, "free", 500).send().await;
     let took = refused.at - since;
     refused.problem(503, "quorum_unavailable");
     assert!(took >= Duration::from_millis(500) && took < Duration::from_secs(3), "{took:?}");
@@ -393,13 +393,13 @@ async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
 async fn waits_are_counted_by_result_and_handoffs_by_kind() {
     let gateway = Launch::embedded().start().await;
     let held = gateway.acquire("job").await;
-    patient(&gateway, "job", 50).send().await.problem(409, "lock_held");
-    drop(line_up_raw(&gateway, "job", 60_000).await);
+    waiting_acquire(&gateway, "job", 50).send().await.problem(409, "lock_held");
+    drop(start_waiting_raw(&gateway, "job", 60_000).await);
     waiting_is(&gateway, 0, 0).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     released(&gateway, "job", &held).await;
     Lease::from(&answer(waiter).await);
-    assert_eq!(patient(&gateway, "free", LONG_MS).send().await.status, 201);
+    assert_eq!(waiting_acquire(&gateway, "free", LONG_MS).send().await.status, 201);
 
     let samples = Samples::of(&gateway).await;
     let waits =

@@ -10,7 +10,7 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, masters};
 use crate::support::metrics::Samples;
 use crate::support::waiters::{
-    LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting_is,
+    LONG_MS, answer, start_waiting, median, nothing_is_left, waiting_acquire, released, waiting_is,
 };
 
 /// Time for the hint of a waiter to arrive. Receivers do not acknowledge hints.
@@ -26,7 +26,7 @@ async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
 /// sending the release to the waiter's grant.
 async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> Duration {
     let held = holding.acquire("job").await;
-    let waiter = line_up(asking, patient(asking, "job", LONG_MS)).await;
+    let waiter = start_waiting(asking, waiting_acquire(asking, "job", LONG_MS)).await;
     tokio::time::sleep(WORD_GETS_ROUND).await;
     let since = Instant::now();
     released(through, "job", &held).await;
@@ -113,12 +113,12 @@ async fn forbidden_hints_lead_to_polls_and_a_log_line() {
     assert_eq!(hand_offs(&second).await, (0.0, 0.0));
     for gateway in [&first, &second] {
         let log = gateway.stdout();
-        let said = log
+        let message = log
             .lines()
             .find(|line| line.contains("no hints can be heard"))
             .unwrap_or_else(|| panic!("{log}"));
         for word in ["waiters poll", "SUBSCRIBE", "PUBLISH", "{lock:}:hints"] {
-            assert!(said.contains(word), "no {word:?} in {said}");
+            assert!(message.contains(word), "no {word:?} in {message}");
         }
     }
     nothing_is_left(&first).await;
@@ -141,7 +141,7 @@ async fn a_gateway_without_hints_does_not_starve_the_other() {
         })
         .collect();
     waiting_is(&gateways[0], 3, 1).await;
-    let answer = patient(&gateways[1], "job", LONG_MS).send().await;
+    let answer = waiting_acquire(&gateways[1], "job", LONG_MS).send().await;
     let lease = Lease::from(&answer);
     released(&gateways[1], "job", &lease).await;
     assert!(answer.at < until, "it had to wait until the others had gone");
@@ -163,7 +163,7 @@ async fn compete(gateway: &Gateway, index: usize, until: Instant) -> Vec<Hold> {
     let mut holds = Vec::new();
     while Instant::now() < until {
         let asked = Instant::now();
-        let answer = patient(gateway, "job", LONG_MS).send().await;
+        let answer = waiting_acquire(gateway, "job", LONG_MS).send().await;
         let lease = Lease::from(&answer);
         let hold = Hold {
             gateway: index,

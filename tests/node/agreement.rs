@@ -25,9 +25,9 @@ async fn a_gateway_of_another_configuration_is_refused_with_both() {
         let strange = other.remote_node(&server.url());
         let refused = in_state(strange.as_ref(), NodeState::Refused).await;
         for cluster in [&cluster, other] {
-            let told =
+            let expected =
                 format!("node set {}, max_ttl {} ms", set_of(cluster), cluster.max_ttl.as_millis());
-            assert!(refused.detail.contains(&told), "no {told:?} in {refused:?}");
+            assert!(refused.detail.contains(&expected), "no {expected:?} in {refused:?}");
         }
         assert!(refused.remedy == Some(Remedy::Reconfigure), "{refused:?}");
     }
@@ -86,7 +86,7 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
     let since = Instant::now();
     let early = cluster.remote_node(&server.url());
     // This gateway would wait for hours.
-    let late = cluster.patient_node(&server.url(), Duration::from_secs(3_600));
+    let late = cluster.node_with_clock_skew(&server.url(), Duration::from_secs(3_600));
     let waits = in_state(late.as_ref(), NodeState::Quarantined).await;
     assert!(waits.until_micros.unwrap() - waits.since_micros >= 7_200_000_000, "{waits:?}");
     let votes = tokio::join!(first_vote(early.as_ref()), first_vote(late.as_ref()));
@@ -125,7 +125,7 @@ fn a_count_from_before_a_loss_admits_nobody_after_it() {
         let server = RedisServer::start();
         let first = cluster.remote_node(&server.url());
         in_state(first.as_ref(), NodeState::Quarantined).await;
-        let second = cluster.patient_node(&server.url(), Duration::from_secs(2));
+        let second = cluster.node_with_clock_skew(&server.url(), Duration::from_secs(2));
         let counts = in_state(second.as_ref(), NodeState::Quarantined).await;
         in_state(first.as_ref(), NodeState::Admitted).await;
         assert_eq!(
@@ -175,7 +175,7 @@ async fn bootstrap_admits_a_complete_new_cluster_once() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut servers = masters(3);
     servers[2].kill();
-    let remotes = cluster.nodes_told_new(&servers);
+    let remotes = cluster.bootstrapping_nodes(&servers);
     let locks = cluster.redlock(remotes.clone());
     for remote in &remotes[..2] {
         in_state(remote.as_ref(), NodeState::Quarantined).await;
@@ -187,9 +187,9 @@ async fn bootstrap_admits_a_complete_new_cluster_once() {
     for remote in &remotes[..2] {
         assert_eq!(remote.status().borrow().state, NodeState::Quarantined);
     }
-    let (word, ()) =
+    let (answer, ()) =
         tokio::join!(timeout(PATIENCE, locks.bootstrap()), async { servers[2].restart() });
-    assert_eq!(word, Ok(Bootstrap::Confirmed));
+    assert_eq!(answer, Ok(Bootstrap::Confirmed));
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
@@ -213,10 +213,10 @@ async fn bootstrap_is_refused_if_one_node_has_a_marker() {
     let servers = masters(3);
     cluster.mark_by(&servers[1].url()).await;
     let before: Vec<_> = servers.iter().map(marker).collect();
-    let remotes = cluster.nodes_told_new(&servers);
+    let remotes = cluster.bootstrapping_nodes(&servers);
     let locks = cluster.redlock(remotes.clone());
-    let word = timeout(PATIENCE, locks.bootstrap()).await;
-    assert_eq!(word, Ok(Bootstrap::Refuted(remotes[1].name().to_owned())));
+    let answer = timeout(PATIENCE, locks.bootstrap()).await;
+    assert_eq!(answer, Ok(Bootstrap::Refuted(remotes[1].name().to_owned())));
     in_state(remotes[1].as_ref(), NodeState::Admitted).await;
     assert_eq!(marker(&servers[1]), before[1]);
     for at in [0, 2] {
@@ -239,9 +239,9 @@ async fn bootstrap_is_refused_if_a_gateway_saw_the_loss() {
     in_state(witness.as_ref(), NodeState::Admitted).await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     in_state(witness.as_ref(), NodeState::Quarantined).await;
-    let remotes = cluster.nodes_told_new(&servers);
-    let word = timeout(PATIENCE, cluster.redlock(remotes.clone()).bootstrap()).await;
-    assert_eq!(word, Ok(Bootstrap::Refuted(remotes[0].name().to_owned())));
+    let remotes = cluster.bootstrapping_nodes(&servers);
+    let answer = timeout(PATIENCE, cluster.redlock(remotes.clone()).bootstrap()).await;
+    assert_eq!(answer, Ok(Bootstrap::Refuted(remotes[0].name().to_owned())));
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Quarantined).await;
     }

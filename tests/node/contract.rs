@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, nobodys, now, record,
+    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, kept_free_record, now, record,
     submit, token, ttl, votes,
 };
 
@@ -218,7 +218,7 @@ async fn a_repair_replaces_a_kept_free_record_for_as_long(kind: Kind) {
         let lock = Lock::new(name);
         subject.set_foreign(
             &lock.keys.lock,
-            nobodys(kept).as_bytes(),
+            kept_free_record(kept).as_bytes(),
             Some(Duration::from_millis(life)),
         );
         assert_eq!(subject.ask(lock.repair(1, t, LONG_MS)).await, Vote::Granted, "{name}");
@@ -438,7 +438,7 @@ async fn a_watermark_set_beside_a_lock_outlives_the_lock(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(400));
     let subject = kind.subject_with(settings).await;
     let extended = Lock::new("a");
-    let barred = Lock::new("b");
+    let tombstoned = Lock::new("b");
     let t = now();
     let ends = async |lock: &Lock, fence| {
         eventually("the lock ends", async || {
@@ -453,9 +453,9 @@ async fn a_watermark_set_beside_a_lock_outlives_the_lock(kind: Kind) {
     assert_extended(&subject.ask(extended.extend(1, t, 1_500)).await);
     ends(&extended, t).await;
     let t = now();
-    assert_eq!(subject.ask(barred.acquire(1, t, 1_500)).await, Vote::Granted);
-    assert_held(&subject.ask(barred.release(2, t + 1)).await, &record(1, t), 1_500);
-    ends(&barred, t + 1).await;
+    assert_eq!(subject.ask(tombstoned.acquire(1, t, 1_500)).await, Vote::Granted);
+    assert_held(&subject.ask(tombstoned.release(2, t + 1)).await, &record(1, t), 1_500);
+    ends(&tombstoned, t + 1).await;
 }
 
 async fn a_repair_is_refused_when_its_extension_began_too_early(kind: Kind) {

@@ -24,7 +24,7 @@ use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, Node
 
 use crate::support::harness::{PATIENCE, RedisOptions, RedisServer, Subscription};
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, nobodys, now, record, redis_settings,
+    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, kept_free_record, now, record, redis_settings,
     remote_node_with, telling,
 };
 
@@ -100,7 +100,7 @@ enum Value {
         t: i64,
     },
     /// The record by which recovery keeps a lock free.
-    Nobodys(i64),
+    KeptFree(i64),
 }
 
 fn any_t() -> impl Strategy<Value = i64> {
@@ -128,7 +128,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     let value = prop_oneof![
         text.prop_map(Value::Text),
         (owner.clone(), any_t()).prop_map(|(owner, t)| Value::Record { owner, t }),
-        any_t().prop_map(Value::Nobodys),
+        any_t().prop_map(Value::KeptFree),
     ];
     prop_oneof![
         9 => (owner.clone(), any_t(), any_life(), any_tell())
@@ -149,15 +149,15 @@ struct Pair {
     redis: Arc<dyn Node>,
     server: RedisServer,
     /// The hints of the node in memory.
-    told: Arc<Told>,
+    memory_hints: Arc<HintLog>,
     /// The hints of the server.
-    heard: RefCell<Subscription>,
+    redis_hints: RefCell<Subscription>,
 }
 
 #[derive(Default)]
-struct Told(Mutex<Vec<String>>);
+struct HintLog(Mutex<Vec<String>>);
 
-impl Listener for Told {
+impl Listener for HintLog {
     fn hear(&self, hint: &Hint) {
         self.0.lock().unwrap().push(text(hint));
     }
@@ -168,21 +168,21 @@ fn text(hint: &Hint) -> String {
 }
 
 /// The hints that the answer requires.
-fn due(op: &Op, vote: &Vote) -> Vec<String> {
-    op.told(vote).map(text).into_iter().collect()
+fn required_hints(op: &Op, vote: &Vote) -> Vec<String> {
+    op.memory_hints(vote).map(text).into_iter().collect()
 }
 
 fn differ(what: &str, memory: impl std::fmt::Debug, redis: impl std::fmt::Debug) -> TestCaseError {
     TestCaseError::fail(format!("{what}\n  memory: {memory:?}\n  redis:  {redis:?}"))
 }
 
-fn alike(memory: &Holding, redis: &Holding) -> bool {
-    let near = match (memory.expires_in, redis.expires_in) {
+fn are_alike(memory: &Holding, redis: &Holding) -> bool {
+    let is_near = match (memory.expires_in, redis.expires_in) {
         (None, None) => true,
         (Some(memory), Some(redis)) => memory.abs_diff(redis) < TOLERANCE,
         _ => false,
     };
-    near && memory.record == redis.record
+    is_near && memory.record == redis.record
 }
 
 impl Pair {
@@ -196,11 +196,11 @@ impl Pair {
         let status = in_state(redis.as_ref(), NodeState::Admitted).await;
         assert!(!native || status.engine == Some(Engine::Native), "{status:?}");
         let memory = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings()));
-        let told = Arc::new(Told::default());
-        let heard = RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints")));
-        let listener: Arc<dyn Listener> = told.clone();
+        let memory_hints = Arc::new(HintLog::default());
+        let redis_hints = RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints")));
+        let listener: Arc<dyn Listener> = memory_hints.clone();
         memory.listen(Arc::downgrade(&listener));
-        Self { memory, redis, server, told, heard }
+        Self { memory, redis, server, memory_hints, redis_hints }
     }
 
     /// Asks both nodes, with a hint to publish on one, both or none. Demands the same answer, and
@@ -210,12 +210,12 @@ impl Pair {
         let on_memory = given(tell.memory);
         let on_redis = given(tell.redis);
         let vote = self.both_of(on_memory.clone(), on_redis.clone()).await?;
-        let told = std::mem::take(&mut *self.told.0.lock().unwrap());
-        let heard = self.server.said(&mut self.heard.borrow_mut());
-        if (&told, &heard) == (&due(&on_memory, &vote), &due(&on_redis, &vote)) {
+        let memory_hints = std::mem::take(&mut *self.memory_hints.0.lock().unwrap());
+        let redis_hints = self.server.messages(&mut self.redis_hints.borrow_mut());
+        if (&memory_hints, &redis_hints) == (&required_hints(&on_memory, &vote), &required_hints(&on_redis, &vote)) {
             Ok(vote)
         } else {
-            Err(differ(&format!("told by {op:?}, which was answered {vote:?}"), told, heard))
+            Err(differ(&format!("told by {op:?}, which was answered {vote:?}"), memory_hints, redis_hints))
         }
     }
 
@@ -230,7 +230,7 @@ impl Pair {
         let equal = match (&memory, &redis) {
             (Vote::Held(memory), Vote::Held(redis))
             | (Vote::Yours(memory), Vote::Yours(redis))
-            | (Vote::Found(memory), Vote::Found(redis)) => alike(memory, redis),
+            | (Vote::Found(memory), Vote::Found(redis)) => are_alike(memory, redis),
             (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
                 memory.abs_diff(*redis) < TOLERANCE
             }
@@ -281,8 +281,8 @@ impl Pair {
             Step::Foreign { value: Value::Record { owner, t }, life_ms } => {
                 self.set(&lock.keys.lock, record(owner, at(t)).as_bytes(), life_ms);
             }
-            Step::Foreign { value: Value::Nobodys(t), life_ms } => {
-                self.set(&lock.keys.lock, nobodys(at(t)).as_bytes(), life_ms);
+            Step::Foreign { value: Value::KeptFree(t), life_ms } => {
+                self.set(&lock.keys.lock, kept_free_record(at(t)).as_bytes(), life_ms);
             }
             Step::BadFence => self.set(&lock.keys.fence, b"no fence", None),
             Step::NoFence => {
@@ -320,7 +320,7 @@ impl Pair {
             match (&memory, &redis) {
                 (Vote::Missing, Vote::Missing) => return Ok(()),
                 (memory, redis) if short(memory) && short(redis) => {}
-                (Vote::Found(memory), Vote::Found(redis)) if alike(memory, redis) => return Ok(()),
+                (Vote::Found(memory), Vote::Found(redis)) if are_alike(memory, redis) => return Ok(()),
                 (memory, redis) => return Err(differ("stored after it", memory, redis)),
             }
             if tokio::time::Instant::now() >= deadline {

@@ -281,9 +281,9 @@ async fn an_evicting_master_is_refused_until_fixed_then_quarantined() {
     let remote = cluster.remote_node(&server.url());
     refused_for_eviction(remote.as_ref(), "allkeys-lru").await;
     assert_eq!(marker(&server), None, "nothing is written on a node that is refused");
-    let mended = Instant::now();
+    let fixed = Instant::now();
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    cluster.waits_out(remote.as_ref(), mended, BLANK).await;
+    cluster.waits_out(remote.as_ref(), fixed, BLANK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -327,9 +327,9 @@ async fn a_master_that_evicted_while_refused_is_quarantined() {
         server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
         refused_for_eviction(remote.as_ref(), policy).await;
         fill(&server, policy);
-        let mended = Instant::now();
+        let fixed = Instant::now();
         server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-        cluster.waits_out(remote.as_ref(), mended, why).await;
+        cluster.waits_out(remote.as_ref(), fixed, why).await;
         assert!(remote.status().borrow().evicted_keys > 0);
     }
 }
@@ -490,7 +490,7 @@ async fn without_info_a_master_is_refused_with_the_cure() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let (server, url) = limited("-info");
     let remote = cluster.remote_node(&url);
-    let told = eventually("it says why it does not vote", async || {
+    let seen_refused = eventually("it says why it does not vote", async || {
         let status = remote.status().borrow().clone();
         (status.detail.contains("NOPERM") || status.detail.contains("INFO")).then_some(status)
     })
@@ -500,8 +500,8 @@ async fn without_info_a_master_is_refused_with_the_cure() {
         Reason::Refused,
         Effect::None,
     );
-    assert_eq!(told.state, NodeState::Refused, "{told:?}");
-    assert!(told.remedy == Some(Remedy::AllowInfo), "{told:?}");
+    assert_eq!(seen_refused.state, NodeState::Refused, "{seen_refused:?}");
+    assert!(seen_refused.remedy == Some(Remedy::AllowInfo), "{seen_refused:?}");
     // Fixed without any restart.
     server.cmd(&["ACL", "SETUSER", "gate", "+info"]);
     in_state(remote.as_ref(), NodeState::Admitted).await;

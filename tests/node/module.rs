@@ -41,7 +41,7 @@ fn stored(server: &RedisServer) -> BTreeMap<String, (Resp, i64)> {
 
 /// Operations with every kind of effect.
 async fn effects(node: &dyn Node) {
-    let [held, extended, released, barred, undone, repaired] =
+    let [held, extended, released, tombstoned, undone, repaired] =
         ["a", "b", "c", "d", "e", "f"].map(Lock::new);
     let t = now();
     for lock in [&held, &extended, &released, &undone] {
@@ -49,7 +49,7 @@ async fn effects(node: &dyn Node) {
     }
     assert_extended(&ask(node, extended.extend(1, t, 2 * LONG_MS)).await);
     assert_eq!(ask(node, released.release(1, t)).await, Vote::Released);
-    assert_eq!(ask(node, barred.release(1, t)).await, Vote::Missing);
+    assert_eq!(ask(node, tombstoned.release(1, t)).await, Vote::Missing);
     assert_eq!(ask(node, undone.undo(1, t)).await, Vote::Released);
     assert_eq!(ask(node, repaired.repair(1, t, LONG_MS)).await, Vote::Granted);
 }

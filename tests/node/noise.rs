@@ -6,7 +6,7 @@ use redlock_core::node::NodeState;
 use crate::support::chance::{Chance, seed};
 use crate::support::harness::{RedisServer, eventually};
 use crate::support::nodes::{in_state, remote_node};
-use crate::support::turncoat::{Nonsense, Turncoat};
+use crate::support::faulty::{Nonsense, FaultyMaster};
 
 const ROUNDS: usize = 30;
 const WORDS: [&str; 18] = [
@@ -47,25 +47,25 @@ fn noise(chance: &mut Chance) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_survives_any_answer_of_its_master() {
     let server = RedisServer::start();
-    let turncoat = Turncoat::before(&server);
-    let node = remote_node(&turncoat.url());
+    let faulty = FaultyMaster::before(&server);
+    let node = remote_node(&faulty.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
     let mut chance = Chance::of(seed("NOISE_SEED"), 0);
     for round in 0..ROUNDS {
-        let fooled = turncoat.fooled();
+        let earlier = faulty.nonsense_count();
         let noise = noise(&mut chance);
-        turncoat.answers(if chance.one_in(4) {
+        faulty.start_nonsense(if chance.one_in(4) {
             Nonsense::endless(noise.clone(), noise)
         } else {
             Nonsense::once(noise)
         });
         eventually("it was answered with noise", async || {
-            (turncoat.fooled() > fooled).then_some(())
+            (faulty.nonsense_count() > earlier).then_some(())
         })
         .await;
         // Now and then the noise ends, and the node must vote again.
         if round % 10 == 9 {
-            turncoat.repents();
+            faulty.stop_nonsense();
             in_state(node.as_ref(), NodeState::Admitted).await;
         }
     }

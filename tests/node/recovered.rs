@@ -12,7 +12,7 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, NodeSettings, Record};
 
 use crate::support::harness::RedisServer;
-use crate::support::nodes::{PREFIX, extended, name, nobodys, record, remote_node};
+use crate::support::nodes::{PREFIX, extended, name, kept_free_record, record, remote_node};
 use crate::support::resp::Resp;
 
 const MARKER: &str = "of a quarantine";
@@ -121,11 +121,11 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
     server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
     server.cmd(&["SET", "lock:for-ever", &long]);
     server.cmd(&[b"SET".as_slice(), b"lock:ours", record(1, T).as_bytes(), b"PX", b"60000"]);
-    let mut told = session.stored(None).await.expect("an answer").stored;
-    told.sort_by_key(|lock| lock.name.as_str().to_owned());
-    let told: Vec<_> =
-        told.iter().map(|lock| (lock.name.as_str(), lock.record.as_bytes().len())).collect();
-    assert_eq!(told, [("ours", 58), ("stray", 8_448)]);
+    let mut reported = session.stored(None).await.expect("an answer").stored;
+    reported.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let reported: Vec<_> =
+        reported.iter().map(|lock| (lock.name.as_str(), lock.record.as_bytes().len())).collect();
+    assert_eq!(reported, [("ours", 58), ("stray", 8_448)]);
 }
 
 /// A later extension may have promised that life.
@@ -149,11 +149,11 @@ async fn an_unbounded_lock_is_reported_with_the_longest_life() {
         );
     }
     both.server.cmd(&["SET", &format!("{PREFIX}foreign"), "of another client, for ever"]);
-    let mut told = both.session.stored(None).await.expect("an answer").stored;
-    told.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let mut reported = both.session.stored(None).await.expect("an answer").stored;
+    reported.sort_by_key(|lock| lock.name.as_str().to_owned());
     let longest = redlock_core::Settings::default().max_ttl.duration();
-    let told: Vec<_> = told.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
-    assert_eq!(told, [("persisted", longest), ("prolonged", longest)]);
+    let reported: Vec<_> = reported.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
+    assert_eq!(reported, [("persisted", longest), ("prolonged", longest)]);
 }
 
 #[tokio::test]
@@ -213,7 +213,7 @@ async fn recovery_keeps_a_released_lock_free() {
             RecoveryAnswer::Done
         );
         let stands = both.stored().await[&format!("job-{at}")].clone();
-        assert_eq!(stands, if comes_back { record(1, T) } else { nobodys(T) }, "case {at}");
+        assert_eq!(stands, if comes_back { record(1, T) } else { kept_free_record(T) }, "case {at}");
         let fence = both.fence(&format!("job-{at}"));
         assert_eq!(fence, if comes_back { Some(T.to_string()) } else { before }, "case {at}");
     }

@@ -288,8 +288,8 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     // A replica of a missing master: nothing is copied, so the marker stays.
-    let nobody = DeadPort::new();
-    server.cmd(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    let dead_port = DeadPort::new();
+    server.cmd(&["REPLICAOF", "127.0.0.1", &dead_port.port().to_string()]);
     let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
     assert!(vote.detail.contains("READONLY"), "{}", vote.detail);
     let status = in_state(node.as_ref(), NodeState::Refused).await;
@@ -420,8 +420,8 @@ async fn two_prefixes_on_one_server_do_not_disturb_each_other() {
 async fn an_early_connection_result_is_received() {
     const THREADS: usize = 32;
     const TRIES: usize = 200;
-    let nobody = DeadPort::new();
-    let url = RedisUrl::parse(&nobody.url()).expect("a valid url");
+    let dead_port = DeadPort::new();
+    let url = RedisUrl::parse(&dead_port.url()).expect("a valid url");
     let mut asking = JoinSet::new();
     for _ in 0..THREADS {
         let url = url.clone();

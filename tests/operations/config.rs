@@ -291,7 +291,7 @@ async fn only_nodes_from_the_file_or_the_environment_are_used() {
         .env("REDLOCK_NODES", &urls.join(" , "))
         .env("REDLOCK_KEY_PREFIX", "mine/");
     let from_environment = from_environment.flag("--node-timeout", "2s").ready().await;
-    assert_eq!(from_environment.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(from_environment.inspect("job").await["fencing_token"], lease.fencing);
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{PATIENCE, RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
-use crate::support::waiters::{LONG_MS, answer, line_up, patient, released};
+use crate::support::waiters::{LONG_MS, answer, start_waiting, waiting_acquire, released};
 
 /// Spare connections beyond the limit.
 const SPARE: f64 = 16.0;
@@ -33,7 +33,7 @@ async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
 }
 
 /// A request that waits for the lock `job`.
-fn waits() -> String {
+fn waiting_request() -> String {
     let head = "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
     let body = json!({ "wait_ms": LONG_MS });
     let body = body.to_string();
@@ -63,7 +63,7 @@ async fn count(gateway: &Gateway, name: &str) -> f64 {
 async fn idle_connections_of_a_stranger_make_room_for_others() {
     let gateway = Launch::embedded().flag("--max-connections", "20").start().await;
     let lease = gateway.acquire("job").await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     let mut sockets = Vec::new();
     for number in 0..200 {
         sockets.push(from(9, &gateway, [b"".as_slice(), PARTIAL, WHOLE][number % 3]).await);
@@ -122,7 +122,7 @@ async fn busy_connections_leave_room_for_probes_and_refusals() {
         if answer.status == 503 {
             return Some(answer);
         }
-        waiting.push(from(9, &gateway, waits().as_bytes()).await);
+        waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
         None
     })
     .await;
@@ -148,7 +148,7 @@ async fn one_address_cannot_take_all_connections() {
     gateway.acquire("job").await;
     let mut waiting = Vec::new();
     for number in 1..=4 {
-        waiting.push(from(9, &gateway, waits().as_bytes()).await);
+        waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
         eventually("it waits", async || {
             (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
         })
@@ -164,8 +164,8 @@ async fn one_address_cannot_take_all_connections() {
     assert_eq!(gateway.get("/livez").await.status, 200);
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 50.0);
     let log = gateway.stdout();
-    let told = log.lines().filter(|line| line.contains("as many as allowed are open"));
-    assert_eq!(told.count(), 1, "one line of many refusals:\n{log}");
+    let lines_about_limit = log.lines().filter(|line| line.contains("as many as allowed are open"));
+    assert_eq!(lines_about_limit.count(), 1, "one line of many refusals:\n{log}");
     assert!(
         log.contains("\"address\":\"127.0.0.9\"") && log.contains("max_connections_per_client"),
         "{log}"
@@ -185,7 +185,7 @@ async fn a_trusted_proxy_has_no_per_client_connection_limit() {
     gateway.acquire("job").await;
     let mut waiting = Vec::new();
     for number in 1..=9 {
-        waiting.push(from(9, &gateway, waits().as_bytes()).await);
+        waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
         eventually("it waits", async || {
             (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
         })

@@ -286,10 +286,10 @@ async fn check_shows_which_masters_would_wait_and_why() {
 async fn bootstrap_counts_at_the_first_start_and_not_after_a_loss() {
     let servers = masters(3);
     let gateway = endless(&servers).brand_new().ready().await;
-    let is_said = async || {
+    let is_logged = async || {
         gateway.stdout().contains("all nodes are new and are admitted at once").then_some(())
     };
-    eventually("the log says that the flag counted", is_said).await;
+    eventually("the log says that the flag counted", is_logged).await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     for server in &servers {
         until_state(&gateway, server, "quarantined").await;
@@ -386,7 +386,7 @@ async fn an_extension_by_http_repairs_and_is_counted() {
         servers.iter().all(|server| repairs(server) == 1.0).then_some(())
     })
     .await;
-    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(gateway.inspect("job").await["fencing_token"], lease.fencing);
 }
 
 #[tokio::test]
@@ -477,7 +477,7 @@ async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503()
         let answer = asked.await.expect("no panic");
         answer.problem(503, "quorum_unavailable");
         eventually("nothing is held", async || {
-            (gateway.look(&lock).await["state"] == "free"
+            (gateway.inspect(&lock).await["state"] == "free"
                 && stored_on(&servers, &lock, |_| true).is_empty())
             .then_some(())
         })

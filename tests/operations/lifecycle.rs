@@ -21,7 +21,7 @@ async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, b
     // The server sends "100 Continue" only when it reads the body, so the request is in progress
     // then.
     raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
-    raw.told_to_continue().await;
+    raw.wait_for_continue().await;
     raw.write(&body[..body.len() / 2]).await;
     raw
 }
@@ -107,7 +107,7 @@ async fn ends_in_order(signal: Signal) {
     // Holders must be able to extend and release.
     assert_eq!(gateway.patch("other", &other.token, 60_000).await.status, 200);
     assert_eq!(gateway.delete("other", &other.token).await.status, 204);
-    assert_eq!(gateway.look("held").await["state"], "held");
+    assert_eq!(gateway.inspect("held").await["state"], "held");
 
     patch.write(&body[body.len() / 2..]).await;
     let extended = patch.answer().await;
@@ -178,7 +178,7 @@ async fn an_acquire_in_flight_at_sigterm_is_answered() {
 
     let next = Launch::over(&servers).ready().await;
     assert_eq!(
-        next.look("job").await["fencing_token"],
+        next.inspect("job").await["fencing_token"],
         lease.fencing,
         "the lock outlives the gateway"
     );
@@ -241,7 +241,7 @@ async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
     let cut_off = head.closed().await;
     assert!(!cut_off.contains(" 20"), "{cut_off}");
     assert!(since.elapsed() > Duration::from_secs(8), "{:?}", since.elapsed());
-    assert_eq!(gateway.look("slow").await["state"], "free");
+    assert_eq!(gateway.inspect("slow").await["state"], "free");
 }
 
 /// Standard output and standard error on a full disk: nothing can be logged, and everything else
@@ -252,7 +252,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     let port = free_port();
     let launch = Launch::over(&servers).flag("--listen", &format!("127.0.0.1:{port}"));
     let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
-    let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
+    let gateway = launch.serve_into(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
     for n in 0..3 {
         // Each outage makes the workers log, and each server error makes the requests log.
         servers.iter().for_each(|server| {

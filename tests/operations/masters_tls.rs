@@ -34,9 +34,9 @@ fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServ
 async fn refused_for(gateway: &Gateway, word: &str, advice: &str) {
     eventually(word, async || {
         let node = gateway.readyz().await.json()["nodes"][0].clone();
-        let said =
+        let has =
             |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
-        (said("detail", word) && said("advice", advice)).then_some(())
+        (has("detail", word) && has("advice", advice)).then_some(())
     })
     .await;
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");

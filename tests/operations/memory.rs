@@ -30,11 +30,11 @@ fn partial_head() -> Vec<u8> {
 }
 
 /// The gateway's estimate in bytes for as many as this flag allows.
-async fn said(launch: &Launch, flag: &str) -> f64 {
+async fn stated(launch: &Launch, flag: &str) -> f64 {
     let checked = launch.clone().command("check").finish().await;
-    let (_, said) =
+    let (_, stated) =
         checked.stdout.split_once(&format!("{flag} ")).expect("check says what it costs");
-    let mut words = said.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
+    let mut words = stated.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
     let number: f64 = words.next().and_then(|word| word.parse().ok()).expect("a number");
     let unit = words.next().expect("a unit");
     number
@@ -72,18 +72,18 @@ async fn holds(
     count: usize,
 ) {
     let grown = resident(gateway).await - before;
-    let said = said(launch, flag).await;
+    let stated = stated(launch, flag).await;
     let each = grown / 1e3 / count as f64;
     println!(
         "{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB",
         grown / 1e6,
-        said / 1e6
+        stated / 1e6
     );
     // Tasks without optimisation are larger.
     let slack = if cfg!(debug_assertions) { 1.3 } else { 1.0 };
     assert!(
-        grown < said * slack,
-        "{count} {what} take {grown} bytes, which are said to take {said}"
+        grown < stated * slack,
+        "{count} {what} take {grown} bytes, which are said to take {stated}"
     );
 }
 

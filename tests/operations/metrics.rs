@@ -29,8 +29,8 @@ async fn known_calls(gateway: &Gateway) {
     assert_eq!(gateway.patch("a", &lease.token, 60_000).await.status, 200);
     gateway.patch("a", &other.token, 60_000).await.problem(409, "not_holder");
     gateway.patch("a", &other.token, 0).await.problem(400, "invalid_ttl");
-    assert_eq!(gateway.look("a").await["state"], "held");
-    assert_eq!(gateway.look("c").await["state"], "free");
+    assert_eq!(gateway.inspect("a").await["state"], "held");
+    assert_eq!(gateway.inspect("c").await["state"], "free");
     assert_eq!(gateway.delete("a", &lease.token).await.status, 204);
     gateway.delete("a", &lease.token).await.problem(404, "lock_not_found");
     gateway.delete("b", &lease.token).await.problem(409, "not_holder");
@@ -238,14 +238,14 @@ async fn every_metric_is_present_and_prometheus_accepts_them() {
         .write_all(samples.text.as_bytes())
         .expect("promtool reads");
     let verdict = promtool.wait_with_output().expect("promtool ends");
-    let said = format!(
+    let complaints = format!(
         "{}{}",
         String::from_utf8_lossy(&verdict.stdout),
         String::from_utf8_lossy(&verdict.stderr)
     );
     assert!(
-        verdict.status.success() && said.trim().is_empty(),
-        "promtool: {}\n{said}",
+        verdict.status.success() && complaints.trim().is_empty(),
+        "promtool: {}\n{complaints}",
         verdict.status
     );
 }
@@ -273,7 +273,7 @@ async fn metrics_and_the_trace_log_contain_no_secret() {
     let lease = Lease::from(&call.json(&body).send().await);
     gateway.post(name, json!({})).await.problem(409, "lock_held");
     assert_eq!(gateway.patch(name, &lease.token, 60_000).await.status, 200);
-    let held = gateway.look(name).await;
+    let held = gateway.inspect(name).await;
     let listed = gateway.get("/locks").await.text();
     let not_that_one = lease.token.replacen(&lease.fencing.to_string(), "1763725165123456", 1);
     let refused = gateway.delete(name, &not_that_one).await.text();

@@ -18,10 +18,10 @@ fn promtool(words: &[&str]) -> String {
         .current_dir(source_root().join("k8s/monitoring"))
         .output();
     let ran = ran.expect("promtool (prometheus) is installed");
-    let said =
+    let printed =
         format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "promtool {words:?}:\n{said}");
-    said
+    assert!(ran.status.success(), "promtool {words:?}:\n{printed}");
+    printed
 }
 
 #[test]

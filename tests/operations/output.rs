@@ -70,7 +70,7 @@ async fn an_unread_log_delays_no_request_and_loses_no_lock() {
     let (mut reader, writer) = pipe().expect("a pipe");
     let launch =
         Launch::over(&servers).flag("--listen", &local(port).to_string()).env("RUST_LOG", "trace");
-    let mut gateway = launch.unheard(local(port), file(writer)).await;
+    let mut gateway = launch.serve_into(local(port), file(writer)).await;
     gateway.all_nodes_admitted().await;
     let lease = gateway.acquire_for("held", TTL_MS).await;
     // Each request logs more than 256 bytes.
@@ -105,7 +105,7 @@ async fn a_log_resumes_when_it_is_read_again() {
     let (mut reader, output) = full_pipe();
     let launch =
         Launch::embedded().flag("--listen", &local(port).to_string()).env("RUST_LOG", "debug");
-    let mut gateway = launch.unheard(local(port), output).await;
+    let mut gateway = launch.serve_into(local(port), output).await;
     let read = std::thread::spawn(move || {
         let mut text = String::new();
         reader.read_to_string(&mut text).expect("the pipe ends with the process");
@@ -125,7 +125,7 @@ async fn a_full_pipe_blocks_neither_start_nor_shutdown() {
     let (_reader, output) = full_pipe();
     let launch = Launch::embedded().flag("--listen", &local(port).to_string());
     let second = output.try_clone().expect("a descriptor");
-    let mut gateway = launch.clone().unheard(local(port), output).await;
+    let mut gateway = launch.clone().serve_into(local(port), output).await;
     // The port is taken.
     let finished = in_time("a start that fails", launch.spawn_into(second).finish()).await;
     assert_eq!(finished.code, Some(1));

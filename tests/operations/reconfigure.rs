@@ -164,10 +164,10 @@ async fn an_older_versions_marker_needs_its_clock_skew_stated() {
     refused_everywhere(&gateway).await;
     let reconfigure = |words: &[&str]| {
         let launch = Launch::bare(&["reconfigure"]).nodes(&urls);
-        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms").finish()
+        times(words.iter().fold(launch, |launch, word| launch.argument(word)), "500ms").finish()
     };
-    let untold = reconfigure(&["--yes"]).await;
-    assert_refused_after_output(&untold, &["--old-clock-skew", "older versions"]);
+    let without_old_skew = reconfigure(&["--yes"]).await;
+    assert_refused_after_output(&without_old_skew, &["--old-clock-skew", "older versions"]);
     let asked = reconfigure(&["--old-clock-skew", "2s"]).await;
     assert!(asked.code == Some(0) && asked.stdout.contains("no votes for 7s,"), "{asked:?}");
     assert_eq!(markers(&servers), before);
@@ -226,7 +226,7 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
             201,
             "{what}: nothing was changed"
         );
-        eventually("it expires", async || (old.look("job").await["state"] == "free").then_some(()))
+        eventually("it expires", async || (old.inspect("job").await["state"] == "free").then_some(()))
             .await;
     }
     // One of the old nodes is lost permanently, which is the reason for its replacement.
@@ -377,13 +377,13 @@ async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     let reconfigure = |words: &[&str]| {
         let named = |launch: Launch, url: &String| launch.more("--old-node", url);
         let launch = urls[..3].iter().fold(Launch::bare(&["reconfigure"]).nodes(&urls[3..]), named);
-        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms")
+        times(words.iter().fold(launch, |launch, word| launch.argument(word)), "500ms")
     };
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
-    let told = reconfigure(&[]).finish().await;
+    let planned = reconfigure(&[]).finish().await;
     assert!(
-        told.code == Some(0) && told.stdout.contains("no votes for 5s 100ms"),
-        "one marker is enough: {told:?}"
+        planned.code == Some(0) && planned.stdout.contains("no votes for 5s 100ms"),
+        "one marker is enough: {planned:?}"
     );
     servers[2].cmd(&["FLUSHALL"]);
     for yes in [&["--yes"][..], &[]] {
@@ -435,13 +435,13 @@ async fn a_stated_old_max_ttl_never_shortens_the_wait()
     let before = markers(&servers);
     let reconfigure = |words: &[&str]| {
         let launch = Launch::bare(&["reconfigure"]).nodes(&urls);
-        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms").finish()
+        times(words.iter().fold(launch, |launch, word| launch.argument(word)), "500ms").finish()
     };
     let old: Vec<&str> = urls.iter().flat_map(|url| ["--old-node", url]).collect();
-    for (said, wait) in [("1500ms", "4s 600ms"), ("600ms", "4s 100ms")] {
-        let asked = reconfigure(&[&old[..], &["--old-max-ttl", said]].concat()).await;
+    for (stated, wait) in [("1500ms", "4s 600ms"), ("600ms", "4s 100ms")] {
+        let asked = reconfigure(&[&old[..], &["--old-max-ttl", stated]].concat()).await;
         assert_eq!(asked.code, Some(0), "{asked:?}");
-        assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{said}: {asked:?}");
+        assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{stated}: {asked:?}");
     }
     let both = reconfigure(&["--yes", "--no-old-nodes", "--old-max-ttl", "1s"]).await;
     assert_refused(

@@ -254,14 +254,14 @@ async fn by_default_a_change_of_nodes_stops_locks_for_305_s() {
     for (max_ttl, change, wait) in
         [("10m", "max_ttl 5m → 10m", "10m 5s"), ("1m", "max_ttl 5m → 1m", "5m 5s")]
     {
-        let said = asked(&urls[..3], max_ttl).await;
-        prints(&said.stdout, &[change, &format!("give no votes for {wait}, so nobody")]);
+        let asked_first = asked(&urls[..3], max_ttl).await;
+        prints(&asked_first.stdout, &[change, &format!("give no votes for {wait}, so nobody")]);
     }
 }
 
 /// No master was quarantined, except for the seconds in which names move.
 #[track_caller]
-fn assert_only_returned(gateway: &Gateway) {
+fn assert_no_quarantine(gateway: &Gateway) {
     let log = gateway.stdout();
     let other = log
         .lines()
@@ -290,7 +290,7 @@ async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
         assert_eq!(node["engine"], "native", "{node:#}");
         assert!(stored_on(&servers, "job", |_| true).contains(&at), "its lock was on its disk");
     }
-    assert_only_returned(&gateway);
+    assert_no_quarantine(&gateway);
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 }
 
@@ -333,7 +333,7 @@ async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     copied(backup.path(), servers[0].dir());
     servers[0].restart();
     until_state(&gateway, &servers[0], "admitted", 1).await;
-    assert_only_returned(&gateway);
+    assert_no_quarantine(&gateway);
     let twice = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
     assert_eq!(
         twice.status, 201,
@@ -416,7 +416,7 @@ async fn the_masters_password_is_rotated_while_both_are_valid() {
             .flag("--node-password-file", file.path())
     };
     let serve = ["--listen", "127.0.0.1:0"];
-    let first = launch(&serve, &old).word("--bootstrap").ready().await;
+    let first = launch(&serve, &old).argument("--bootstrap").ready().await;
     let lease = first.acquire("job").await;
 
     let on_all = |words: &[&str]| servers.iter().for_each(|server| drop(server.cmd(words)));

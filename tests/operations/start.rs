@@ -15,7 +15,7 @@ async fn an_empty_list_of_nodes_is_refused() {
         &refused,
         &["--node", "0.0.0.0:0", "no other gateway", "--embedded"],
     );
-    let meant = Launch::bare(&OUTSIDE).word("--embedded").start().await;
+    let meant = Launch::bare(&OUTSIDE).argument("--embedded").start().await;
     meant.acquire("job").await;
     for (name, value, words) in [
         ("REDLOCK_NODES", "", "set and empty"),
@@ -127,16 +127,16 @@ async fn a_password_file_serves_nodes_whose_url_has_none() {
     let gateway = Launch::embedded()
         .nodes(&urls)
         .flag("--node-password-file", file.path())
-        .word("--bootstrap")
+        .argument("--bootstrap")
         .ready()
         .await;
     gateway.acquire("job").await;
     drop(gateway);
     // The password also applies to nodes that leave.
     let launch = with_file(&["reconfigure", "--max-ttl", "6m"]);
-    let told =
+    let finished =
         urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;
-    assert!(told.code == Some(0) && told.stdout.contains("max_ttl 5m → 6m"), "{told:?}");
+    assert!(finished.code == Some(0) && finished.stdout.contains("max_ttl 5m → 6m"), "{finished:?}");
 
     for (text, why) in [("", "it is empty"), ("\n", "it is empty"), ("a\nb\n", "several lines")] {
         let wrong = Scratch::new("password", text);

@@ -263,7 +263,7 @@ impl Raw {
     }
 
     /// Waits for "100 Continue", which the gateway sends when it begins to read the body.
-    pub(crate) async fn told_to_continue(&mut self) {
+    pub(crate) async fn wait_for_continue(&mut self) {
         while !self.unread.ends_with(b"\r\n\r\n") {
             assert!(self.more().await, "the connection was closed");
         }

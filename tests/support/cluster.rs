@@ -79,7 +79,7 @@ impl ClusterSettings {
     }
 
     /// A worker that waits for as long as another clock skew requires, under the same marker.
-    pub(crate) fn patient_node(&self, url: &str, clock_skew: Duration) -> Arc<RemoteNode> {
+    pub(crate) fn node_with_clock_skew(&self, url: &str, clock_skew: Duration) -> Arc<RemoteNode> {
         strict_node(url, self.settings().waiting_for_skew(clock_skew), Arc::new(NoObserver))
     }
 
@@ -89,7 +89,7 @@ impl ClusterSettings {
     }
 
     /// Workers of a gateway that was started with `--bootstrap`.
-    pub(crate) fn nodes_told_new(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
+    pub(crate) fn bootstrapping_nodes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         let mut settings = self.settings();
         settings.bootstrap = true;
         let remote = |server: &RedisServer| {

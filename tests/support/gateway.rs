@@ -138,8 +138,8 @@ impl Launch {
     }
 
     /// One literal argument.
-    pub(crate) fn word(mut self, word: &str) -> Self {
-        self.args.push(word.into());
+    pub(crate) fn argument(mut self, argument: &str) -> Self {
+        self.args.push(argument.into());
         self
     }
 
@@ -210,7 +210,7 @@ impl Launch {
     }
 
     /// Serves at this address with all output to this file. Returns when the gateway answers.
-    pub(crate) async fn unheard(self, address: SocketAddr, output: std::fs::File) -> Gateway {
+    pub(crate) async fn serve_into(self, address: SocketAddr, output: std::fs::File) -> Gateway {
         let gateway = Gateway { process: self.spawn_into(output), address };
         eventually("it answers", async || {
             gateway.call(Method::GET, "/livez").try_send().await.ok()
@@ -425,7 +425,7 @@ impl Gateway {
     }
 
     /// The majority's view of a lock.
-    pub(crate) async fn look(&self, name: &str) -> Value {
+    pub(crate) async fn inspect(&self, name: &str) -> Value {
         let answer = self.get(&lock_path(name)).await;
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.json()

@@ -396,17 +396,17 @@ impl RedisServer {
     }
 
     /// All messages since the last call, up to now.
-    pub(crate) fn said(&self, heard: &mut Subscription) -> Vec<String> {
+    pub(crate) fn messages(&self, subscription: &mut Subscription) -> Vec<String> {
         const END: &str = "the end";
-        self.cmd(&["PUBLISH", &heard.channel, END]);
-        let mut said = Vec::new();
+        self.cmd(&["PUBLISH", &subscription.channel, END]);
+        let mut messages = Vec::new();
         loop {
-            let Resp::List(message) = heard.wire.read().expect("the server answers") else {
+            let Resp::List(message) = subscription.wire.read().expect("the server answers") else {
                 panic!("no message")
             };
             match message.last().expect("a message has a text").text() {
-                end if end == END => return said,
-                text => said.push(text),
+                end if end == END => return messages,
+                text => messages.push(text),
             }
         }
     }

@@ -62,7 +62,7 @@ pub(crate) fn extended(owner: u8, t: u64) -> Record {
 }
 
 /// The record by which recovery keeps a lock free.
-pub(crate) fn nobodys(t: u64) -> Record {
+pub(crate) fn kept_free_record(t: u64) -> Record {
     Record::foreign(format!("{t}:{}:", "0".repeat(40)).into())
 }
 

@@ -15,7 +15,7 @@ use crate::support::metrics::Samples;
 pub(crate) const LONG_MS: u64 = 14_000;
 
 /// An acquire for a minute with a wait.
-pub(crate) fn patient(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
+pub(crate) fn waiting_acquire(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
     asking(gateway, name, json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }))
 }
 
@@ -36,7 +36,7 @@ pub(crate) async fn waiting_is(gateway: &Gateway, waiters: u64, locks: u64) {
 }
 
 /// Sends a request. Returns when the request waits.
-pub(crate) async fn line_up(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
+pub(crate) async fn start_waiting(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
     let (before, _) = waiting(gateway).await;
     let sent = tokio::spawn(call.send());
     eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(()))

@@ -34,20 +34,20 @@ async fn cloned(place: &Place) -> String {
 async fn commit(place: &Place, script: &str) -> String {
     let identity = "ID='-c user.name=a -c user.email=a@example.org -c commit.gpgsign=false'";
     let script = format!("{identity}; {script} && git -C origin rev-parse HEAD");
-    let (code, said) = run(place.command(&["sh", "-c", &script])).await;
-    assert_eq!(code, Some(0), "{said}");
-    said.trim().to_owned()
+    let (code, output) = run(place.command(&["sh", "-c", &script])).await;
+    assert_eq!(code, Some(0), "{output}");
+    output.trim().to_owned()
 }
 
 /// A job for an older commit deploys nothing, and so does a job whose commit cannot be looked up.
 async fn an_older_commit_stays(place: &Place, job: impl Fn() -> Command) {
     let runs = place.count("begin");
     commit(place, "git -C origin $ID commit -q --allow-empty -m 2").await;
-    let (code, said) = run(job()).await;
-    assert!(code == Some(0) && said.contains("a newer commit"), "{said}");
+    let (code, output) = run(job()).await;
+    assert!(code == Some(0) && output.contains("a newer commit"), "{output}");
     std::fs::rename(place.path("origin"), place.path("away")).unwrap();
-    let (code, said) = run(job()).await;
-    assert!(code != Some(0), "{said}");
+    let (code, output) = run(job()).await;
+    assert!(code != Some(0), "{output}");
     assert_eq!(place.count("begin"), runs);
 }
 
@@ -99,8 +99,8 @@ async fn github_steps_run_one_deployment_at_a_time() {
     let others = ["second", "third"].map(|temp| runner(temp).spawn().unwrap());
     place.go();
     for child in [first].into_iter().chain(others) {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
     place.assert_one_at_a_time(3);
     place.file("code", "9");
@@ -150,11 +150,11 @@ async fn ansible(place: &Place) -> Option<String> {
             --retries 1 'ansible-core>=2.15,<3' && touch "$0/installed""#;
         let mut command = place.command(&["sh", "-c", install, folder.to_str()?]);
         let installed = timeout(Duration::from_secs(180), command.output()).await;
-        let said = installed
+        let output = installed
             .as_ref()
             .map(|done| done.as_ref().map(|done| String::from_utf8_lossy(&done.stderr)));
         if !done.exists() {
-            println!("NOT RUN, because pip cannot install ansible-core: {said:?}");
+            println!("NOT RUN, because pip cannot install ansible-core: {output:?}");
             return None;
         }
     }
@@ -181,13 +181,13 @@ async fn an_ansible_playbook_runs_once_at_a_time() {
     place.hold();
     let first = play().spawn().unwrap();
     place.begun(1).await;
-    assert_eq!(place.gateway.look("ansible/site").await["owner"], "ansible of root");
+    assert_eq!(place.gateway.inspect("ansible/site").await["owner"], "ansible of root");
     let second = play().spawn().unwrap();
     waiting_is(&place.gateway, 1, 1).await;
     place.go();
     for child in [first, second] {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
     place.assert_one_at_a_time(2);
     place.file("code", "1");
@@ -214,8 +214,8 @@ async fn terraform_writes_a_state_once_at_a_time() {
             .env("TF_IN_AUTOMATION", "1");
         command
     };
-    let (code, said) = run(of(&["terraform", "init", "-input=false"])).await;
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) = run(of(&["terraform", "init", "-input=false"])).await;
+    assert_eq!(code, Some(0), "{output}");
     let block = place.block("Terraform without a lock of its own", "sh", 0);
     together(3, || of(&["sh", "-c", &block])).await;
     place.assert_one_at_a_time(3);

@@ -18,15 +18,15 @@ async fn runs_of_a_curl_script_exclude_each_other_and_release() {
     place.assert_one_at_a_time(5);
     place.assert_free("reports/nightly").await;
     place.file("code", "3");
-    let (code, said) = run(place.command(&["dash", &script])).await;
-    assert_eq!(code, Some(3), "the work's own code: {said}");
+    let (code, output) = run(place.command(&["dash", &script])).await;
+    assert_eq!(code, Some(3), "the work's own code: {output}");
     place.assert_free("reports/nightly").await;
     // A signal during the work: the work ends first, then the lock is released.
     std::fs::remove_file(place.path("code")).unwrap();
     place.hold();
     let shell = place.command(&["dash", &script]).spawn().unwrap();
     place.begun(7).await;
-    assert_eq!(place.gateway.look("reports/nightly").await["state"], "held");
+    assert_eq!(place.gateway.inspect("reports/nightly").await["state"], "held");
     kill_process(Pid::from_raw(shell.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     place.go();
     assert_eq!(ended(shell).await.0, Some(143));
@@ -43,13 +43,13 @@ async fn a_curl_script_distinguishes_a_held_lock_from_other_errors() {
         async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
     let _lease =
         place.gateway.post("reports/nightly", serde_json::json!({ "owner": "alice" })).await;
-    let (held, said) = code(&script.replace("20000", "100")).await;
-    assert!(held == Some(75) && said.contains("409"), "{said}");
-    let (refused, said) = code(&script.replace("60000", "9000000000")).await;
-    assert!(refused == Some(69) && said.contains("400"), "{said}");
-    let (unanswered, said) =
+    let (held, output) = code(&script.replace("20000", "100")).await;
+    assert!(held == Some(75) && output.contains("409"), "{output}");
+    let (refused, output) = code(&script.replace("60000", "9000000000")).await;
+    assert!(refused == Some(69) && output.contains("400"), "{output}");
+    let (unanswered, output) =
         code(&script.replace(&place.gateway.address().to_string(), "127.0.0.1:1")).await;
-    assert_eq!(unanswered, Some(69), "{said}");
+    assert_eq!(unanswered, Some(69), "{output}");
     assert_eq!(place.count("begin"), 0);
 }
 
@@ -86,8 +86,8 @@ async fn a_crontab_runs_on_one_host_and_skips_without_error() {
     place.hold();
     let first = host(0).spawn().unwrap();
     place.begun(1).await;
-    let (code, said) = run(host(0)).await;
-    assert!(code == Some(0) && said.contains("holds the lock"), "{said}");
+    let (code, output) = run(host(0)).await;
+    assert!(code == Some(0) && output.contains("holds the lock"), "{output}");
     place.go();
     assert_eq!(ended(first).await.0, Some(0));
     place.assert_one_at_a_time(1);
@@ -119,9 +119,9 @@ async fn a_systemd_unit_is_valid_and_runs_once() {
     let service = place.file("nightly-report.service", &unit);
     let timer = place.file("nightly-report.timer", &place.block(heading, "ini", 1));
     if is_here(&place, &["systemd-analyze", "--version"]).await {
-        let (code, said) =
+        let (code, output) =
             run(place.command(&["systemd-analyze", "verify", &service, &timer])).await;
-        assert!(code == Some(0) && !said.contains("nightly-report."), "{said}");
+        assert!(code == Some(0) && !output.contains("nightly-report."), "{output}");
     }
     let start = || {
         let words: Vec<_> = setting(&unit, "ExecStart").split(' ').collect();
@@ -133,8 +133,8 @@ async fn a_systemd_unit_is_valid_and_runs_once() {
     place.hold();
     let first = start().spawn().unwrap();
     place.begun(1).await;
-    let (code, said) = run(start()).await;
-    assert!(code == Some(0) && said.contains("holds the lock"), "{said}");
+    let (code, output) = run(start()).await;
+    assert!(code == Some(0) && output.contains("holds the lock"), "{output}");
     // `systemctl stop` sends this signal with KillMode=mixed.
     kill_process(Pid::from_raw(first.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     assert_eq!(ended(first).await.0, Some(143));
@@ -176,15 +176,15 @@ async fn commands_in_containers_exclude_each_other() {
     let mut leader = start(&place, &mailer).spawn().unwrap();
     place.begun(2).await;
     let candidate = start(&place, &mailer).spawn().unwrap();
-    assert_eq!(place.gateway.look("leader/mailer").await["owner"], "mailer-7");
-    let before = place.gateway.look("leader/mailer").await["fencing_token"].as_u64();
+    assert_eq!(place.gateway.inspect("leader/mailer").await["owner"], "mailer-7");
+    let before = place.gateway.inspect("leader/mailer").await["fencing_token"].as_u64();
     // The leader's machine dies and its work is killed. The candidate leads when the lock has
     // expired.
     leader.start_kill().unwrap();
     leader.wait().await.unwrap();
     place.gateway.call(http::Method::DELETE, "/locks/leader/mailer?force=true").send().await;
     place.begun(3).await;
-    let after = place.gateway.look("leader/mailer").await["fencing_token"].as_u64();
+    let after = place.gateway.inspect("leader/mailer").await["fencing_token"].as_u64();
     assert!(after > before, "{after:?} {before:?}");
     place.go();
     assert_eq!((ended(first).await.0, ended(candidate).await.0), (Some(0), Some(0)));
@@ -213,8 +213,8 @@ async fn readers_and_writers_never_overlap() {
     .await;
     place.go();
     for child in readers.into_iter().chain(writers) {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
     let log = place.log();
     let mut inside = Vec::new();

@@ -91,7 +91,7 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     let crashed = Instant::now();
     let (_receiver, port) = receiver(&place, &program).await;
     let is_older = async || {
-        (place.gateway.look("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(())
+        (place.gateway.inspect("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(())
     };
     assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is held still");
     eventually("the lock grows older under copies", is_older).await;
@@ -160,8 +160,8 @@ while left := [task for task in tasks if not pathlib.Path(task + ".done").exists
 async fn agents_that_claim_a_task_exclude_each_other() {
     let place = Place::new(&["work"]).await;
     place.file("claims.py", &place.block("AI agents that claim their work", "python", 0));
-    let (code, said) = run(place.command(&["python3", &place.file("session.py", SESSION)])).await;
-    assert!(code == Some(0) && said.contains("name"), "{said}");
+    let (code, output) = run(place.command(&["python3", &place.file("session.py", SESSION)])).await;
+    assert!(code == Some(0) && output.contains("name"), "{output}");
     let agent = place.file("agent.py", AGENT);
     together(4, || place.command(&["python3", &agent, "ada"])).await;
     assert_eq!((place.count("begin"), place.count("end")), (3, 3));

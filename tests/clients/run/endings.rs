@@ -23,8 +23,8 @@ async fn written(dir: &TempDir, file: &str) -> String {
 const PROVIDER: &str = r#"
     perl -e '$SIG{INT} = "IGNORE"; $SIG{TERM} = sub { open F, ">", "$ARGV[0]/died"; exit };
         open F, ">", "$ARGV[0]/provider"; print F "$$\n"; close F; sleep 1 while 1' "$1" & provider=$!
-    trap 'echo INT >> "$1/told"; sleep 0.5; kill -KILL $provider; exit 5' INT
-    trap 'echo TERM >> "$1/told"' TERM
+    trap 'echo INT >> "$1/signals"; sleep 0.5; kill -KILL $provider; exit 5' INT
+    trap 'echo TERM >> "$1/signals"' TERM
     while [ ! -e "$1/provider" ]; do sleep 0.05; done
     echo "$REDLOCK_TOKEN" > "$1/token"
     while :; do sleep 0.05; done"#;
@@ -42,7 +42,7 @@ async fn the_stop_signal_is_chosen_and_no_term_reaches_a_provider() {
             false => signal(&runner, Signal::TERM),
         }
         let (ended, err) = code_and_words(runner).await;
-        assert_eq!((ended, &*written(&dir, "told").await), (Some(code), "INT"), "{err}");
+        assert_eq!((ended, &*written(&dir, "signals").await), (Some(code), "INT"), "{err}");
         assert!(!dir.path().join("died").exists(), "{err}");
     }
     let (code, _, err) =
@@ -56,16 +56,16 @@ async fn a_leftover_process_gets_the_stop_signal_once() {
     let dir = TempDir::new();
     let work = r#"
         trap 'exit 5' INT
-        perl -e '$SIG{INT} = sub { open F, ">>", "$ARGV[0]/told"; print F "INT\n"; close F };
+        perl -e '$SIG{INT} = sub { open F, ">>", "$ARGV[0]/signals"; print F "INT\n"; close F };
             open F, ">", "$ARGV[0]/left"; print F "$$\n"; close F;
-            select undef, undef, undef, 0.1 while ! -e "$ARGV[0]/told"; sleep 1; open F, ">", "$ARGV[0]/saved"' "$1" &
+            select undef, undef, undef, 0.1 while ! -e "$ARGV[0]/signals"; sleep 1; open F, ">", "$ARGV[0]/saved"' "$1" &
         wait; while :; do sleep 0.05; done"#;
     let runner = redlock(&gateway, &script(&dir, &["--stop-signal", "INT"], work)).spawn().unwrap();
     let left = number(&dir, "left").await;
     signal(&runner, Signal::TERM);
     assert_eq!(code_and_words(runner).await.0, Some(5));
     assert!(!lives(left) && dir.path().join("saved").exists(), "it had time to end");
-    assert_eq!(written(&dir, "told").await, "INT");
+    assert_eq!(written(&dir, "signals").await, "INT");
 }
 
 /// Leaves its group. Its first thread ends, and another thread continues and ignores TERM.
@@ -127,7 +127,7 @@ async fn a_process_with_an_ended_first_thread_is_killed() {
         eventually("all its threads are gone", async || (threads() < 2).then_some(())).await;
         assert_eq!(runner.wait().await.unwrap().code(), if is_killed { None } else { Some(79) });
         eventually("the lock is free", async || {
-            (gateway.look("job").await["state"] == "free").then_some(())
+            (gateway.inspect("job").await["state"] == "free").then_some(())
         })
         .await;
     }
@@ -151,9 +151,9 @@ async fn the_conflict_exit_code_can_be_chosen() {
                 "false",
             ];
             let (ended, _, err) = output(&gateway, &args).await;
-            let told: serde_json::Value = serde_json::from_str(&err).unwrap();
+            let event: serde_json::Value = serde_json::from_str(&err).unwrap();
             assert_eq!(
-                (ended, &told["event"], &told["exit_code"]),
+                (ended, &event["event"], &event["exit_code"]),
                 (Some(code), &"held".into(), &code.into()),
                 "{err}"
             );
@@ -180,7 +180,7 @@ async fn a_command_stopped_for_want_of_a_terminal_ends() {
     let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
     let (code, err) = code_and_words(runner).await;
     assert!(code == Some(143) && err.contains("waits for a terminal"), "{code:?} {err}");
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
 }
 
 #[tokio::test]
@@ -227,5 +227,5 @@ async fn a_signal_reaches_the_command_and_stops_its_leftovers() {
     signal(&runner, Signal::TERM);
     assert_eq!(code_and_words(runner).await.0, Some(5));
     assert!(!lives(left), "it would go on without the lock");
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
 }

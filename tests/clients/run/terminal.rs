@@ -84,5 +84,5 @@ async fn a_background_run_that_wants_the_terminal_ends() {
     let mut screen = Screen::new(&gateway, "bash -mc", job);
     screen.shows("waits for a terminal").await;
     screen.shows("code-143").await;
-    assert_eq!(gateway.look("b").await["state"], "free");
+    assert_eq!(gateway.inspect("b").await["state"], "free");
 }

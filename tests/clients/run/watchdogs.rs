@@ -29,9 +29,9 @@ fn send(number: i32, signal: Signal) {
 }
 
 /// Kills the process at the end of the test.
-struct Mortal(i32);
+struct KillOnDrop(i32);
 
-impl Drop for Mortal {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if lives(self.0) {
             send(self.0, Signal::KILL);
@@ -67,7 +67,7 @@ fn watchdogs(runner: i32) -> Vec<i32> {
     std::iter::successors(below(runner), |outer| below(*outer)).collect()
 }
 
-async fn both_guardians(runner: i32) -> [i32; 2] {
+async fn both_watchdogs(runner: i32) -> [i32; 2] {
     eventually("both watchdogs are there", async || watchdogs(runner).try_into().ok()).await
 }
 
@@ -110,7 +110,7 @@ fn is_root(what: &str) -> bool {
 }
 
 async fn state(gateway: &Gateway, name: &str) -> String {
-    gateway.look(name).await["state"].as_str().unwrap().to_owned()
+    gateway.inspect(name).await["state"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
@@ -124,7 +124,7 @@ async fn a_stopped_watchdog_ends_the_run() {
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], TWO)).spawn().unwrap();
         let grandchild = number(&dir, "grandchild").await;
         let child = number(&dir, "child").await;
-        let watchdogs = both_guardians(runner(&runner_process)).await;
+        let watchdogs = both_watchdogs(runner(&runner_process)).await;
         send(watchdogs[which], Signal::STOP);
         let (code, err) = code_and_words(runner_process).await;
         assert!(
@@ -154,7 +154,7 @@ async fn a_killed_watchdog_ends_the_run() {
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], TWO)).spawn().unwrap();
         let grandchild = number(&dir, "grandchild").await;
         let child = number(&dir, "child").await;
-        send(both_guardians(runner(&runner_process)).await[which], Signal::KILL);
+        send(both_watchdogs(runner(&runner_process)).await[which], Signal::KILL);
         let (code, err) = code_and_words(runner_process).await;
         assert!(
             code == Some(expected) && err.contains("a watchdog was killed or stopped"),
@@ -178,9 +178,9 @@ async fn an_orphan_without_environment_dies_with_any_two_of_three() {
         let mut runner_process =
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], WIPED)).spawn().unwrap();
         let wiped = number(&dir, "wiped").await;
-        let _mortal = Mortal(wiped);
+        let _killed_at_end = KillOnDrop(wiped);
         let runner = runner(&runner_process);
-        let [outer, inner] = both_guardians(runner).await;
+        let [outer, inner] = both_watchdogs(runner).await;
         victims.iter().for_each(|victim| send([runner, outer, inner][*victim], Signal::KILL));
         gone(wiped).await;
         runner_process.wait().await.unwrap();
@@ -232,7 +232,7 @@ async fn without_pidfd_processes_outside_the_group_are_killed() {
         let mut runner = command.spawn().unwrap();
         let timed = number(&dir, "timed").await;
         let session = number(&dir, "session").await;
-        let _mortal = [timed, session].map(Mortal);
+        let _killed_at_end = [timed, session].map(KillOnDrop);
         if is_killed {
             runner.start_kill().unwrap();
         } else {
@@ -289,7 +289,7 @@ async fn a_lock_is_kept_while_hidden_processes_run() {
         let hide = "mount -t proc -o hidepid=2 proc /proc;";
         let runner_process = as_nobody(&gateway, &dir, hide, &work).await.spawn().unwrap();
         let left = number(&dir, "left").await;
-        let _mortal = Mortal(left);
+        let _killed_at_end = KillOnDrop(left);
         if is_asked {
             send(runner(&runner_process), Signal::TERM);
         }
@@ -345,7 +345,7 @@ async fn a_delegated_cgroup_ends_processes_no_signal_reaches() {
     let work = r#""$2" "$1/left" setsid 2> /dev/null & while :; do sleep 1; done"#;
     let runner_process = as_nobody(&gateway, &dir, &enter, work).await.spawn().unwrap();
     let left = number(&dir, "left").await;
-    let _mortal = Mortal(left);
+    let _killed_at_end = KillOnDrop(left);
     send(runner(&runner_process), Signal::TERM);
     let (code, err) = code_and_words(runner_process).await;
     assert!(code == Some(143) && !lives(left), "{code:?} {err}");
@@ -381,7 +381,7 @@ async fn a_lost_lock_stops_the_command_while_stderr_is_full() {
 /// The command of a storm. It starts three processes: one in its group, one in its own session, and
 /// an orphan without an environment. Each has a word in its command line by which the test finds
 /// it, and each ignores SIGTERM.
-const STORMY: &str = r#"
+const STORM: &str = r#"
     trap '' TERM
     sh -c 'trap "" TERM; while :; do sleep 1; done' "$2" &
     setsid sh -c 'trap "" TERM; while :; do sleep 1; done' "$2" &
@@ -392,10 +392,10 @@ const STORMY: &str = r#"
 /// next holder has the lock.
 async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(), String> {
     let name = format!("storm-{part}");
-    let word = format!("storm-{}-{part}.", std::process::id());
+    let marker = format!("storm-{}-{part}.", std::process::id());
     let mut command = redlock(
         gateway,
-        &["run", &name, "--ttl", "3s", "--", "sh", "-c", STORMY, "sh", "dir", &word],
+        &["run", &name, "--ttl", "3s", "--", "sh", "-c", STORM, "sh", "dir", &marker],
     );
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
@@ -416,20 +416,20 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
     let answer = gateway.post(&name, body).await;
     let left: Vec<_> = processes()
         .into_iter()
-        .filter(|(pid, _, words)| words.contains(&word) && *pid != runner)
+        .filter(|(pid, _, words)| words.contains(&marker) && *pid != runner)
         .collect();
     // A zombie has no command line, and `__exec` is not the command yet.
     let left: Vec<_> = left
         .into_iter()
         .filter(|(pid, _, words)| lives(*pid) && !words.contains("__exec"))
         .collect();
-    let told = format!("{part}: {two:?} of {all:?}: {} {left:?}", answer.status);
+    let summary = format!("{part}: {two:?} of {all:?}: {} {left:?}", answer.status);
     send(runner, Signal::KILL);
     child.wait().await.unwrap();
     // A stopped watchdog would outlive the test.
     all.iter().skip(1).for_each(|watchdog| send(*watchdog, Signal::CONT));
     left.iter().for_each(|(pid, ..)| send(*pid, Signal::KILL));
-    if answer.status == 201 && left.is_empty() { Ok(()) } else { Err(told) }
+    if answer.status == 201 && left.is_empty() { Ok(()) } else { Err(summary) }
 }
 
 #[tokio::test]

@@ -83,14 +83,14 @@ impl<'a> Order<'a> {
         }
         // Sometimes once more than needed: each answer is as good as the first.
         let repetitions = 1 + self.chance.below(2);
-        let mut told = true;
+        let mut is_held = true;
         for _ in 0..repetitions {
-            told = told && self.is_told().await;
+            is_held = is_held && self.repeat_until_granted().await;
             // The client works under its lock.
             sleep(Duration::from_millis(self.chance.below(60) as u64)).await;
         }
         let mut held_until = self.run.began.elapsed();
-        if told {
+        if is_held {
             self.extend().await;
             held_until = self.run.began.elapsed();
             self.release().await;
@@ -211,7 +211,7 @@ impl<'a> Order<'a> {
     }
 
     /// Repeats the request, each time at another gateway, until it is granted.
-    async fn is_told(&mut self) -> bool {
+    async fn repeat_until_granted(&mut self) -> bool {
         let since = Instant::now();
         while since.elapsed() < PATIENCE && self.seen.wrong.is_empty() {
             self.another_gateway();
