@@ -34,7 +34,10 @@ fn client(gateways: &[&Gateway]) -> Client {
 async fn extended(guard: &Guard, times: usize) {
     let mut deadlines = guard.deadlines();
     for _ in 0..times {
-        timeout(PATIENCE, deadlines.changed()).await.expect("it is extended").expect("it is held");
+        timeout(PATIENCE, deadlines.changed())
+            .await
+            .expect("the lock is extended")
+            .expect("the lock is held");
     }
 }
 
@@ -82,7 +85,7 @@ async fn a_guard_reports_a_lock_released_by_another() {
     let loss = timeout(TTL, guard.lost()).await.expect("at the next extension");
     assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
     assert!(message.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
-    guard.release().await.expect("a release after the loss is quiet");
+    guard.release().await.expect("a release after the loss succeeds");
 }
 
 #[tokio::test]
@@ -105,7 +108,7 @@ async fn a_guard_without_masters_is_lost_before_its_deadline() {
     let guard = client(&[&gateway]).lock("a").ttl(TTL * 2).acquire().await.unwrap();
     extended(&guard, 1).await;
     servers[..2].iter().for_each(|server| server.stop());
-    let loss = timeout(PATIENCE, guard.lost()).await.expect("it is told");
+    let loss = timeout(PATIENCE, guard.lost()).await.expect("the guard reports the loss");
     let left = guard.deadline().left();
     servers[..2].iter().for_each(|server| server.cont());
     assert!(
@@ -261,7 +264,7 @@ async fn a_wait_beyond_the_gateways_limit_is_split() {
     let guard =
         client.lock("a").wait(PATIENCE).acquire().await.expect("after the first one has expired");
     assert!(guard.fencing_token() > lease.fencing);
-    eventually("it is held by the guard", async || {
+    eventually("the guard holds the lock", async || {
         (gateway.inspect("a").await["state"] == "held").then_some(())
     })
     .await;
@@ -278,7 +281,7 @@ async fn an_unanswered_acquire_leaves_no_lock() {
     assert_eq!(gateway.inspect("unanswered").await["state"], "free");
 
     assert!(timeout(TTL, client.lock("given-up").ttl(minute).acquire()).await.is_err());
-    eventually("it is free", async || {
+    eventually("the lock is free", async || {
         (gateway.inspect("given-up").await["state"] == "free").then_some(())
     })
     .await;

@@ -69,8 +69,12 @@ fn every_recipe_marked_as_run_is_run() {
         let first = text.lines().next().unwrap_or_default();
         let statement =
             first.strip_prefix('*').and_then(|rest| rest.strip_suffix(".*")).unwrap_or_default();
-        let is_run = statement == "Run by the tests" || statement.starts_with("Run by the tests where ");
-        assert!(is_run || statement.starts_with("Not run by the tests: needs "), "{heading}: {first}");
+        let is_run =
+            statement == "Run by the tests" || statement.starts_with("Run by the tests where ");
+        assert!(
+            is_run || statement.starts_with("Not run by the tests: needs "),
+            "{heading}: {first}"
+        );
         assert_eq!(is_run, test.is_some(), "{heading}: {first}");
         let Some((module, function)) = test.and_then(|test| test.split_once("::")) else {
             continue;
@@ -189,7 +193,7 @@ impl Place {
     }
 
     fn go(&self) {
-        std::fs::remove_file(self.path("hold")).expect("it is held");
+        std::fs::remove_file(self.path("hold")).expect("the lock is held");
     }
 
     async fn begun(&self, count: usize) {
@@ -217,7 +221,7 @@ impl Place {
 /// Exit code and output of a process.
 async fn ended(child: Child) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } =
-        timeout(PATIENCE * 2, child.wait_with_output()).await.expect("it ends").unwrap();
+        timeout(PATIENCE * 2, child.wait_with_output()).await.expect("the process ends").unwrap();
     (
         status.code(),
         format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)),
@@ -242,7 +246,7 @@ async fn together(count: usize, command: impl Fn() -> Command) {
 async fn is_here(place: &Place, words: &[&str]) -> bool {
     let (code, output) = run(place.command(words)).await;
     if code != Some(0) {
-        println!("NOT RUN, because it is not here: {}: {output}", words[0]);
+        println!("NOT RUN, because the program is missing: {}: {output}", words[0]);
     }
     code == Some(0)
 }
@@ -253,6 +257,6 @@ async fn yaml(place: &Place, text: &str) -> serde_json::Value {
     let read = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";
     let (code, output) =
         run(place.command(&["python3", "-c", read, path.to_str().expect("plain")])).await;
-    assert_eq!(code, Some(0), "python3-yaml reads it: {output}");
+    assert_eq!(code, Some(0), "python3-yaml parses the block: {output}");
     serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}"))
 }

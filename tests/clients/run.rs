@@ -44,7 +44,7 @@ async fn output(gateway: &Gateway, args: &[&str]) -> (Option<i32>, String, Strin
 }
 
 async fn ended(child: Child) -> Output {
-    timeout(PATIENCE, child.wait_with_output()).await.expect("it ends").unwrap()
+    timeout(PATIENCE, child.wait_with_output()).await.expect("the process ends").unwrap()
 }
 
 async fn code_and_words(child: Child) -> (Option<i32>, String) {
@@ -56,7 +56,10 @@ async fn code_and_words(child: Child) -> (Option<i32>, String) {
 async fn line(child: &mut Child) -> String {
     let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
-    timeout(PATIENCE, stderr.read_line(&mut line)).await.expect("it tells").unwrap();
+    timeout(PATIENCE, stderr.read_line(&mut line))
+        .await
+        .expect("the runner prints a line")
+        .unwrap();
     tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
     line
 }
@@ -100,7 +103,7 @@ async fn a_command_runs_under_the_lock_and_keeps_its_exit_code() {
     let words: Vec<&str> = out.split_whitespace().collect();
     assert_eq!((words[0], words[1].split('.').nth(1)), ("jobs/a", Some(words[2])), "{out}");
     assert!(words[3].ends_with('Z'), "{out}");
-    assert_eq!(gateway.inspect("jobs/a").await["state"], "free", "it is released");
+    assert_eq!(gateway.inspect("jobs/a").await["state"], "free", "the lock is released");
     let signalled = output(&gateway, &["run", "jobs/a", "--", "sh", "-c", "kill -TERM $$"]).await;
     assert_eq!(signalled.0, Some(143));
     assert_eq!(output(&gateway, &["run", "a", "--", "/no/such/thing"]).await.0, Some(127));
@@ -171,7 +174,7 @@ async fn with_json_every_early_error_is_one_object() {
     }
     let (code, _, err) =
         output(&gateway, &["run", "job", "--nonsense", "--", "curl", "--json"]).await;
-    assert!(code == Some(64) && err.starts_with("error: "), "that one is the command's: {err}");
+    assert!(code == Some(64) && err.starts_with("error: "), "--json belongs to the command: {err}");
 }
 
 #[tokio::test]
@@ -187,8 +190,10 @@ async fn a_hundred_runs_of_one_name_never_overlap() {
     };
     let runs: Vec<Child> = (0..RUNS).map(run).collect();
     for child in runs {
-        let output =
-            timeout(PATIENCE * 8, child.wait_with_output()).await.expect("it ends").unwrap();
+        let output = timeout(PATIENCE * 8, child.wait_with_output())
+            .await
+            .expect("the process ends")
+            .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
@@ -249,7 +254,8 @@ async fn without_masters_a_command_ends_before_the_lock() {
     // With a majority stopped no extension is confirmed any more. The third master's PTTL shows how
     // long the lock lives.
     servers[..2].iter().for_each(|server| server.stop());
-    let left = u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("it is held");
+    let left =
+        u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("the lock is held");
     let expires = Instant::now() + Duration::from_millis(left);
     let end = gone(child).await.max(gone(grandchild).await);
     let margin = expires.saturating_duration_since(end);
@@ -258,7 +264,7 @@ async fn without_masters_a_command_ends_before_the_lock() {
     assert!(code == Some(79) && err.contains("no gateway has confirmed"), "{err}");
     assert!(
         margin > Duration::from_millis(100),
-        "{margin:?} before the lock ended on the master that was left"
+        "{margin:?} before the lock ended on the last master"
     );
     println!("margin: {} ms", margin.as_millis());
 }
@@ -273,7 +279,7 @@ async fn a_released_lock_ends_or_warns_the_command() {
         let mut runner = redlock(&gateway, &script(&dir, &flags, work)).spawn().unwrap();
         let path = dir.path().join("token");
         let written = || std::fs::read_to_string(&path).ok().filter(|text| text.ends_with('\n'));
-        let token = eventually("it runs", async || written()).await;
+        let token = eventually("the command runs", async || written()).await;
         assert_eq!(gateway.delete("job", token.trim()).await.status, 204);
         let told = line(&mut runner).await;
         assert!(told.contains("the lock is lost: it was released"), "{on_lost}: {told}");
@@ -354,7 +360,10 @@ async fn an_orphan_with_overwritten_environment_ends_with_the_lock() {
             .unwrap();
         let titled = number(&dir, "titled").await;
         let environment = std::fs::read(format!("/proc/{titled}/environ")).unwrap();
-        assert!(!String::from_utf8_lossy(&environment).contains("REDLOCK"), "it is overwritten");
+        assert!(
+            !String::from_utf8_lossy(&environment).contains("REDLOCK"),
+            "the environment is overwritten"
+        );
         let token = dir.path().join("token");
         let written =
             || std::fs::read_to_string(&token).ok()?.strip_suffix('\n').map(str::to_owned);
@@ -381,7 +390,7 @@ async fn ended_orphans_are_reaped_and_the_exit_code_is_kept() {
     for n in 1..=8 {
         let orphan = number(&dir, &n.to_string()).await;
         let is_there = || Path::new(&format!("/proc/{orphan}")).exists();
-        eventually("it is gone, and no zombie", async || (!is_there()).then_some(())).await;
+        eventually("the orphan is gone, and no zombie", async || (!is_there()).then_some(())).await;
     }
     std::fs::write(dir.path().join("go"), "").unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(7));
@@ -488,7 +497,7 @@ async fn an_interrupted_runner_releases_a_grant_with_a_lost_answer() {
     let flags = ["--url", &url, "--wait", "1m", "--ttl", "60s"];
     let runner = redlock(&gateway, &script(&dir, &flags, "touch \"$1/ran\"")).spawn().unwrap();
     let state = async || gateway.inspect("job").await["state"].as_str().unwrap().to_owned();
-    eventually("it is granted", async || (state().await == "held").then_some(())).await;
+    eventually("the lock is granted", async || (state().await == "held").then_some(())).await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(130));
     assert_eq!(state().await, "free");
@@ -499,10 +508,8 @@ async fn an_interrupted_runner_releases_a_grant_with_a_lost_answer() {
 async fn interrupts_reach_the_runner_when_tests_ignore_them() {
     let mut tests = Command::new("env");
     tests.arg("--ignore-signal=INT").arg(std::env::current_exe().unwrap()).kill_on_drop(true);
-    tests.args([
-        "--exact",
-        "clients::run::a_waiting_runner_names_the_holder_and_ends_on_interrupt",
-    ]);
+    tests
+        .args(["--exact", "clients::run::a_waiting_runner_names_the_holder_and_ends_on_interrupt"]);
     let output = tests.output().await.unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && printed.contains("1 passed"), "{printed}");

@@ -127,7 +127,7 @@ impl Rolling {
         for (lock, lease) in held {
             let extended = self.locks[0].extend(lock, &lease.token, ttl(600_000)).await;
             if let Err(error) = extended {
-                assert!(!matches!(error, LockError::Unknown(_)), "all masters are there: {error}");
+                assert!(!matches!(error, LockError::Unknown(_)), "all masters are up: {error}");
                 lost += 1;
             }
         }
@@ -194,5 +194,5 @@ async fn without_catching_up_a_rolling_restart_loses_locks() {
     let off = SafetyRules { admitted_is_caught_up: false, ..SafetyRules::ALL };
     let (held, lost) =
         rolling_restart(off, 3, &[&[0], &[1]], |_| native(false), empty_restart).await;
-    assert!(lost > 0, "without it nothing is worse: {lost} of {held}");
+    assert!(lost > 0, "nothing goes wrong without catching up: {lost} of {held} lost");
 }

@@ -41,7 +41,11 @@ fn real_masters_bootstrap_once_and_later_runs_get_larger_tokens() {
     let second = run("redis", &urls);
     for printed in [&first, &second] {
         let work = ["UPDATE", "extended"].repeat(3);
-        assert_eq!(words(printed), [&["acquired"], work.as_slice(), &["released"]].concat(), "{printed}");
+        assert_eq!(
+            words(printed),
+            [&["acquired"], work.as_slice(), &["released"]].concat(),
+            "{printed}"
+        );
     }
     assert!(tokens(&first) < tokens(&second), "{first}\n{second}");
 }

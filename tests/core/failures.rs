@@ -50,7 +50,7 @@ async fn every_subset_erring_on(size: usize) {
             assert_eq!(
                 server.cmd(&["DEL", &key(&lock)]),
                 Resp::Integer(1),
-                "what is no lock is left alone"
+                "a key that is not a lock is left alone"
             );
         }
     }
@@ -144,7 +144,7 @@ async fn check_subset(
     if let Ok(lease) = outcome {
         let all_good: Vec<_> = (0..cluster.servers.len()).filter(|node| good(*node)).collect();
         let everywhere = async || (cluster.stored_on(lock, good) == all_good).then_some(());
-        eventually("all good nodes store it", everywhere).await;
+        eventually("all good nodes store the lock", everywhere).await;
         assert!(matches!(acquire(locks, lock, LONG).await, Err(LockError::Held(_))), "{set:b}");
         assert!(locks.extend(lock, &lease.token, ttl(LONG)).await.is_ok(), "{set:b}");
         assert_eq!(locks.release(lock, &lease.token).await, Ok(()), "{set:b}");
@@ -214,7 +214,7 @@ async fn a_hung_node_delays_nobody_and_keeps_no_orphan() {
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     assert!(
         since.elapsed() < Duration::from_secs(1),
-        "the node time-out of 2 s was waited for: {:?}",
+        "the answer waited for the node timeout of 2 s: {:?}",
         since.elapsed()
     );
     locks.release(&lock, &lease.token).await.unwrap();
@@ -266,7 +266,7 @@ async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
     let lock = name("job");
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
-    eventually("all nodes store it", async || all().then_some(())).await;
+    eventually("all nodes store the lock", async || all().then_some(())).await;
     // Two nodes release. The three hung nodes do not answer.
     cluster.servers[2..].iter().for_each(|server| server.stop());
     let released = locks.release(&lock, &lease.token).await;
@@ -280,7 +280,7 @@ async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
     // Two nodes release and two store nothing. The one dead node cannot form a majority.
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
-    eventually("all nodes store it", async || all().then_some(())).await;
+    eventually("all nodes store the lock", async || all().then_some(())).await;
     for server in &cluster.servers[..2] {
         server.cmd(&["DEL", &key(&lock)]);
     }

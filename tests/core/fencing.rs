@@ -46,8 +46,7 @@ async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: SafetyRules) -> Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_increase_for_64_contenders_on_skewed_gateways()
- {
+async fn tokens_increase_for_64_contenders_on_skewed_gateways() {
     const CONTENDERS: usize = 64;
     const GRANTS: usize = 400;
     let cluster = Cluster::start(5).await;
@@ -81,12 +80,12 @@ async fn tokens_increase_for_64_contenders_on_skewed_gateways()
                         .acquire_with_retry(&lock, ttl(LONG_MS), options, &policy)
                         .await
                         .unwrap();
-                    assert!(!inside.swap(true, Ordering::SeqCst), "two holders at a time");
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two holders at once");
                     grants.lock().unwrap().push((which, lease.token.fencing()));
                     // Other tasks may run while this task holds the lock.
                     tokio::task::yield_now().await;
                     count.fetch_add(1, Ordering::SeqCst);
-                    assert!(inside.swap(false, Ordering::SeqCst), "two holders at a time");
+                    assert!(inside.swap(false, Ordering::SeqCst), "two holders at once");
                     locks.release(&lock, &lease.token).await.unwrap();
                 }
             })

@@ -60,13 +60,13 @@ async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
     assert_eq!(
         alive.release_owner(&lock, &owner).await,
         Err(LockError::Lost),
-        "nothing is there yet"
+        "no lock is stored yet"
     );
     let arrived = std::mem::take(&mut *in_sockets.lock().unwrap());
     arrived.into_iter().for_each(|(node, task)| pass_on(&node, task));
     let stored: Vec<_> = nodes.iter().map(|node| node.run(&Lock::new("job").inspect())).collect();
     assert_eq!(stored, [Vote::Missing, Vote::Missing, Vote::Missing]);
-    alive.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    alive.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("the lock is free");
 }
 
 #[tokio::test]
@@ -75,14 +75,15 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
     let nodes = memory();
     let owner = OsEntropy.owner();
     let locks = over(&nodes);
-    let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
     // Another gateway returns the same grant to the same client, and extends it.
-    let again = over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is theirs");
+    let again =
+        over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the owner has the lock");
     assert!(again.replayed && again.token == lease.token);
-    let up_to = locks.release_owner(&lock, &owner).await.expect("it was granted");
+    let up_to = locks.release_owner(&lock, &owner).await.expect("the lock was granted");
     assert!(up_to > lease.token.fencing());
     assert_eq!(locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.err(), Some(LockError::Lost));
-    let next = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    let next = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
     assert!(!next.replayed && next.token.fencing() > up_to);
 }
 
@@ -92,8 +93,10 @@ async fn release_by_owner_leaves_no_watermark_under_another_holder() {
     let lock = name("job");
     let nodes = memory();
     let locks = over(&nodes);
-    let held =
-        locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let held = locks
+        .acquire(&lock, ttl(LONG_MS), AcquireOptions::default())
+        .await
+        .expect("the lock is free");
     let fences =
         || nodes.iter().map(|node| node.run(&Lock::new("job").inspect_fence())).collect::<Vec<_>>();
     let records = |votes: Vec<Vote>| -> Vec<_> {
@@ -113,7 +116,7 @@ async fn release_by_owner_leaves_no_watermark_under_another_holder() {
         redlock(two, Duration::from_secs(1)).release_owner(&lock, &OsEntropy.owner()).await;
     assert!(matches!(refused, Err(LockError::NotHolder(_))), "{refused:?}");
     assert_eq!(records(fences()), before);
-    locks.extend(&lock, &held.token, ttl(LONG_MS)).await.expect("it is held on");
+    locks.extend(&lock, &held.token, ttl(LONG_MS)).await.expect("the other holder keeps its lock");
 }
 
 #[tokio::test]
@@ -121,7 +124,7 @@ async fn release_by_owner_is_unknown_without_a_majority() {
     let lock = name("job");
     let nodes = memory();
     let owner = OsEntropy.owner();
-    over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
     let silent = |n: usize| intercepted(nodes[n].clone(), |_, task| drop(task));
     let one = redlock(vec![silent(0), silent(1), silent(2)], Duration::from_secs(1));
     let unknown = one.release_owner(&lock, &owner).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlock_core::node::{NoObserver, NodeSettings, NodeState};
 use tokio::time::Instant;
 
-use crate::core::waiting::{acquire, another, start_waiting, nothing_is_left};
+use crate::core::waiting::{acquire, another, nothing_is_left, start_waiting};
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{
     AGAIN, Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on,
@@ -20,7 +20,8 @@ async fn hints_wake_waiters_at_once_and_polls_do_without_hints() {
     let cluster = Cluster::start(5).await;
     let lock = name("job");
     let holder = another(&cluster).await;
-    let without_hints = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
+    let without_hints =
+        Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
     let without_hints = without_hints.map(|node| intercepted(node, pass_on)).collect();
     let without_hints = redlock(without_hints, Duration::from_secs(2));
     for (locks, rounds, usually, at_most) in [
@@ -34,10 +35,10 @@ async fn hints_wake_waiters_at_once_and_polls_do_without_hints() {
             // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
             tokio::time::sleep(Duration::from_millis(50)).await;
             let since = Instant::now();
-            holder.release(&lock, &held.token).await.expect("it is held");
+            holder.release(&lock, &held.token).await.expect("the lock is held");
             let (lease, granted) = waiter.await.expect("no panic");
             times.push(granted - since);
-            locks.release(&lock, &lease.token).await.expect("it is held");
+            locks.release(&lock, &lease.token).await.expect("the lock is held");
         }
         println!("{times:?}");
         assert!(
@@ -49,8 +50,7 @@ async fn hints_wake_waiters_at_once_and_polls_do_without_hints() {
 }
 
 #[tokio::test]
-async fn a_node_publishes_hints_only_on_refusal_and_release()
- {
+async fn a_node_publishes_hints_only_on_refusal_and_release() {
     let server = RedisServer::start();
     let node = remote_node_with(
         &server.url(),
@@ -64,7 +64,11 @@ async fn a_node_publishes_hints_only_on_refusal_and_release()
     const SILENCE: &str = "";
     for (op, is, published) in [
         (telling(lock.acquire(1, t, LONG_MS), "granted"), "Granted", SILENCE),
-        (telling(lock.acquire(1 | AGAIN, t + 1, LONG_MS), "its own"), "Yours", SILENCE),
+        (
+            telling(lock.acquire(1 | AGAIN, t + 1, LONG_MS), "the owner has the lock"),
+            "Yours",
+            SILENCE,
+        ),
         (telling(lock.acquire(2, t + 2, LONG_MS), "held"), "Held", "held"),
         (lock.acquire(2, t + 2, LONG_MS), "Held", SILENCE),
         // An acquire with a token that is too small is also answered with Held.
@@ -106,10 +110,10 @@ async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
         let since = Instant::now();
         let (_, released) =
             tokio::join!(async { leaves.abort() }, locks.release(&lock, &held.token));
-        released.expect("it was held");
+        released.expect("the lock was held");
         let (lease, granted) = stays.await.expect("no panic");
         times.push(granted - since);
-        other.release(&lock, &lease.token).await.expect("it is held");
+        other.release(&lock, &lease.token).await.expect("the lock is held");
     }
     println!("{times:?}");
     assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
@@ -140,10 +144,10 @@ async fn forged_hints_do_not_hide_true_ones() {
         // Time for the waiters' hints to arrive. Receivers do not acknowledge hints.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let since = Instant::now();
-        other.release(&lock, &held.token).await.expect("it is held");
+        other.release(&lock, &held.token).await.expect("the lock is held");
         let (lease, granted) = waiter.await.expect("no panic");
         times.push(granted - since);
-        locks.release(&lock, &lease.token).await.expect("it is held");
+        locks.release(&lock, &lease.token).await.expect("the lock is held");
     }
     println!("{times:?}");
     assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");

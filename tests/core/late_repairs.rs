@@ -80,7 +80,7 @@ async fn with_a_repair_in_flight_by(
     five.lose_lock(4);
     held.inspections.store(true, Ordering::SeqCst);
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("the repair is under way", async || {
+    eventually("the repair is in flight", async || {
         (held.tasks.lock().unwrap().len() == 1).then_some(())
     })
     .await;
@@ -111,10 +111,14 @@ async fn a_repair_after_the_release_restores_nothing() {
     assert_eq!(
         stored_after_a_late_repair(off).await,
         [4],
-        "without the tombstone nothing is worse"
+        "nothing goes wrong without the tombstone"
     );
     let off = SafetyRules { watermark_is_checked: false, ..SafetyRules::ALL };
-    assert_eq!(stored_after_a_late_repair(off).await, [4], "without the fence nothing is worse");
+    assert_eq!(
+        stored_after_a_late_repair(off).await,
+        [4],
+        "nothing goes wrong without the watermark"
+    );
 }
 
 /// By then the node may have lost its data once more, finished its quarantine, and granted the lock

@@ -63,7 +63,7 @@ async fn three_values_without_a_majority_name_no_holder() {
     assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
     assert!(
         matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))),
-        "but it is not to be had either"
+        "nobody else can get the lock either"
     );
 }
 
@@ -145,7 +145,7 @@ async fn a_listing_returns_each_lock_once_beside_a_hung_master() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
-    eventually("every master has the last of them", async || {
+    eventually("every master has the last lock", async || {
         (cluster.stored_on(&wanted[129], |_| true).len() == 3).then_some(())
     })
     .await;

@@ -71,7 +71,7 @@ async fn whole_life_on(size: usize) {
         validity < Duration::from_millis(LONG) && validity > Duration::from_millis(LONG - 10_000),
         "{validity:?}"
     );
-    eventually("all nodes store it", async || {
+    eventually("all nodes store the lock", async || {
         (cluster.stored_on(&lock, |_| true) == all).then_some(())
     })
     .await;
@@ -126,7 +126,7 @@ async fn whole_life_on(size: usize) {
     assert_eq!(
         locks.validity(&short),
         None,
-        "whoever is granted next finds the first holder past its deadline"
+        "the next holder finds the first one past its deadline"
     );
     assert!(next.token.fencing() > short.token.fencing());
     assert!(matches!(locks.release(&lock, &short.token).await, Err(LockError::NotHolder(_))));
@@ -165,7 +165,11 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     assert_eq!((info, fencing), (Vec::new(), None));
     assert!(expires_in.unwrap() > Duration::from_secs(45));
     locks.drained().await;
-    assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1, 2], "what we set beside theirs is gone");
+    assert_eq!(
+        cluster.stored_on(&lock, |_| true),
+        [0, 1, 2],
+        "our record beside the foreign lock is gone"
+    );
     for server in &cluster.servers[..3] {
         server.cmd(&["DEL", &key(&lock)]);
     }
@@ -189,13 +193,13 @@ async fn our_lock_keeps_another_redlock_client_from_a_majority() {
     assert_eq!((0..5).filter(|server| set(*server) == Resp::Nil).count(), 5);
     locks.release(&lock, &lease.token).await.unwrap();
     locks.drained().await;
-    assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1], "a release deletes only what is ours");
+    assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1], "a release deletes only our own lock");
 }
 
 /// Uses the lock once, so that it has a watermark. Returns the watermark's token.
 async fn used_before(locks: &Redlock, lock: &LockName) -> u64 {
-    let lease = acquire(locks, lock, LONG).await.expect("it is free");
-    locks.release(lock, &lease.token).await.expect("it is held");
+    let lease = acquire(locks, lock, LONG).await.expect("the lock is free");
+    locks.release(lock, &lease.token).await.expect("the lock is held");
     locks.drained().await;
     lease.token.fencing().get()
 }
@@ -254,7 +258,7 @@ async fn a_repeated_request_gets_the_same_grant_and_voids_no_answer() {
     other.release(&lock, &second.token).await.unwrap();
     assert!(
         matches!(locks.release(&lock, &first.token).await, Err(LockError::Lost)),
-        "both are one grant"
+        "both answers have the same grant"
     );
     cluster.clean_for_good(&lock, second.token.fencing().get()).await;
 }
@@ -276,8 +280,7 @@ fn keyed(lock: &LockName) -> AcquireOptions {
 }
 
 #[tokio::test]
-async fn an_undelivered_repetition_keeps_the_first_grant()
- {
+async fn an_undelivered_repetition_keeps_the_first_grant() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::repair::{Extender, poll_for};
 use crate::support::cluster::{ClusterSettings, marker, repeated};
 use crate::support::harness::{RedisServer, eventually, masters};
-use crate::support::nodes::{in_state, name, kept_free_record, now, record, ttl};
+use crate::support::nodes::{in_state, kept_free_record, name, now, record, ttl};
 use crate::support::resp::Resp;
 
 /// A quarantine that outlasts every test: 65 s.
@@ -54,7 +54,7 @@ impl Five {
 
     async fn granted(&self, lock: &LockName, millis: u64) -> Lease {
         let options = AcquireOptions::default;
-        eventually("it is granted", async || {
+        eventually("the lock is granted", async || {
             self.locks[0].acquire(lock, ttl(millis), options()).await.ok()
         })
         .await
@@ -153,7 +153,7 @@ fn without_recovery_a_lock_is_granted_twice() {
     let outcomes = repeated(2, 2, async || restarts(&off, &[&[0, 1], &[2, 3]]).await);
     assert!(
         outcomes.iter().all(|outcome| outcome.second_holders > 0),
-        "without it nothing is worse"
+        "nothing goes wrong without the rule"
     );
 }
 
@@ -183,14 +183,15 @@ async fn recovery_overwrites_no_lock_of_another_client() {
     five.servers[2].restart();
     in_state(five.remotes[0][2].as_ref(), NodeState::Quarantined).await;
     five.servers[2].cmd(&["SET", "lock:job", "their-uuid", "PX", "11000"]);
-    let recovered = eventually("it is admitted when the other client's lock has ended", async || {
-        five.remotes[0][2]
-            .status()
-            .borrow()
-            .votes()
-            .then(|| five.servers[2].cmd(&["GET", "lock:job"]))
-    })
-    .await;
+    let recovered =
+        eventually("the master is admitted when the other client's lock has ended", async || {
+            five.remotes[0][2]
+                .status()
+                .borrow()
+                .votes()
+                .then(|| five.servers[2].cmd(&["GET", "lock:job"]))
+        })
+        .await;
     assert_ne!(recovered, Resp::Nil);
     assert!(recovered.text().starts_with(&lease.token.fencing().to_string()), "{recovered:?}");
     assert!(marker(&five.servers[2]).is_some());
@@ -217,8 +218,8 @@ async fn force_ends_a_lock_that_is_kept_free() {
     let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
     let mut found = 0;
-    five.locks[0].force_release(&lock, |_| found += 1).await.expect("all masters were heard");
-    assert_eq!(found, 1, "the audit hears of it");
+    five.locks[0].force_release(&lock, |_| found += 1).await.expect("all masters have answered");
+    assert_eq!(found, 1, "the audit record has the forced release");
     five.granted(&lock, 1_000).await;
 }
 
@@ -235,10 +236,10 @@ async fn force_releases_a_minority_record_before_kept_free_ones() {
         b"PX",
         b"60000",
     ]);
-    five.locks[0].force_release(&lock, |_| ()).await.expect("all masters were heard");
+    five.locks[0].force_release(&lock, |_| ()).await.expect("all masters have answered");
     let stored =
         || (0..5).filter(|at| five.servers[*at].cmd(&["GET", "lock:job"]) != Resp::Nil).count();
-    eventually("it is gone everywhere", async || (stored() == 0).then_some(())).await;
+    eventually("the lock is gone everywhere", async || (stored() == 0).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -268,7 +269,7 @@ async fn a_lock_released_between_readings_is_not_kept_free() {
     let locks = CLUSTER.redlock(remotes.clone());
     let lock = name("job");
     let options = AcquireOptions::default;
-    let lease = eventually("it is granted", async || {
+    let lease = eventually("the lock is granted", async || {
         locks.acquire(&lock, ttl(60_000), options()).await.ok()
     })
     .await;
@@ -283,9 +284,9 @@ async fn a_lock_released_between_readings_is_not_kept_free() {
     gate.wanted.notified().await;
     let read_first = async || (servers[0].calls_of("eval") > read_before).then_some(());
     eventually("the first master is read", read_first).await;
-    locks.release(&lock, &lease.token).await.expect("a majority has let go");
+    locks.release(&lock, &lease.token).await.expect("a majority has released");
     let gone = |at: usize| servers[at].cmd(&["GET", "lock:job"]) == Resp::Nil;
-    eventually("both have let go", async || (gone(0) && gone(1)).then_some(())).await;
+    eventually("both nodes have released", async || (gone(0) && gone(1)).then_some(())).await;
     gate.open.notify_one();
     in_state(remotes[2].as_ref(), NodeState::Admitted).await;
     assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
@@ -366,7 +367,7 @@ async fn force_releases_a_majority_beside_a_kept_free_record() {
         five.servers[at].cmd(&[b"SET".as_slice(), b"lock:job", grant.as_bytes(), b"PX", b"60000"]);
     }
     five.servers[4].kill();
-    five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has let go");
+    five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has released");
 }
 
 /// Signals when a read is wanted, and lets the read continue.

@@ -199,7 +199,7 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
         }
         // As an operator would do: the next node restarts when this node is back in service and
         // stores its locks again.
-        eventually("the lock is there again, or lost for good", async || {
+        eventually("the node stores the lock again, or the lock is lost", async || {
             let there = five.stored_on(&lease).contains(&at);
             (there || !cluster.rules.missing_is_repaired || extender.lost().is_some()).then_some(())
         })
@@ -212,7 +212,7 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
     }
     poller.abort();
     five.locks.drained().await;
-    eventually("all nodes have it", async || {
+    eventually("all nodes have the lock", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -254,7 +254,7 @@ fn without_repair_empty_restarts_end_an_extended_lock() {
     let off = ClusterSettings { rules, ..ROLLING };
     let outcomes = repeated(4, 4, async || rolling_restart(&off, 1).await);
     let lost = outcomes.iter().flatten().count();
-    assert!(lost > 0, "without repair nothing is worse: {outcomes:?}");
+    assert!(lost > 0, "nothing goes wrong without repair: {outcomes:?}");
     println!("without repair {lost} of {} runs lost the lock", outcomes.len());
 }
 
@@ -266,7 +266,7 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     assert_eq!(five.stored_on(&lease), [0, 2, 4]);
     let extended = five.extend(&lease, 30_000).await.unwrap();
     assert_eq!(extended.token, lease.token);
-    eventually("all nodes have it again", async || {
+    eventually("all nodes have the lock again", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -283,7 +283,7 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     [0, 2].iter().for_each(|at| five.lose_lock(*at));
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.release(&five.lock, &lease.token).await.unwrap();
-    eventually("it is released on all", async || {
+    eventually("the lock is released on all nodes", async || {
         (0..5).all(|at| five.raw(at).is_none()).then_some(())
     })
     .await;
@@ -298,7 +298,7 @@ async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     // Node 4 stands for a node that was down for longer than the TTL: the lock has ended there, and
     // was extended before.
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -311,7 +311,7 @@ async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     }
     assert_eq!(five.stored_on(&lease), [0, 1, 3]);
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -323,13 +323,13 @@ async fn a_lock_older_than_max_clock_skew_is_repaired() {
     let five = FiveNodes::start(&cluster).await;
     let lease = five.held(&cluster).await;
     let fencing = lease.token.fencing().get();
-    eventually("its T is too old for an acquire", async || {
+    eventually("the token is too old for an acquire", async || {
         (now() > fencing + 900_000).then_some(())
     })
     .await;
     five.lose_lock(2);
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -343,7 +343,7 @@ async fn a_node_that_answers_after_the_decision_is_repaired_too() {
     five.servers[4].stop();
     five.extend(&lease, 30_000).await.unwrap();
     five.servers[4].cont();
-    eventually("the late node has it", async || {
+    eventually("the late node has the lock", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -371,13 +371,13 @@ async fn an_extension_that_repairs_shortens_nothing() {
     let lease = five.held(&CLUSTER).await;
     five.extend(&lease, 60_000).await.unwrap();
     // Otherwise the node that loses the lock next may receive the long extension only afterwards.
-    eventually("all have extended it", async || {
+    eventually("all nodes have extended the lock", async || {
         (0..5).all(|at| five.left_ms(at) > 50_000).then_some(())
     })
     .await;
     five.lose_lock(2);
     five.extend(&lease, 5_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -402,7 +402,11 @@ async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
     five.lose_lock(3);
     let lost = five.extend(&lease, 30_000).await;
     assert!(matches!(lost, Err(LockError::Lost)), "{lost:?}");
-    assert_eq!([0, 1, 3].map(|at| five.raw(at)), [None, None, None], "nothing is set again");
+    assert_eq!(
+        [0, 1, 3].map(|at| five.raw(at)),
+        [None, None, None],
+        "no node stores the lock again"
+    );
 
     let mut five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;

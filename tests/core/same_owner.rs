@@ -46,8 +46,7 @@ fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lea
 /// nodes 0 and 1 grant the lock to attempt B of the same owner. Then A is dropped. By then node 0's
 /// vote belongs to B, so A must not delete it.
 #[tokio::test]
-async fn a_cancelled_attempt_spares_its_owners_other_grants()
- {
+async fn a_cancelled_attempt_spares_its_owners_other_grants() {
     let lock = name("job");
     let memory: Vec<_> = (0..3)
         .map(|n| {
@@ -79,10 +78,9 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants()
         let granted = granted.clone();
         let lock = lock.clone();
         move |node, task| {
-            granted
-                .lock()
-                .unwrap()
-                .get_or_insert_with(|| acquire_at_once(&other, &lock, owner).expect("it is free"));
+            granted.lock().unwrap().get_or_insert_with(|| {
+                acquire_at_once(&other, &lock, owner).expect("the lock is free")
+            });
             pass_on(node, task);
         }
     });
@@ -94,9 +92,9 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants()
     let first = redlock(vec![interrupted, silent(1), silent(2)], Duration::from_secs(1));
     let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
     let cancelled = timeout(Duration::ZERO, first.acquire(&lock, ttl(LONG_MS), options)).await;
-    assert!(cancelled.is_err(), "its second try has no majority yet: {cancelled:?}");
+    assert!(cancelled.is_err(), "the second proposal has no majority yet: {cancelled:?}");
 
-    let lease = granted.lock().unwrap().take().expect("granted between the two tries");
+    let lease = granted.lock().unwrap().take().expect("granted between the two proposals");
     let third = redlock(vec![node(0), away(1), node(2)], Duration::from_secs(1));
     let second_holder = third.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(second_holder.is_err(), "{lease:?} was promised, and now {second_holder:?}");
@@ -144,8 +142,10 @@ async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
 async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     let locks = Redlock::builder().embedded(3).connect().expect("settings");
     let lock = name("job");
-    let held =
-        locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let held = locks
+        .acquire(&lock, ttl(LONG_MS), AcquireOptions::default())
+        .await
+        .expect("the lock is free");
     let owner = OwnerChoice::Shared(OsEntropy.owner());
     let wait = |owner| {
         let locks = locks.clone();
@@ -163,29 +163,28 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
         (task, waits)
     };
     let (first, waits) = wait(owner);
-    waits.await.expect("it waits");
+    waits.await.expect("the request waits");
     let (other, waits) = wait(OwnerChoice::Fresh);
-    waits.await.expect("it waits");
+    waits.await.expect("the request waits");
     let (copy, waits) = wait(owner);
-    waits.await.expect("it waits");
-    locks.release(&lock, &held.token).await.expect("it is held");
-    let first = first.await.expect("no panic").expect("its turn");
+    waits.await.expect("the request waits");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
+    let first = first.await.expect("no panic").expect("the waiter becomes first");
     let copy = timeout(Duration::from_secs(10), copy)
         .await
         .expect("at once")
         .expect("no panic")
-        .expect("its own");
+        .expect("the owner has the lock");
     assert_eq!((copy.token, copy.replayed), (first.token, true));
-    locks.release(&lock, &copy.token).await.expect("it is held");
-    other.await.expect("no panic").expect("served in its turn");
+    locks.release(&lock, &copy.token).await.expect("the lock is held");
+    other.await.expect("no panic").expect("the waiter is served");
 }
 
 /// A duplicate found grant B on a majority; then B is undone. Meanwhile a third request of the same
 /// owner is promised grant A. A's token is smaller, because the undo restored the watermark. The
 /// duplicate then releases only B.
 #[tokio::test]
-async fn a_failed_confirmation_spares_an_older_promised_grant()
- {
+async fn a_failed_confirmation_spares_an_older_promised_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
     let lock = Lock::new("job");
     let t = now();
@@ -210,6 +209,9 @@ async fn an_undo_with_an_equal_token_deletes_no_other_grant() {
     assert_eq!(node.run(&lock.acquire(1, t, LONG_MS)), Vote::Granted);
     assert!(matches!(node.run(&lock.undo(1 | AGAIN, t)), Vote::Held(_)));
     assert_extended(&node.run(&lock.extend(1, t, LONG_MS)));
-    assert!(matches!(node.run(&lock.undo(1, t)), Vote::Held(_)), "it was confirmed, and counted");
+    assert!(
+        matches!(node.run(&lock.undo(1, t)), Vote::Held(_)),
+        "the grant was confirmed, and counted"
+    );
     assert_extended(&node.run(&lock.extend(1, t, LONG_MS)));
 }

@@ -67,7 +67,7 @@ async fn votes_counted_after_a_sleep_beyond_the_ttl_are_undone() {
             ),
         }
         locks.drained().await;
-        eventually("it is undone everywhere", async || {
+        eventually("the grant is undone everywhere", async || {
             stored_on(&servers, "job", |_| true).is_empty().then_some(())
         })
         .await;
@@ -76,7 +76,7 @@ async fn votes_counted_after_a_sleep_beyond_the_ttl_are_undone() {
     // An extension that took so long promises nothing, but takes nothing away.
     let locks = cluster.redlock_with(remotes.clone(), env(Duration::from_secs(60), 5));
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
-    eventually("all have it", async || {
+    eventually("all nodes have the lock", async || {
         (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())
     })
     .await;

@@ -24,7 +24,7 @@ use crate::support::nodes::{
 };
 
 pub(super) async fn acquire(locks: &Redlock, lock: &LockName) -> Lease {
-    locks.acquire(lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free")
+    locks.acquire(lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("the lock is free")
 }
 
 async fn wait_for(
@@ -36,7 +36,10 @@ async fn wait_for(
 }
 
 /// Starts to wait. Returns when the waiter is queued.
-pub(super) async fn start_waiting(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lease, Instant)> {
+pub(super) async fn start_waiting(
+    locks: &Redlock,
+    lock: &LockName,
+) -> JoinHandle<(Lease, Instant)> {
     let before = locks.waiting().waiters;
     let waiter = tokio::spawn({
         let locks = locks.clone();
@@ -91,10 +94,10 @@ async fn grants_follow_the_queue_order_when_some_waiters_leave() {
             tokio::spawn(async move {
                 match timeout(life, wait_for(&locks, &lock, PATIENCE)).await {
                     Ok(granted) => {
-                        let lease = granted.expect("it comes round");
-                        let ticket = lease.ticket.expect("it stood in line");
+                        let lease = granted.expect("the waiter is served");
+                        let ticket = lease.ticket.expect("the request waited");
                         grants.lock().unwrap().push((lease.token.fencing().get(), ticket));
-                        locks.release(&lock, &lease.token).await.expect("it is held");
+                        locks.release(&lock, &lease.token).await.expect("the lock is held");
                         true
                     }
                     Err(_) => false,
@@ -102,13 +105,15 @@ async fn grants_follow_the_queue_order_when_some_waiters_leave() {
             })
         })
         .collect();
-    eventually("they wait", async || (locks.waiting().waiters >= TASKS as usize / 2).then_some(()))
-        .await;
-    locks.release(&lock, &held.token).await.expect("it is held");
+    eventually("the waiters wait", async || {
+        (locks.waiting().waiters >= TASKS as usize / 2).then_some(())
+    })
+    .await;
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     let mut served = 0;
     for (task, outcome) in tasks.into_iter().enumerate() {
         let granted = outcome.await.expect("no panic");
-        assert!(granted || task % 2 == 1, "task {task} had patience");
+        assert!(granted || task % 2 == 1, "task {task} had enough time");
         served += usize::from(granted);
     }
     let mut grants = grants.lock().unwrap().clone();
@@ -165,22 +170,22 @@ async fn a_handoff_within_the_process_is_one_call_to_every_node() {
         let waiter = start_waiting(&locks, &lock).await;
         // All nodes refused the waiter's own attempt.
         carried(&recorder, 1).await;
-        locks.release(&lock, &held.token).await.expect("it is held");
+        locks.release(&lock, &held.token).await.expect("the lock is held");
         let (lease, granted) = waiter.await.expect("no panic");
         if granted - since < BEFORE_THE_POLL {
             undisturbed += 1;
             assert_eq!(
                 carried(&recorder, 2).await,
                 vec![vec![2]; 5],
-                "release and acquire together"
+                "release and acquire in one call"
             );
             assert_eq!(*recorder.hand_overs.lock().unwrap(), [HandoffRoute::Local]);
         }
         assert!(lease.token.fencing() > held.token.fencing());
-        locks.release(&lock, &lease.token).await.expect("it is held");
+        locks.release(&lock, &lease.token).await.expect("the lock is held");
         locks.drained().await;
     }
-    assert!(undisturbed > ROUNDS / 2, "only {undisturbed} handoffs came before a poll");
+    assert!(undisturbed > ROUNDS / 2, "only {undisturbed} handoffs happened before a poll");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -206,14 +211,14 @@ async fn waiters_dropped_at_any_moment_leave_no_lock_and_no_slot() {
                 let life = Duration::from_micros(chance.below(8_000) as u64);
                 tokio::spawn(async move {
                     if let Ok(Ok(lease)) = timeout(life, wait_for(&locks, &lock, PATIENCE)).await {
-                        locks.release(&lock, &lease.token).await.expect("it is held");
+                        locks.release(&lock, &lease.token).await.expect("the lock is held");
                     }
                 })
             })
             .collect();
         tokio::time::sleep(Duration::from_micros(chance.below(4_000) as u64)).await;
         if let Some((holder, held)) = held {
-            holder.release(&lock, &held.token).await.expect("it is held");
+            holder.release(&lock, &held.token).await.expect("the lock is held");
         }
         for task in dropped {
             task.await.expect("no panic");
@@ -222,7 +227,7 @@ async fn waiters_dropped_at_any_moment_leave_no_lock_and_no_slot() {
         nothing_is_left(&cluster, &other, &lock).await;
     }
     let lease = acquire(&locks, &lock).await;
-    locks.release(&lock, &lease.token).await.expect("it is held");
+    locks.release(&lock, &lease.token).await.expect("the lock is held");
 }
 
 #[tokio::test]
@@ -231,16 +236,16 @@ async fn a_first_waiter_with_a_tiny_wait_makes_one_whole_attempt() {
     let locks = cluster.redlock();
     let lock = name("job");
     for patience in [Duration::ZERO, Duration::from_millis(1)] {
-        let lease = wait_for(&locks, &lock, patience).await.expect("it is free");
+        let lease = wait_for(&locks, &lock, patience).await.expect("the lock is free");
         let refused = wait_for(&locks, &lock, patience).await;
         let Err(LockError::Held(by)) = &refused else { panic!("{refused:?}") };
-        assert_eq!(by.fencing, Some(lease.token.fencing()), "it has asked");
+        assert_eq!(by.fencing, Some(lease.token.fencing()), "the waiter has asked");
         let waiter = start_waiting(&locks, &lock).await;
         let refused = wait_for(&locks, &lock, patience).await;
         assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
-        locks.release(&lock, &lease.token).await.expect("it is held");
+        locks.release(&lock, &lease.token).await.expect("the lock is held");
         let (next, _) = waiter.await.expect("no panic");
-        locks.release(&lock, &next.token).await.expect("it is held");
+        locks.release(&lock, &next.token).await.expect("the lock is held");
     }
     nothing_is_left(&cluster, &locks, &lock).await;
 }
@@ -274,11 +279,13 @@ async fn waiters_beyond_a_limit_are_refused_with_that_limit() {
     }
     assert_eq!(locks.waiting(), Waiting { waiters: 3, locks: 2 });
     waiters.drain(..).for_each(|waiter| waiter.abort());
-    eventually("they are gone", async || (locks.waiting() == Waiting::default()).then_some(()))
-        .await;
+    eventually("the waiters are gone", async || {
+        (locks.waiting() == Waiting::default()).then_some(())
+    })
+    .await;
     for (lock, held) in [(&full, &held[0]), (&other, &held[1])] {
-        locks.release(lock, &held.token).await.expect("it is held");
-        assert!(wait_for(&locks, lock, Duration::ZERO).await.is_ok(), "there are places again");
+        locks.release(lock, &held.token).await.expect("the lock is held");
+        assert!(wait_for(&locks, lock, Duration::ZERO).await.is_ok(), "there are free slots again");
     }
 }
 
@@ -295,9 +302,9 @@ async fn contenders_in_three_processes_need_few_rounds_a_grant() {
         tokio::spawn(async move {
             let mut rounds = Vec::new();
             while Instant::now() < until {
-                let lease = wait_for(&locks, &lock, PATIENCE).await.expect("it comes round");
+                let lease = wait_for(&locks, &lock, PATIENCE).await.expect("the waiter is served");
                 rounds.push(lease.rounds);
-                locks.release(&lock, &lease.token).await.expect("it is held");
+                locks.release(&lock, &lease.token).await.expect("the lock is held");
             }
             rounds
         })
@@ -365,7 +372,7 @@ async fn a_waiter_with_another_owner_asks_only_when_it_is_first() {
         locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || Ok(()));
     assert!(matches!(keyed.await, Err(LockError::Held(_))));
     assert_eq!(asked.load(Ordering::Relaxed), before);
-    locks.release(&lock, &held.token).await.expect("it is held");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     first.await.expect("served");
 }
 
@@ -378,7 +385,7 @@ async fn split_votes_with_a_node_down_are_asked_for_again() {
     }
     let refused = locks.acquire(&name("job"), ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
-    assert_eq!(asked.load(Ordering::Relaxed), 4 * 5, "one try and three more");
+    assert_eq!(asked.load(Ordering::Relaxed), 4 * 5, "one attempt and three repetitions");
     locks.drained().await;
-    assert_eq!(nodes[2].run(&lock.inspect()), Vote::Missing, "what it was granted is given back");
+    assert_eq!(nodes[2].run(&lock.inspect()), Vote::Missing, "the late grant is released");
 }

@@ -128,13 +128,13 @@ async fn a_queue_without_quorum_backs_off_and_resumes_soon() {
     assert!((8..=22).contains(&rounds), "{rounds} rounds in 20 s");
     silent.store(false, Ordering::Relaxed);
     let since = Instant::now();
-    locks.release(&lock, &held.token).await.expect("it is held");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     let served = waiters.into_iter().map(|waiter| {
         let locks = locks.clone();
         let lock = lock.clone();
         tokio::spawn(async move {
             let lease = waiter.await.expect("no panic").expect("there is a quorum");
-            locks.release(&lock, &lease.token).await.expect("it is held");
+            locks.release(&lock, &lease.token).await.expect("the lock is held");
         })
     });
     for one in served.collect::<Vec<_>>() {
@@ -187,29 +187,29 @@ async fn a_tiny_ttl_at_the_head_of_a_queue_blocks_nobody_behind() {
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
     // Rounds get a tenth of the TTL: 1 and 2 ms.
-    let short_ttls = [start_waiting(&locks, &lock, 10).await, start_waiting(&locks, &lock, 20).await];
+    let short_ttls =
+        [start_waiting(&locks, &lock, 10).await, start_waiting(&locks, &lock, 20).await];
     let first = start_waiting(&locks, &lock, LONG_MS).await;
     let second = start_waiting(&locks, &lock, LONG_MS).await;
-    locks.release(&lock, &held.token).await.expect("it is held");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     let granted = |waiter: JoinHandle<Result<Lease, LockError>>| async {
-        let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds it");
+        let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds the lock");
         lease.expect("no panic").expect("granted")
     };
     let lease = granted(first).await;
-    locks.release(&lock, &lease.token).await.expect("it is held");
+    locks.release(&lock, &lease.token).await.expect("the lock is held");
     let next = granted(second).await;
     assert!(next.ticket > lease.ticket, "{next:?} after {lease:?}");
-    locks.release(&lock, &next.token).await.expect("it is held");
+    locks.release(&lock, &next.token).await.expect("the lock is held");
     assert!(
         short_ttls.iter().all(|waiter| !waiter.is_finished()),
-        "they wait on, and were granted nothing"
+        "the waiters with short TTLs wait without a grant"
     );
     short_ttls.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test]
-async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum()
- {
+async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum() {
     let micros = Arc::new(AtomicU64::new(6_000));
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
     let tiny = ttl(10);
@@ -217,7 +217,10 @@ async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum()
         let locks = locks.clone();
         async move { locks.acquire(&name(lock), ttl, AcquireOptions::default()).await }
     };
-    assert!(matches!(ask("job", tiny).await, Err(LockError::NoQuorum(_))), "nothing is known yet");
+    assert!(
+        matches!(ask("job", tiny).await, Err(LockError::NoQuorum(_))),
+        "no round times are known yet"
+    );
     for n in 0..40 {
         acquire(&locks, &name(&format!("other-{n}"))).await;
     }
@@ -232,7 +235,7 @@ async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum()
     // On a busy machine the stated minimum may be slightly too short, and rounds may need time to
     // become faster.
     let least = Mutex::new(least);
-    let lease = eventually("what was said would do", async || {
+    let lease = eventually("the stated minimum is accepted", async || {
         let ttl = *least.lock().unwrap();
         match ask("job", ttl).await {
             Err(LockError::TtlTooShort { least: longer, .. }) => *least.lock().unwrap() = longer,
@@ -254,6 +257,8 @@ async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum()
     })
     .await
     .expect("rounds are fast again");
-    eventually("it is free again", async || ask("job", ttl(LONG_MS)).await.is_ok().then_some(()))
-        .await;
+    eventually("the lock is free again", async || {
+        ask("job", ttl(LONG_MS)).await.is_ok().then_some(())
+    })
+    .await;
 }

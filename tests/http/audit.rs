@@ -55,7 +55,7 @@ async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     force(&chief, "deploy/app", "force=true").await.problem(404, "lock_not_found");
 
     // Waits for the last record.
-    let lines = eventually("all is on the record", async || {
+    let lines = eventually("all records are written", async || {
         let lines = audit_lines(&log);
         let is_last = |line: &Value| line["what"] == "force" && line["outcome"] == "lock_not_found";
         lines.iter().any(is_last).then_some(lines)
@@ -105,7 +105,7 @@ async fn a_rotated_log_is_opened_again() {
     std::fs::remove_file(moved).unwrap();
 }
 
-/// An audit file on a full disk, until [`replace_disk`] is called.
+/// An audit file on a full disk, until [`Self::replace_disk`].
 struct FullDisk(Scratch);
 
 impl FullDisk {
@@ -136,14 +136,14 @@ async fn a_full_disk_delays_audit_records_and_no_locks() {
         let lease = gateway.acquire(&format!("job-{n}")).await;
         assert_eq!(gateway.delete(&format!("job-{n}"), &lease.token).await.status, 204);
     }
-    eventually("it is counted and said", async || {
+    eventually("the failure is counted and logged", async || {
         (failures(&gateway).await >= 1.0
             && gateway.stdout().contains("a line could not be written"))
         .then_some(())
     })
     .await;
     disk.replace_disk(&gateway);
-    let lines = eventually("all is on the record", async || {
+    let lines = eventually("all records are written", async || {
         let lines = std::path::Path::new(disk.0.path()).exists().then(|| audit_lines(&disk.0));
         lines.filter(|lines| lines.len() == 100)
     })
@@ -151,7 +151,7 @@ async fn a_full_disk_delays_audit_records_and_no_locks() {
     let locks: Vec<_> =
         lines.iter().map(|line| line["lock"].as_str().unwrap().to_owned()).collect();
     let expected: Vec<_> = (0..50).flat_map(|n| [format!("job-{n}"), format!("job-{n}")]).collect();
-    assert_eq!(locks, expected, "in order, and each once");
+    assert_eq!(locks, expected, "the records are in order, each once");
     // The shutdown waits for records in flight.
     for n in 0..50 {
         gateway.acquire(&format!("late-{n}")).await;
@@ -178,10 +178,14 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
     gateway.post("third", json!({})).await.problem(503, "audit_unavailable");
     gateway.patch("job", &lease.token, 60_000).await.problem(503, "audit_unavailable");
     gateway.delete("job", &lease.token).await.problem(503, "audit_unavailable");
-    assert_eq!(gateway.inspect("third").await["state"], "free", "what changes nothing is served");
+    assert_eq!(
+        gateway.inspect("third").await["state"],
+        "free",
+        "a request without changes is served"
+    );
     assert_eq!(gateway.readyz().await.status, 200);
     disk.replace_disk(&gateway);
-    let next = eventually("it can be recorded again", async || {
+    let next = eventually("records can be written again", async || {
         Some(gateway.post("third", json!({})).await).filter(|answer| answer.status == 201)
     })
     .await;
@@ -234,7 +238,7 @@ async fn without_an_audit_file_records_go_to_the_log_at_any_level() {
         .header("authorization", "Bearer rlk.known.x")
         .send()
         .await;
-    eventually("both are recorded", async || {
+    eventually("both changes are recorded", async || {
         let lines = audit_in_log(&gateway);
         let who: Vec<_> = lines.iter().map(|line| &line["who"]).collect();
         (who == [&json!("known"), &json!("known (not proven)")]).then_some(())

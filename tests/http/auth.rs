@@ -14,8 +14,10 @@ use crate::support::resp::Resp;
 
 /// Waits until a majority of the gateway's nodes may vote.
 pub(super) async fn is_ready(gateway: &Gateway) {
-    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(()))
-        .await;
+    eventually("the gateway is ready", async || {
+        (gateway.get("/readyz").await.status == 200).then_some(())
+    })
+    .await;
 }
 
 /// Status and problem code; the code is empty on success.
@@ -178,14 +180,14 @@ impl Endpoint {
             assert_eq!(
                 right.get(gateway, &lock_path(LOCK)).await.json()["state"],
                 "free",
-                "nobody got it"
+                "nobody got the lock"
             );
         } else if self.path.starts_with(&lock_path(LOCK)) {
             let look = right.get(gateway, &lock_path(LOCK)).await.json();
             assert_eq!(
                 (&look["state"], &look["key"]),
                 (&json!("held"), &json!("right")),
-                "the lock still stands"
+                "the lock is still held"
             );
         }
         for shown in [
@@ -236,7 +238,7 @@ async fn a_stolen_token_is_useless_with_another_key() {
     // Nodes store another token than the client shows.
     let all_store =
         || servers.iter().map(|server| server.cmd(&["GET", "lock:job"]).text()).collect::<Vec<_>>();
-    eventually("all nodes have it", async || {
+    eventually("all nodes have the lock", async || {
         all_store().iter().all(|text| !text.is_empty()).then_some(())
     })
     .await;
@@ -261,7 +263,8 @@ async fn a_stolen_token_is_useless_with_another_key() {
     assert_eq!(chief.patch(&other_gateway, "job", &lease.token).await.status, 200);
     let released = chief.delete(&gateway, "job", &lease.token).await;
     assert_eq!(released.status, 204);
-    let recorded = eventually("it is on the record", async || audit_in_log(&gateway).pop()).await;
+    let recorded =
+        eventually("the change is recorded", async || audit_in_log(&gateway).pop()).await;
     assert_eq!(
         (&recorded["who"], &recorded["what"]),
         (&json!("chief"), &json!("release")),
@@ -287,7 +290,7 @@ async fn a_refused_release_does_not_change_anothers_lock() {
         servers.iter().map(|server| server.cmd(&["GET", &key])).collect::<Vec<_>>()
     };
     // The flag of an extended lock allows its repair on a master that loses the lock.
-    let marked = eventually("all nodes have marked it", async || {
+    let marked = eventually("all nodes have set the extended flag", async || {
         let fences = fences("job");
         fences
             .iter()
@@ -298,9 +301,11 @@ async fn a_refused_release_does_not_change_anothers_lock() {
     let soon = std::time::SystemTime::now() + std::time::Duration::from_millis(900);
     let soon = soon.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
     let invented = "1".repeat(40);
-    for token in
-        [lease.token.clone(), format!("1.{}.{invented}", lease.fencing), format!("1.{soon}.{invented}")]
-    {
+    for token in [
+        lease.token.clone(),
+        format!("1.{}.{invented}", lease.fencing),
+        format!("1.{soon}.{invented}"),
+    ] {
         thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
         assert_eq!(fences("job"), marked, "{token}");
     }
@@ -416,9 +421,10 @@ async fn without_keys_force_and_addresses_are_local_only() {
     denied.problem(403, "forbidden");
     assert!(
         !denied.headers.contains_key("www-authenticate"),
-        "there is nothing to bring: {denied:?}"
+        "no credentials can help: {denied:?}"
     );
-    let recorded = eventually("it is on the record", async || audit_in_log(&gateway).pop()).await;
+    let recorded =
+        eventually("the change is recorded", async || audit_in_log(&gateway).pop()).await;
     assert_eq!(
         (&recorded["who"], &recorded["what"]),
         (&json!("anonymous"), &json!("force")),

@@ -67,12 +67,12 @@ async fn pages_declare_their_sources_and_forbid_framing() {
     let script = gateway.get("/docs/swagger-ui-standalone-preset.js").await.text();
     assert!(
         script.contains(&format!("createElement(\"style\",null,\"{logo}\")")),
-        "its digest is another one"
+        "the digest of the inline style differs"
     );
     assert_eq!(
         script.matches("createElement(\"style\",").count(),
         1,
-        "there are more inline styles: name them"
+        "there are more inline styles: add their digests"
     );
 
     for answer in [
@@ -83,7 +83,11 @@ async fn pages_declare_their_sources_and_forbid_framing() {
         for name in
             ["content-security-policy", "x-frame-options", "access-control-allow-origin", "vary"]
         {
-            assert_eq!(answer.header(name), "", "nobody reads it: {answer:?}");
+            assert_eq!(
+                answer.header(name),
+                "",
+                "no page of this origin may read the answer: {answer:?}"
+            );
         }
     }
 }
@@ -147,7 +151,7 @@ async fn only_pages_of_named_origins_may_call() {
             assert_eq!(allowed_origin(&called), "", "{origin}");
             assert!(
                 words(&called.headers, "vary").contains(&"origin".to_owned()),
-                "a cache must tell them apart"
+                "a cache must distinguish origins"
             );
         }
     }

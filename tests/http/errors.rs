@@ -123,12 +123,12 @@ async fn bad_ttls_are_quoted_with_the_allowed_range() {
     assert_eq!(
         (whole.status, &whole.json()["ttl_ms"]),
         (201, &json!(60_000)),
-        "an integer, as JSON Schema has it"
+        "an integer in the sense of JSON Schema"
     );
     let shortest = gateway.post("shortest", json!({ "ttl_ms": 10 })).await;
     assert_ne!(
         shortest.status, 400,
-        "nothing is left of it on a busy machine, but it is allowed: {shortest:?}"
+        "the shortest TTL is valid, though a busy machine may leave nothing of it: {shortest:?}"
     );
 }
 
@@ -324,7 +324,11 @@ async fn a_lock_token_must_be_present_once_and_valid() {
             "{problem:#}"
         );
     }
-    assert_eq!(gateway.delete("job", &lease.token).await.status, 204, "none of them did anything");
+    assert_eq!(
+        gateway.delete("job", &lease.token).await.status,
+        204,
+        "no refused request changed anything"
+    );
 }
 
 #[tokio::test]
@@ -540,6 +544,6 @@ async fn the_callers_request_id_is_used_when_it_is_valid() {
             .iter()
             .map(|answer| answer.header("x-request-id").to_owned())
             .collect();
-    assert_eq!(ids.len(), 3, "every answer has an id of its own: {ids:?}");
+    assert_eq!(ids.len(), 3, "every answer has a different id: {ids:?}");
     assert!(!ids.contains(""));
 }

@@ -97,6 +97,6 @@ async fn tokens_grow_for_64_clients_of_two_skewed_gateways() {
     }
     assert!(grants.windows(2).any(|pair| pair[0].1 != pair[1].1), "the gateways never took turns");
     for pair in grants.windows(2) {
-        assert!(pair[0].0 < pair[1].0, "{pair:?} in this order");
+        assert!(pair[0].0 < pair[1].0, "tokens out of order: {pair:?}");
     }
 }

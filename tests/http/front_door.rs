@@ -171,8 +171,7 @@ impl Drop for Nginx {
 }
 
 #[tokio::test]
-async fn slashes_and_documentation_work_behind_nginx()
-{
+async fn slashes_and_documentation_work_behind_nginx() {
     let gateway = Launch::embedded().start().await;
     let nginx = Nginx::start(&gateway).await;
     let call = async |method: Method, path: &str, token: &str| -> Answer {

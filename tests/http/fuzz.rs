@@ -107,7 +107,7 @@ async fn ten_thousand_hostile_requests_get_valid_answers() {
     println!("{:#?}\nunanswered: {}", seen.answers, seen.unanswered);
     assert!(
         seen.wrong.is_empty(),
-        "{} of them: {}",
+        "{} violations: {}",
         seen.wrong.len(),
         seen.wrong[..seen.wrong.len().min(9)].join("\n\n")
     );
@@ -245,7 +245,7 @@ fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
     ];
     let status = answer.status;
     if let Some(strange) = answer.headers.keys().find(|name| !HEADERS.contains(&name.as_str())) {
-        return Err(format!("the header {strange} is none of the gateway's"));
+        return Err(format!("the gateway does not use the header {strange}"));
     }
     let is_forged = request.bytes.windows(16).any(|sixteen| sixteen == FAR_AHEAD.as_bytes());
     let ahead = request.method() == b"DELETE" && is_forged && is_clock_alone(answer);
@@ -345,14 +345,16 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
     let keyspace = server.cmd(&["INFO", "keyspace"]).text();
     assert_eq!(keyspace.matches("db").count(), 1, "another database is used: {keyspace}");
     let commands = server.cmd(&["INFO", "commandstats"]).text();
-    let commands: Vec<&str> =
-        commands.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next()).collect();
+    let commands: Vec<&str> = commands
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next())
+        .collect();
     // The script's name, or the module's.
     let votes = ["evalsha", "redlock.call"];
     assert!(votes.iter().any(|call| commands.contains(call)), "{commands:?}");
     let strange: Vec<_> =
         commands.iter().filter(|call| !COMMANDS.contains(call) && !votes.contains(call)).collect();
-    assert!(strange.is_empty(), "{server:?} was told {strange:?}");
+    assert!(strange.is_empty(), "{server:?} received {strange:?}");
 }
 
 fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {

@@ -43,8 +43,10 @@ async fn release_by_key_frees_a_lock_with_an_unread_answer() {
     let mut client = one.raw().await;
     client.announce("POST", "job", &format!("idempotency-key: {KEY}\r\n"), 2).await;
     client.write("{}").await;
-    eventually("it is granted", async || (two.inspect("job").await["state"] == "held").then_some(()))
-        .await;
+    eventually("the lock is granted", async || {
+        (two.inspect("job").await["state"] == "held").then_some(())
+    })
+    .await;
     drop(client);
 
     let released = release(&two, "job", KEY).await;
@@ -78,7 +80,7 @@ async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
         }
         // A request that the gateway reads after the release cancels itself.
         let is_free = async || (gateway.inspect(&name).await["state"] == "free").then_some(());
-        eventually("it is free long before its TTL", is_free).await;
+        eventually("the lock is free long before its TTL", is_free).await;
     }
     assert!(released > 0, "none of them was granted before it was released");
 }
@@ -106,7 +108,11 @@ async fn a_principal_releases_nothing_by_the_key_of_another() {
         .send()
         .await
         .problem(401, "unauthenticated");
-    assert_eq!(holder.patch(&gateway, "job", &lease.token).await.status, 200, "it is held on");
+    assert_eq!(
+        holder.patch(&gateway, "job", &lease.token).await.status,
+        200,
+        "the other holder keeps its lock"
+    );
 
     assert_eq!(call(&holder, Method::DELETE).send().await.status, 204);
     holder.patch(&gateway, "job", &lease.token).await.problem(404, "lock_not_found");
@@ -124,7 +130,11 @@ async fn a_lock_token_wins_over_the_key_beside_it() {
     both(&other.token, KEY).await.problem(409, "not_holder");
     both("nonsense", KEY).await.problem(400, "invalid_token");
     assert_eq!(gateway.inspect("job").await["fencing_token"], lease.fencing);
-    assert_eq!(both(&lease.token, "short").await.status, 204, "what nobody asks is not judged");
+    assert_eq!(
+        both(&lease.token, "short").await.status,
+        204,
+        "nodes that are not asked do not count"
+    );
     release(&gateway, "job", "short").await.problem(400, "invalid_parameter");
     gateway.call(Method::DELETE, lock_path("job")).send().await.problem(400, "missing_token");
 }
@@ -138,7 +148,7 @@ async fn release_by_key_is_unknown_without_a_majority() {
     release(&gateway, "job", KEY).await.problem(503, "outcome_unknown");
     servers[1..].iter().for_each(RedisServer::cont);
     // A repetition releases the lock, or a pending release of the first request does.
-    eventually("it is released", async || {
+    eventually("the lock is released", async || {
         let again = release(&gateway, "job", KEY).await;
         assert!([204, 404, 503].contains(&again.status), "{again:?}");
         (again.status != 503).then_some(())

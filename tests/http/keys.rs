@@ -82,7 +82,7 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
         let old_is_known = knows(&old).await;
         let new_is_known = knows(&new).await;
         if !new_is_known {
-            assert!(old_is_known, "one of them always is");
+            assert!(old_is_known, "one of the two keys is always valid");
         }
         new_is_known.then_some(())
     })
@@ -129,13 +129,13 @@ async fn a_key_that_ends_while_its_request_waits_gets_no_lock() {
         tokio::spawn(waiter.call(&gateway, Method::POST, "/locks/job").json(&body).send());
     waiting_is(&gateway, 1, 1).await;
     std::fs::write(file.path(), &holder.entry).unwrap();
-    eventually("its key is gone", async || {
+    eventually("the key is gone", async || {
         (waiter.get(&gateway, "/locks/job").await.status == 401).then_some(())
     })
     .await;
     assert_eq!(holder.delete(&gateway, "job", &lease.token).await.status, 204);
     waiting.await.unwrap().problem(401, "unauthenticated");
-    eventually("what it was granted is released", async || {
+    eventually("the waiter's grant is released", async || {
         (holder.get(&gateway, "/locks/job").await.json()["state"] == "free").then_some(())
     })
     .await;
@@ -161,9 +161,9 @@ async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
     let token = Lease::from(&granted).token;
     short.patch(&gateway, "job", &token).await.problem(400, "invalid_ttl");
     let held = brief.call(&gateway, Method::POST, "/locks/brief").send().await;
-    assert_eq!(held.json()["ttl_ms"], 3_000, "nobody gets for once what may not be held");
+    assert_eq!(held.json()["ttl_ms"], 3_000, "a TTL beyond max_hold is refused at once");
     let token = Lease::from(&held).token;
-    eventually("it has been held for too long", async || {
+    eventually("the lock has reached max_hold", async || {
         let call = brief.call(&gateway, Method::PATCH, "/locks/brief").header("lock-token", &token);
         let answer = call.json(&json!({ "ttl_ms": 3_000 })).send().await;
         (answer.status == 409).then(|| answer.problem(409, "max_hold_reached"))
@@ -182,7 +182,11 @@ async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
     let problem = refused.problem(429, "rate_limited");
     assert!((1..=1000).contains(&problem["retry_after_ms"].as_u64().unwrap()), "{problem}");
     assert_eq!(refused.header("retry-after"), "1");
-    assert_eq!(short.get(&gateway, "/locks/other").await.status, 200, "it is another key's rate");
+    assert_eq!(
+        short.get(&gateway, "/locks/other").await.status,
+        200,
+        "another key's rate is not used up"
+    );
 }
 
 #[tokio::test]
@@ -220,7 +224,7 @@ async fn a_key_file_open_to_others_causes_a_warning() {
     assert_eq!(warnings(), 0);
     set(0o644);
     gateway.signal(Signal::HUP);
-    eventually("it is said", async || (warnings() == 1).then_some(())).await;
+    eventually("the log has the line", async || (warnings() == 1).then_some(())).await;
     let other = with_keys(&file).start().await;
     assert!(other.stdout().contains("its mode is 0644"), "at the start too");
 

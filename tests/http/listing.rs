@@ -36,7 +36,10 @@ async fn held_locks_are_listed_page_by_page() {
         assert_eq!(answer.status, 200, "{answer:?}");
         let page = answer.json();
         pages += 1;
-        assert!(page["locks"].as_array().unwrap().len() <= 10, "a limit is a limit: {page:#}");
+        assert!(
+            page["locks"].as_array().unwrap().len() <= 10,
+            "the page has more locks than its limit: {page:#}"
+        );
         for lock in page["locks"].as_array().unwrap() {
             assert_eq!(
                 (&lock["state"], &lock["owner"]),
@@ -181,8 +184,10 @@ async fn eight_listings_of_a_full_master_delay_no_lock() {
         Launch::over(&servers).flag("--auth-keys", keys.path()).flag("--public", "metrics");
     let launch = launch.flag("--node-timeout", "100ms").env("RUST_LOG", "info");
     let gateway = Arc::new(launch.start().await);
-    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(()))
-        .await;
+    eventually("the gateway is ready", async || {
+        (gateway.get("/readyz").await.status == 200).then_some(())
+    })
+    .await;
     fill(&servers);
     let votes = async || -> u64 {
         Samples::of(&gateway)
@@ -205,7 +210,8 @@ async fn eight_listings_of_a_full_master_delay_no_lock() {
         let refused = Arc::clone(&refused);
         lines.push(tokio::spawn(lists_on(lister, gateway.clone(), enough.clone(), pages, refused)));
     }
-    eventually("they list", async || (pages.load(Ordering::Relaxed) > 0).then_some(())).await;
+    eventually("the listings run", async || (pages.load(Ordering::Relaxed) > 0).then_some(()))
+        .await;
     let began = votes().await;
     let (attacked, attacked_p99) = locked(&victim, &gateway).await;
     let attacked_votes = votes().await - began;
@@ -243,7 +249,7 @@ async fn a_second_listing_of_one_client_is_429_with_retry_after() {
     );
     assert_eq!(refused.header("retry-after"), "1");
     assert_ne!(other.status, 429, "one of the two is served: {other:?}");
-    eventually("its place is free again", async || {
+    eventually("the slot is free again", async || {
         (gateway.get("/locks").await.status == 200).then_some(())
     })
     .await;

@@ -22,7 +22,7 @@ fn durable_masters(count: usize) -> Vec<RedisServer> {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 /// Exactly the form `2025-11-21T11:39:54.822Z`.
@@ -64,7 +64,7 @@ fn assert_lease(body: &Value, name: &str, ttl_ms: u64, owner: Option<&str>, node
     assert!(secret.len() == 40 && secret.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
     assert!(
         (1_700_000_000_000_000..1 << 53).contains(&fencing),
-        "{fencing} is no time in microseconds below 2^53"
+        "{fencing} is not a time in microseconds below 2^53"
     );
     // 1 % and 2 ms for drift; the rest is for a busy machine.
     let validity = number(&body["validity_ms"]);
@@ -308,7 +308,11 @@ async fn a_lock_is_not_extended_beyond_max_hold() {
     .await;
     let problem = refused.problem(409, "max_hold_reached");
     assert!(problem["detail"].as_str().unwrap().contains("may be for 1s"), "{problem:#}");
-    assert_eq!(gateway.delete("job", &lease.token).await.status, 204, "it can still be released");
+    assert_eq!(
+        gateway.delete("job", &lease.token).await.status,
+        204,
+        "the lock can still be released"
+    );
 }
 
 #[tokio::test]
@@ -415,7 +419,7 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
             ),
         }
     }
-    eventually("what was set has been released", async || {
+    eventually("the orphaned lock has been released", async || {
         stored_on(&servers, "job", alive).is_empty().then_some(())
     })
     .await;
@@ -426,11 +430,7 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
     let unready = gateway.readyz().await;
     assert_eq!((unready.status, &unready.json()["status"]), (503, &json!("no_quorum")));
     assert_eq!(gateway.get("/healthz").await.status, 503);
-    assert_eq!(
-        gateway.get("/livez").await.status,
-        200,
-        "a failure of Redis is no reason to restart gateways"
-    );
+    assert_eq!(gateway.get("/livez").await.status, 200, "/livez does not depend on Redis");
     let connecting = unready.json()["nodes"]
         .as_array()
         .unwrap()
@@ -469,7 +469,7 @@ async fn a_hung_master_delays_nobody_and_keeps_no_orphaned_lock() {
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     assert!(
         since.elapsed() < WELL_BELOW_A_TIMEOUT,
-        "the node's time-out was waited for: {:?}",
+        "the answer waited for the node timeout: {:?}",
         since.elapsed()
     );
     servers[2].cont();
@@ -483,7 +483,7 @@ async fn a_release_reaches_a_hung_master_after_its_connection_ended() {
     servers[4].stop();
     let lease = gateway.acquire("job").await;
     // The acquire lies in the socket of the connection that is closed here, and may still run.
-    eventually("the connection is given up", async || {
+    eventually("the connection is closed", async || {
         let health = gateway.readyz().await.json();
         (health["nodes"][4]["state"] == "connecting").then_some(())
     })

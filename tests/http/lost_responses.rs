@@ -28,8 +28,7 @@ const CLIENTS: usize = 24;
 const LOCKS: usize = 36;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_retry_after_a_lost_answer_gets_the_same_grant()
- {
+async fn a_retry_after_a_lost_answer_gets_the_same_grant() {
     let seed = seed("SWALLOWED_SEED");
     let servers = masters(5);
     let mut gateways = Vec::new();
@@ -50,13 +49,13 @@ async fn a_retry_after_a_lost_answer_gets_the_same_grant()
     let plain = history.plain_denials();
     println!("{ORDERS} orders in {took:.1?} with {faults} faults: {:#?}", history.counts);
     println!(
-        "of {} denials {plain} while another client knew that it held the lock",
+        "{plain} of {} denials while another client knowingly held the lock",
         history.denials.len()
     );
     let wrong = history.judged();
     assert!(
         wrong.is_empty(),
-        "{} things are wrong: {}",
+        "{} violations: {}",
         wrong.len(),
         wrong[..wrong.len().min(9)].join("\n\n")
     );
@@ -91,9 +90,9 @@ fn assert_something_was_met(history: &History, faults: usize) {
     for (what, least) in [
         ("read and lost", ORDERS / 3),
         ("closed without reading", ORDERS / 3),
-        ("told again: the same grant", ORDERS / 3),
-        ("told first: the grant of one that was lost", 10),
-        ("told first: a grant of its own after one that was lost", 10),
+        ("repeated: the same grant", ORDERS / 3),
+        ("first answer: the grant of a lost request", 10),
+        ("first answer: a new grant after a lost request", 10),
         ("POST: 409 lock_held", 10),
         ("POST: 503 quorum_unavailable", 1),
     ] {
@@ -179,7 +178,7 @@ async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answe
             (Lease::from(&answer), answer.header("idempotency-replayed")),
             (lease.clone(), "true")
         );
-        assert!(sent < first.at + HOLD, "told again {:?} after its grant", sent - first.at);
+        assert!(sent < first.at + HOLD, "repeated {:?} after the grant", sent - first.at);
         None
     })
     .await;
@@ -210,7 +209,7 @@ async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) 
             return Some(answer);
         }
         answer.problem(409, "max_hold_reached");
-        assert!(!released, "it was released");
+        assert!(!released, "the lock was released");
         None
     })
     .await;

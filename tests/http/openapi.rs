@@ -72,7 +72,7 @@ async fn the_committed_documents_are_those_printed_and_served() {
         assert_eq!((printed.code, printed.stderr.as_str()), (Some(0), ""));
         assert!(
             printed.stdout == committed,
-            "{file} is out of date; make it anew: {} openapi --version {version} > {file}",
+            "{file} is out of date; run: {} openapi --version {version} > {file}",
             binary().display()
         );
         let served = gateway.get(path).await;
@@ -131,7 +131,7 @@ fn every_operation_has_a_name_of_its_own() {
                 .unwrap_or_else(|| panic!("{name} has no operationId"));
             assert!(
                 id.chars().all(|c| c.is_ascii_alphanumeric()),
-                "{id} does not read well in code"
+                "{id} is not a good method name"
             );
             id.to_owned()
         })
@@ -193,7 +193,7 @@ fn every_operation_lists_its_statuses_and_types() {
             "get /readyz" | "get /healthz" => vec!["200", "503"],
             "get /livez" => vec!["200", "421", "500"],
             "get /metrics" => vec!["200", "401", "403", "421", "429", "500"],
-            _ => panic!("{name} is new: say here what it answers"),
+            _ => panic!("{name} is new: list its statuses here"),
         }
     };
     let document = document();
@@ -209,7 +209,7 @@ fn every_operation_lists_its_statuses_and_types() {
                 .flat_map(|(_, response)| response["content"].as_object().into_iter().flatten())
                 .map(|(media_type, content)| format!("{media_type} {}", content["schema"]))
                 .collect();
-            assert!(types.len() <= 1, "{name} has more than one type for one outcome: {types:?}");
+            assert!(types.len() <= 1, "{name} has several types for one result: {types:?}");
         }
     }
 }
@@ -226,7 +226,7 @@ fn every_error_shows_an_example_of_each_of_its_codes() {
                     continue;
                 };
                 let examples = content["examples"].as_object().unwrap();
-                assert!(!examples.is_empty(), "{name} {status} has none");
+                assert!(!examples.is_empty(), "{name} {status} has no example");
                 for (code, example) in examples {
                     check(&document, schema, &example["value"], &format!("{name} {status} {code}"));
                     assert_eq!(example["value"]["code"], **code);
@@ -280,7 +280,7 @@ async fn the_documentation_page_loads_nothing_from_elsewhere() {
     let html = page.text();
     assert!(
         !html.contains("http://") && !html.contains("https://"),
-        "the page leads elsewhere:\n{html}"
+        "the page loads from elsewhere:\n{html}"
     );
 
     let assets: Vec<&str> = ["href=\"", "src=\""]
@@ -291,7 +291,10 @@ async fn the_documentation_page_loads_nothing_from_elsewhere() {
         .collect();
     assert!(assets.len() >= 4, "{assets:?}");
     for asset in assets {
-        assert!(!asset.starts_with("//") && !asset.contains(':'), "{asset} is somebody else's");
+        assert!(
+            !asset.starts_with("//") && !asset.contains(':'),
+            "{asset} is not served by the gateway"
+        );
         let path = if asset.starts_with('/') {
             asset.to_owned()
         } else {

@@ -57,7 +57,7 @@ async fn beyond_its_share_a_client_gets_503_for_acquires_only() {
     posted[1..].iter().for_each(|answer| drop(answer.problem(503, "quorum_unavailable")));
     extended.problem(503, "outcome_unknown");
     server.cont();
-    eventually("there is a place again", async || {
+    eventually("there is a free slot again", async || {
         (gateway.post("third", json!({})).await.status == 201).then_some(())
     })
     .await;

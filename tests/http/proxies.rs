@@ -82,8 +82,8 @@ async fn log_and_audit_show_the_address_of_the_client() {
     };
     let lines =
         [("done", "203.0.113.1:4711"), ("unauthenticated", ONE), ("unauthenticated", OTHER)];
-    eventually("all are on the record", async || {
-        let text = std::fs::read_to_string(log.path()).expect("it is there");
+    eventually("all changes are recorded", async || {
+        let text = std::fs::read_to_string(log.path()).expect("the address is listed");
         lines.iter().all(|(outcome, address)| audited(&text, outcome, address)).then_some(())
     })
     .await;

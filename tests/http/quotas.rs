@@ -205,7 +205,7 @@ async fn full_masters_limit_holders_and_refusals_say_why() {
         }
     };
     all("1");
-    eventually("who holds much is refused", async || {
+    eventually("a client with many locks is refused", async || {
         (post(&gateway, &holder, "more", json!({})).await.status == 429).then_some(())
     })
     .await;

@@ -32,8 +32,10 @@ async fn thousands_of_refusals_do_not_fill_the_log() {
         stream.write_all(&request.repeat(100)).await.expect("the gateway reads");
         let mut answers = Vec::new();
         while answers.windows(13).filter(|text| text == b"HTTP/1.1 401 ").count() < 100 {
-            let got = timeout(PATIENCE, stream.read_buf(&mut answers)).await.expect("it answers");
-            assert_ne!(got.expect("it stays open"), 0);
+            let got = timeout(PATIENCE, stream.read_buf(&mut answers))
+                .await
+                .expect("the gateway answers");
+            assert_ne!(got.expect("the connection stays open"), 0);
         }
     }
     // A stranger's refusals do not hide those of a key.

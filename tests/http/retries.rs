@@ -103,7 +103,7 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     client.announce("POST", "job", "", body.len()).await;
     client.write(body).await;
     let reachable = |at| at < 2;
-    eventually("the acquire is under way", async || {
+    eventually("the acquire is in flight", async || {
         (stored_on(&servers, "job", reachable).len() == 2).then_some(())
     })
     .await;
@@ -158,5 +158,5 @@ async fn clients_leaving_at_any_moment_hold_nothing_beyond_the_ttl() {
                 .get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)])
         })
         .sum();
-    assert!(acquires > 100.0, "only {acquires} requests came so far as to be tried");
+    assert!(acquires > 100.0, "only {acquires} requests reached an attempt");
 }

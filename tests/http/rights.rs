@@ -51,7 +51,7 @@ async fn without_the_metrics_permission_node_addresses_are_hidden() {
             assert_eq!(shows_ports(&answer), name == "watcher", "{answer:?}");
             let has_details = nodes(&answer).iter().any(|node| node.get("detail").is_some());
             assert!(name == "watcher" || !has_details, "{answer:?}");
-            assert_eq!(nodes(&answer).len(), 3, "that there are three is no secret");
+            assert_eq!(nodes(&answer).len(), 3, "the number of nodes is not secret");
         }
     }
 }
@@ -177,7 +177,7 @@ async fn a_secret_pasted_into_a_path_appears_nowhere() {
     })
     .await;
     known.get(&gateway, "/locks/job").await;
-    let recorded = eventually("it is on the record", async || {
+    let recorded = eventually("the change is recorded", async || {
         let text = std::fs::read_to_string(record.path()).unwrap();
         text.contains("unauthenticated").then_some(text)
     })
@@ -236,6 +236,6 @@ async fn a_key_revoked_during_its_request_body_does_nothing() {
         raw.answer().await.problem(401, "unauthenticated");
     }
     let look = stays.get(&gateway, "/locks/job").await.json();
-    assert!(look["expires_in_ms"].as_u64().unwrap() <= 30_000, "it was not extended: {look}");
+    assert!(look["expires_in_ms"].as_u64().unwrap() <= 30_000, "the lock was not extended: {look}");
     assert_eq!(stays.get(&gateway, "/locks/other").await.json()["state"], "free");
 }

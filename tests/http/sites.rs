@@ -59,7 +59,7 @@ async fn without_keys_a_page_of_another_site_changes_no_lock() {
             assert_eq!(
                 send(&gateway, Method::GET, path, headers).await.status,
                 200,
-                "{path} is for people and probes"
+                "{path} is for browsers and probes"
             );
         }
     }
@@ -235,7 +235,11 @@ async fn off_loopback_any_host_counts_until_some_are_named() {
         (get(&named, "locks.example.com").await, get(&named, "evil.example").await),
         (200, 421)
     );
-    assert_eq!(get(&named, "10.0.0.1:8080").await, 200, "probes know nothing but the address");
+    assert_eq!(
+        get(&named, "10.0.0.1:8080").await,
+        200,
+        "probes send only the address as their host"
+    );
 }
 
 #[tokio::test]

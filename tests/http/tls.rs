@@ -239,9 +239,12 @@ async fn a_certificate_is_replaced_without_losing_a_request() {
         assert_eq!(
             first.get("/locks/job").await,
             Ok(200),
-            "a connection goes on with what it began with"
+            "an open connection keeps its certificate"
         );
-        eventually("it is said", async || (logged(&gateway, TAKEN).len() == n).then_some(())).await;
+        eventually("the log has the line", async || {
+            (logged(&gateway, TAKEN).len() == n).then_some(())
+        })
+        .await;
     }
     stop.store(true, Ordering::Relaxed);
     for asked in load {
@@ -280,23 +283,27 @@ async fn an_unusable_certificate_is_skipped_for_the_next_good_one() {
     .enumerate()
     {
         replace(&live.cert, content);
-        let entry =
-            eventually("it is said", async || logged(&gateway, NOT_TAKEN).into_iter().nth(n)).await;
+        let entry = eventually("the log has the line", async || {
+            logged(&gateway, NOT_TAKEN).into_iter().nth(n)
+        })
+        .await;
         assert!(entry["level"] == "ERROR" && entry.to_string().contains(why), "{entry}");
         assert!(entry.to_string().contains(&live.cert), "{entry}");
         assert_eq!(shown().await, certificate(&old.cert));
     }
     copy(&new.cert, &live.cert);
     copy(&new.key, &live.key);
-    eventually("the good one is taken", async || {
+    eventually("the good certificate is used", async || {
         (shown().await == certificate(&new.cert)).then_some(())
     })
     .await;
 
     let before = logged(&gateway, TAKEN).len();
     gateway.signal(Signal::HUP);
-    eventually("it is read again", async || (logged(&gateway, TAKEN).len() > before).then_some(()))
-        .await;
+    eventually("the file is read again", async || {
+        (logged(&gateway, TAKEN).len() > before).then_some(())
+    })
+    .await;
     assert_eq!(client.get(gateway.address(), "/livez").await, Ok(200));
 }
 
@@ -318,7 +325,7 @@ async fn a_client_certificate_of_another_authority_is_refused() {
     assert_eq!(
         Client::trusting(&servers).get(address, "/livez").await,
         Ok(200),
-        "none need be shown"
+        "no client certificate is required"
     );
 
     for (name, subject, text) in [
@@ -365,7 +372,8 @@ async fn a_client_certificate_of_another_authority_is_refused() {
     let stranger = Client::showing(&servers, &others.issue("ci", "/CN=ci"));
     stranger.get(address, "/livez").await.unwrap_err();
     let failed =
-        eventually("it is said", async || logged(&gateway, "handshake failed").pop()).await;
+        eventually("the log has the line", async || logged(&gateway, "handshake failed").pop())
+            .await;
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
 
     // A removed authority no longer counts, not even for clients that connected before.
@@ -396,7 +404,7 @@ async fn an_expired_certificate_ends_access_on_an_open_connection() {
         tokio::spawn(
             async move { waits.post("/locks/short", &json!({ "wait_ms": 14_000 })).await },
         );
-    let answer = eventually("its time is over", async || {
+    let answer = eventually("the certificate has expired", async || {
         let request = http::Request::get("/locks/job")
             .header("host", "localhost")
             .body(Default::default())
@@ -418,7 +426,7 @@ async fn a_tls_client_that_hangs_up_after_a_stray_byte_is_noticed() {
     let mut open = client.open(gateway.address()).await.unwrap();
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
     let mut waiters_are = async |count: &str| {
-        eventually("so many wait", async || {
+        eventually("the waiters are counted", async || {
             let request = http::Request::get("/metrics")
                 .header("host", "localhost")
                 .body(Default::default())
@@ -465,7 +473,7 @@ async fn a_silent_handshake_keeps_its_slot_for_at_most_10_s() {
     assert_eq!(
         client.get(gateway.address(), "/livez").await,
         Ok(200),
-        "there is a place for who speaks"
+        "there is a slot for a client that sends"
     );
     for one in &mut silent {
         one.closed().await;
@@ -509,12 +517,12 @@ async fn handshakes_and_idle_connections_do_not_delay_shutdown() {
     let mut rest = Vec::new();
     timeout(PATIENCE, idle.read_to_end(&mut rest))
         .await
-        .expect("it is closed")
-        .expect("with a farewell");
+        .expect("the connection is closed")
+        .expect("the connection is closed cleanly");
     assert!(
         timeout(PATIENCE, silent.read(&mut answer))
             .await
-            .expect("it is closed")
+            .expect("the connection is closed")
             .is_ok_and(|got| got == 0)
     );
 }

@@ -18,7 +18,8 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 use crate::support::waiters::{
-    LONG_MS, answer, start_waiting, median, nothing_is_left, waiting_acquire, released, waiting, waiting_is,
+    LONG_MS, answer, median, nothing_is_left, released, start_waiting, waiting, waiting_acquire,
+    waiting_is,
 };
 
 /// A waiting request on a connection that the test can break.
@@ -129,7 +130,7 @@ async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
             assert!((30_000..60_000).contains(&left), "{left}");
             let took = refused.at - sent;
             let wait = Duration::from_millis(wait_ms);
-            assert!(took >= wait, "after {took:?} instead of {wait:?}");
+            assert!(took >= wait, "answered after {took:?} instead of {wait:?}");
             late.push(took - wait);
         }
     }
@@ -225,7 +226,7 @@ async fn when_half_of_the_waiters_leave_the_others_are_served() {
         }
         nothing_is_left(&gateway).await;
         let stored = stored_on(&servers, "job", |_| true);
-        assert_eq!(stored, Vec::<usize>::new(), "those who left when {goes}");
+        assert_eq!(stored, Vec::<usize>::new(), "clients that left while {goes}");
     }
 }
 
@@ -293,12 +294,16 @@ async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
     assert_eq!(gateway.ended().await, Some(0));
     assert!(
         since.elapsed() < Duration::from_secs(5),
-        "the grace of 20 s was waited for: {:?}",
+        "the shutdown waited for the grace of 20 s: {:?}",
         since.elapsed()
     );
 
     let next = Launch::over(&servers).ready().await;
-    assert_eq!(next.inspect("job").await["fencing_token"], held.fencing, "the holder keeps it");
+    assert_eq!(
+        next.inspect("job").await["fencing_token"],
+        held.fencing,
+        "the holder keeps the lock"
+    );
     released(&next, "job", &held).await;
     nothing_is_left(&next).await;
     assert_eq!(stored_on(&servers, "job", |_| true), Vec::<usize>::new());
@@ -319,7 +324,8 @@ async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
 async fn a_holder_that_repeats_its_request_skips_the_queue() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    let keyed = |key: &str| waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", key);
+    let keyed =
+        |key: &str| waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", key);
     let held = Lease::from(&keyed("the-holder-of-the-lock").send().await);
     let first = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     let second = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
@@ -341,8 +347,9 @@ async fn a_holder_that_repeats_its_request_skips_the_queue() {
 async fn two_waiters_with_one_key_get_the_same_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    let keyed =
-        || waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice");
+    let keyed = || {
+        waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice")
+    };
     let held = gateway.acquire("job").await;
     let first = start_waiting(&gateway, keyed()).await;
     let between = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;

@@ -10,7 +10,7 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, masters};
 use crate::support::metrics::Samples;
 use crate::support::waiters::{
-    LONG_MS, answer, start_waiting, median, nothing_is_left, waiting_acquire, released, waiting_is,
+    LONG_MS, answer, median, nothing_is_left, released, start_waiting, waiting_acquire, waiting_is,
 };
 
 /// Time for the hint of a waiter to arrive. Receivers do not acknowledge hints.
@@ -144,7 +144,7 @@ async fn a_gateway_without_hints_does_not_starve_the_other() {
     let answer = waiting_acquire(&gateways[1], "job", LONG_MS).send().await;
     let lease = Lease::from(&answer);
     released(&gateways[1], "job", &lease).await;
-    assert!(answer.at < until, "it had to wait until the others had gone");
+    assert!(answer.at < until, "the clients of this gateway waited until the others had left");
     for client in busy {
         client.await.expect("no panic");
     }

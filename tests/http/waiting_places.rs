@@ -6,7 +6,9 @@ use serde_json::json;
 use super::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::waiters::{LONG_MS, answer, start_waiting, waiting_acquire, released, waiting_is};
+use crate::support::waiters::{
+    LONG_MS, answer, released, start_waiting, waiting_acquire, waiting_is,
+};
 
 impl Key {
     fn waiting_acquire(&self, gateway: &Gateway, name: &str) -> Call {

@@ -56,7 +56,7 @@ fn two_gateways_admitting_one_master_at_once_agree() {
             ask(second.as_ref(), lock.acquire(2, now(), LONG_MS)).await,
             Vote::Held(_)
         ));
-        assert_eq!(marker(&server), stood, "neither undoes what the other did");
+        assert_eq!(marker(&server), stood, "no gateway undoes the other's marker");
     });
 }
 
@@ -73,7 +73,7 @@ async fn a_restarted_gateway_resumes_the_quarantine_of_the_marker() {
     let restarted = Instant::now();
     let second = cluster.remote_node(&server.url());
     in_state(second.as_ref(), NodeState::Quarantined).await;
-    assert_eq!(marker(&server), stood, "it waits for the same loss");
+    assert_eq!(marker(&server), stood, "the gateway counts from the same loss");
     let voted = first_vote(second.as_ref()).await;
     assert!(voted - since >= cluster.quarantine(), "{:?}", voted - since);
     assert!(voted - restarted < cluster.quarantine(), "{:?}", voted - restarted);
@@ -180,10 +180,7 @@ async fn bootstrap_admits_a_complete_new_cluster_once() {
     for remote in &remotes[..2] {
         in_state(remote.as_ref(), NodeState::Quarantined).await;
     }
-    assert!(
-        timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(),
-        "one node has not said anything"
-    );
+    assert!(timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(), "one node has not answered");
     for remote in &remotes[..2] {
         assert_eq!(remote.status().borrow().state, NodeState::Quarantined);
     }

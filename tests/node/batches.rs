@@ -69,7 +69,7 @@ async fn a_key_of_another_type_fails_only_its_own_operation() {
         // carries the rest of the 20.
         assert!(
             calls.take_calls().iter().any(|operations| *operations >= 4),
-            "{what} was not batched"
+            "{what} did not share a call"
         );
         for (index, vote) in answers.into_iter().enumerate() {
             if index == 5 {

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, kept_free_record, now, record,
-    submit, token, ttl, votes,
+    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, kept_free_record, now,
+    record, submit, token, ttl, votes,
 };
 
 /// The remaining life is at most the requested one, less the time that a slow machine takes.
@@ -160,7 +160,7 @@ async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
     assert_eq!(
         (stored.parse(), subject.fence(&lock).await),
         (same, Some(t)),
-        "an extension changes no T"
+        "an extension does not change the token"
     );
     assert_lives(left, 3 * LONG_MS);
 }
@@ -237,7 +237,7 @@ async fn a_repair_prolongs_its_own_grant_and_never_shortens_it(kind: Kind) {
     for asked in [LONG_MS * 2, LONG_MS] {
         assert_extended(&subject.ask(lock.repair(1, t, asked)).await);
         let (stored, left) = subject.stored(&lock).await.unwrap();
-        assert_eq!(stored, record(1, t), "only an extension marks a lock");
+        assert_eq!(stored, record(1, t), "only an extension sets the flag of a lock");
         assert_lives(left, LONG_MS * 2);
     }
 }
@@ -408,12 +408,12 @@ async fn an_undo_restores_its_own_watermark_and_no_tombstone(kind: Kind) {
     assert_eq!(subject.ask(other.acquire(2, t + 5, LONG_MS)).await, Vote::Granted);
     assert!(
         matches!(subject.ask(other.release(1, t)).await, Vote::Held(_)),
-        "its acquire is still on the way"
+        "the acquire is still in flight"
     );
     assert_eq!(subject.ask(other.undo(2, t + 5)).await, Vote::Released);
     assert!(
         matches!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Stale { .. }),
-        "and comes too late"
+        "the late acquire is refused"
     );
 }
 
@@ -428,8 +428,10 @@ async fn a_watermark_outlives_its_lock_by_its_retention_only(kind: Kind) {
     })
     .await;
     assert_eq!(subject.fence(&lock).await, Some(t));
-    eventually("the fence expires", async || subject.fence(&lock).await.is_none().then_some(()))
-        .await;
+    eventually("the watermark expires", async || {
+        subject.fence(&lock).await.is_none().then_some(())
+    })
+    .await;
     assert_eq!(subject.ask(lock.acquire(2, t - 1, LONG_MS)).await, Vote::Granted);
 }
 
@@ -446,8 +448,10 @@ async fn a_watermark_set_beside_a_lock_outlives_the_lock(kind: Kind) {
         })
         .await;
         assert_eq!(subject.fence(lock).await, Some(fence));
-        eventually("its fence ends", async || subject.fence(lock).await.is_none().then_some(()))
-            .await;
+        eventually("the watermark expires", async || {
+            subject.fence(lock).await.is_none().then_some(())
+        })
+        .await;
     };
     assert_eq!(subject.ask(extended.acquire(1, t, 50)).await, Vote::Granted);
     assert_extended(&subject.ask(extended.extend(1, t, 1_500)).await);
@@ -578,9 +582,7 @@ async fn a_scan_takes_its_prefix_literally(kind: Kind) {
     assert_eq!(found, [&b"[a-z]?*\\^:lock"[..]]);
 }
 
-async fn without_its_marker_a_node_only_releases(
-    kind: Kind,
-) {
+async fn without_its_marker_a_node_only_releases(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let other = Lock::new("b");

@@ -212,10 +212,16 @@ impl Pair {
         let vote = self.both_of(on_memory.clone(), on_redis.clone()).await?;
         let memory_hints = std::mem::take(&mut *self.memory_hints.0.lock().unwrap());
         let redis_hints = self.server.messages(&mut self.redis_hints.borrow_mut());
-        if (&memory_hints, &redis_hints) == (&required_hints(&on_memory, &vote), &required_hints(&on_redis, &vote)) {
+        if (&memory_hints, &redis_hints)
+            == (&required_hints(&on_memory, &vote), &required_hints(&on_redis, &vote))
+        {
             Ok(vote)
         } else {
-            Err(differ(&format!("told by {op:?}, which was answered {vote:?}"), memory_hints, redis_hints))
+            Err(differ(
+                &format!("hints of {op:?}, which was answered {vote:?}"),
+                memory_hints,
+                redis_hints,
+            ))
         }
     }
 
@@ -320,7 +326,9 @@ impl Pair {
             match (&memory, &redis) {
                 (Vote::Missing, Vote::Missing) => return Ok(()),
                 (memory, redis) if short(memory) && short(redis) => {}
-                (Vote::Found(memory), Vote::Found(redis)) if are_alike(memory, redis) => return Ok(()),
+                (Vote::Found(memory), Vote::Found(redis)) if are_alike(memory, redis) => {
+                    return Ok(());
+                }
                 (memory, redis) => return Err(differ("stored after it", memory, redis)),
             }
             if tokio::time::Instant::now() >= deadline {

@@ -94,7 +94,7 @@ const FORGETFUL: ClusterSettings =
 fn a_lock_lost_by_two_of_three_restarts_is_not_granted_again() {
     let since = Instant::now();
     let outcomes = repeated(50, 8, async || granted_twice(&FORGETFUL, Loss::Restart).await);
-    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
+    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at once");
     assert!(
         count(&outcomes, Some(false)) >= 25,
         "this machine is too slow to see anything: {outcomes:?}"
@@ -106,7 +106,7 @@ fn a_lock_lost_by_two_of_three_restarts_is_not_granted_again() {
     let without = repeated(8, 8, async || granted_twice(&off, Loss::Restart).await);
     assert!(
         count(&without, Some(true)) > 0,
-        "without the quarantine nothing is worse: {without:?}"
+        "nothing goes wrong without the quarantine: {without:?}"
     );
     println!(
         "{} repetitions, {} of them in time; without quarantine {} of {} had a second holder; {:?}",
@@ -121,7 +121,7 @@ fn a_lock_lost_by_two_of_three_restarts_is_not_granted_again() {
 #[test]
 fn a_lock_lost_by_two_of_three_flushalls_is_not_granted_again() {
     let outcomes = repeated(10, 5, async || granted_twice(&FORGETFUL, Loss::Flush).await);
-    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
+    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at once");
     assert!(
         count(&outcomes, Some(false)) > 0,
         "this machine is too slow to see anything: {outcomes:?}"
@@ -133,7 +133,7 @@ fn a_lock_lost_by_two_of_three_flushalls_is_not_granted_again() {
         ..FORGETFUL
     };
     let without = repeated(5, 5, async || granted_twice(&off, Loss::Flush).await);
-    assert!(count(&without, Some(true)) > 0, "without the marker nothing is worse: {without:?}");
+    assert!(count(&without, Some(true)) > 0, "nothing goes wrong without the marker: {without:?}");
     println!(
         "without the marker {} of {} had a second holder",
         count(&without, Some(true)),
@@ -150,7 +150,7 @@ async fn a_flushed_master_does_not_vote_during_its_quarantine() {
     server.cmd(&["FLUSHALL"]);
     let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
     assert!(!seen.is_bootstrapping && seen.remedy == Some(Remedy::WaitOrBootstrap), "{seen:?}");
-    assert_eq!(seen.restarts, 0, "it was not restarted");
+    assert_eq!(seen.restarts, 0, "the master was not restarted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -191,19 +191,18 @@ async fn an_old_snapshot_with_its_marker_is_quarantined() {
         .iter()
         .map(|key| server.cmd(&["GET", key]) != Resp::Nil)
         .collect();
-    assert_eq!(kept, [true, false], "a snapshot keeps what was there when it was made");
+    assert_eq!(kept, [true, false], "the snapshot is older than the lock");
     let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
     assert!(
         seen.detail.contains("appendonly no") && seen.remedy == Some(Remedy::WaitThenMakeDurable),
         "{seen:?}"
     );
     assert!(!seen.is_bootstrapping && seen.restarts == 1, "{seen:?}");
-    assert!(stood.is_some() && marker(&server) != stood, "the eligibility is of this process");
+    assert!(stood.is_some() && marker(&server) != stood, "the marker belongs to this process");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_former_replica_of_another_master_is_quarantined()
-{
+async fn a_former_replica_of_another_master_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let [source, server] = [RedisServer::start(), RedisServer::start()];
     cluster.mark_by(&source.url()).await;
@@ -221,7 +220,7 @@ async fn a_former_replica_of_another_master_is_quarantined()
         Reason::Refused,
         Effect::None,
     );
-    eventually("the data is the other's", async || {
+    eventually("the master has the other one's data", async || {
         (marker(&server) == marker(&source)).then_some(())
     })
     .await;
@@ -230,7 +229,7 @@ async fn a_former_replica_of_another_master_is_quarantined()
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     let seen = cluster.waits_out(remote.as_ref(), lost, COPIED).await;
     assert_eq!(seen.restarts, 0);
-    assert!(marker(&server) != marker(&source), "each has a marker of its own");
+    assert!(marker(&server) != marker(&source), "each master has its own marker");
 }
 
 /// The marker of this very process returns with the data of a replica that missed the newest locks.
@@ -252,7 +251,7 @@ async fn a_master_restored_from_its_replica_is_quarantined() {
         ask(remote.as_ref(), Lock::new("newest").acquire(1, now(), LONG_MS)).await,
         Vote::Granted
     );
-    let stood = marker(&server).expect("it is admitted");
+    let stood = marker(&server).expect("the master is admitted");
     server.cmd(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
     in_state(remote.as_ref(), NodeState::Refused).await;
     eventually("the newest lock is gone", async || {
@@ -261,7 +260,7 @@ async fn a_master_restored_from_its_replica_is_quarantined() {
     .await;
     assert!(
         marker(&server).is_some_and(|marker| marker == stood),
-        "its marker came back with the data"
+        "the marker came back with the data"
     );
     let lost = Instant::now();
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
@@ -421,13 +420,12 @@ async fn a_master_with_everysec_is_quarantined_after_a_crash() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_weakened_at_run_time_is_quarantined()
- {
+async fn a_master_weakened_at_run_time_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start_with(append_only(&[]));
     let remote = cluster.admitted(&server.url()).await;
     server.cmd(&["CONFIG", "SET", "appendfsync", "everysec"]);
-    eventually("the marker says so", async || {
+    eventually("the marker has the new reason", async || {
         marker(&server).filter(|marker| marker.contains(":volatile."))
     })
     .await;
@@ -440,7 +438,7 @@ async fn a_master_weakened_at_run_time_is_quarantined()
     );
     cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
     // From here on the master is like any other.
-    eventually("it counts as durable again", async || {
+    eventually("the master counts as durable again", async || {
         marker(&server).filter(|text| text.contains(":durable."))
     })
     .await;
@@ -490,7 +488,7 @@ async fn without_info_a_master_is_refused_with_the_cure() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let (server, url) = limited("-info");
     let remote = cluster.remote_node(&url);
-    let seen_refused = eventually("it says why it does not vote", async || {
+    let seen_refused = eventually("the status shows why the master does not vote", async || {
         let status = remote.status().borrow().clone();
         (status.detail.contains("NOPERM") || status.detail.contains("INFO")).then_some(status)
     })

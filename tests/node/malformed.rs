@@ -117,7 +117,9 @@ fn refuses(server: &RedisServer, run: fn(&RedisServer, &[u8]) -> Result<Resp, St
                 assert_eq!(changes(server), before, "{why}: {error}: {call:02x?}");
                 refused += 1;
             }
-            (is_call, answer) => panic!("{is_call:?}, but the master: {answer:?}: {call:02x?}"),
+            (is_call, answer) => {
+                panic!("expected {is_call:?}, but the master answered {answer:?}: {call:02x?}")
+            }
         }
     }
     // Many flips hit texts, where any byte is valid.

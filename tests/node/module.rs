@@ -85,7 +85,7 @@ async fn a_replica_without_the_module_follows_a_master_with_it() {
         false,
         &["--replicaof", "127.0.0.1", &master.port().to_string()],
     ));
-    eventually("it is connected", async || {
+    eventually("the worker is connected", async || {
         replica.cmd(&["INFO", "replication"]).text().contains("master_link_status:up").then_some(())
     })
     .await;

@@ -32,7 +32,7 @@ struct Route {
 impl Route {
     async fn to(server: &RedisServer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
+        let url = format!("redis://{}", listener.local_addr().expect("the listener is bound"));
         let (port, leads_to) = watch::channel(server.port());
         let (cuts, cut) = watch::channel(());
         tokio::spawn(async move {
@@ -141,7 +141,7 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
     assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
     assert!(
         seen.reason.contains(CONTESTED),
-        "it may lack what the old process granted: {}",
+        "the new process may lack grants of the old one: {}",
         seen.reason
     );
 
@@ -160,8 +160,11 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
         ..SafetyRules::ALL
     })
     .await;
-    println!("without the wait: {} votes beside, after {:?}", off.beside, off.waited);
-    assert!(off.beside > 0 && off.lost, "without the rules nothing is worse");
+    println!(
+        "without the wait: {} votes beside the old process, after {:?}",
+        off.beside, off.waited
+    );
+    assert!(off.beside > 0 && off.lost, "nothing goes wrong without the rules");
 }
 
 /// A copy started long before the name moved to it. The old process ends before any gateway sees
@@ -176,12 +179,12 @@ async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
     in_state(node.as_ref(), NodeState::Admitted).await;
     let new =
         RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
-    eventually("it has run for 5 s", async || {
+    eventually("the process has run for 5 s", async || {
         let info = new.cmd(&["INFO", "server"]).text();
         let uptime = info
             .lines()
             .find_map(|line| line.strip_prefix("uptime_in_seconds:"))
-            .expect("it tells");
+            .expect("the runner prints a line");
         (uptime.trim().parse::<u64>().expect("a number") >= 5).then_some(())
     })
     .await;

@@ -4,9 +4,9 @@
 use redlock_core::node::NodeState;
 
 use crate::support::chance::{Chance, seed};
+use crate::support::faulty::{FaultyMaster, Nonsense};
 use crate::support::harness::{RedisServer, eventually};
 use crate::support::nodes::{in_state, remote_node};
-use crate::support::faulty::{Nonsense, FaultyMaster};
 
 const ROUNDS: usize = 30;
 const WORDS: [&str; 18] = [
@@ -59,7 +59,7 @@ async fn a_node_survives_any_answer_of_its_master() {
         } else {
             Nonsense::once(noise)
         });
-        eventually("it was answered with noise", async || {
+        eventually("the node got noise", async || {
             (faulty.nonsense_count() > earlier).then_some(())
         })
         .await;

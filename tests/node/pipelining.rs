@@ -35,7 +35,7 @@ struct Asked {
 impl SlowProxy {
     async fn to(server: &RedisServer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
+        let url = format!("redis://{}", listener.local_addr().expect("the listener is bound"));
         let (counter, asked) = watch::channel(Asked::default());
         let (open, gate) = watch::channel(true);
         let port = server.port();
@@ -148,10 +148,10 @@ async fn locks_do_not_wait_for_a_probe_of_the_node() {
 
     proxy.open.send_replace(false);
     let Asked { calls, looks } = proxy.asked();
-    proxy.until("the look of every second", |asked| asked.looks > looks).await;
+    proxy.until("the probe of every second", |asked| asked.looks > looks).await;
     let acquire = submit(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS));
     let release = submit(node.as_ref(), Lock::new("b").release(1, now()));
-    proxy.until("a call before the look is answered", |asked| asked.calls > calls).await;
+    proxy.until("a call before the probe is answered", |asked| asked.calls > calls).await;
     proxy.open.send_replace(true);
     assert_eq!(acquire.vote().await, Vote::Granted);
     assert_eq!(release.vote().await, Vote::Missing);

@@ -12,7 +12,7 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, NodeSettings, Record};
 
 use crate::support::harness::RedisServer;
-use crate::support::nodes::{PREFIX, extended, name, kept_free_record, record, remote_node};
+use crate::support::nodes::{PREFIX, extended, kept_free_record, name, record, remote_node};
 use crate::support::resp::Resp;
 
 const MARKER: &str = "of a quarantine";
@@ -29,8 +29,8 @@ struct Both {
 impl Both {
     async fn start() -> Self {
         let server = RedisServer::start();
-        let link = remote_node(&server.url()).link().expect("there is a way to it");
-        let session = link.connect().await.expect("it is there");
+        let link = remote_node(&server.url()).link().expect("a route to the master");
+        let session = link.connect().await.expect("the address is listed");
         let memory = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
         memory.wipe();
         assert!(memory.swap_marker(None, MARKER));
@@ -112,10 +112,10 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
     let server = RedisServer::start();
     let session = remote_node(&server.url())
         .link()
-        .expect("a way to it")
+        .expect("a route to the master")
         .connect()
         .await
-        .expect("it is there");
+        .expect("the address is listed");
     // The key begins like a lock of ours.
     let long = format!("{T}:{}:{}", "a".repeat(40), "x".repeat(20_000));
     server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
@@ -152,7 +152,8 @@ async fn an_unbounded_lock_is_reported_with_the_longest_life() {
     let mut reported = both.session.stored(None).await.expect("an answer").stored;
     reported.sort_by_key(|lock| lock.name.as_str().to_owned());
     let longest = redlock_core::Settings::default().max_ttl.duration();
-    let reported: Vec<_> = reported.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
+    let reported: Vec<_> =
+        reported.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
     assert_eq!(reported, [("persisted", longest), ("prolonged", longest)]);
 }
 
@@ -213,7 +214,11 @@ async fn recovery_keeps_a_released_lock_free() {
             RecoveryAnswer::Done
         );
         let stands = both.stored().await[&format!("job-{at}")].clone();
-        assert_eq!(stands, if comes_back { record(1, T) } else { kept_free_record(T) }, "case {at}");
+        assert_eq!(
+            stands,
+            if comes_back { record(1, T) } else { kept_free_record(T) },
+            "case {at}"
+        );
         let fence = both.fence(&format!("job-{at}"));
         assert_eq!(fence, if comes_back { Some(T.to_string()) } else { before }, "case {at}");
     }

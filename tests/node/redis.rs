@@ -150,7 +150,7 @@ async fn a_worker_resumes_after_a_crash_and_counts_one_restart() {
     assert_eq!(
         ask(node.as_ref(), lock.acquire(2, now(), LONG_MS)).await,
         Vote::Granted,
-        "it kept nothing"
+        "the server kept nothing"
     );
 }
 

@@ -32,10 +32,7 @@ fn demand_extended(vote: Vote, what: &str) -> Result<(), String> {
 
 /// A client gets the lock with T, receives no answer, and asks again with T + 1. Then the first
 /// answer arrives: its token must still be valid.
-async fn a_repeated_request_voids_no_answer(
-    rules: SafetyRules,
-    kind: Kind,
-) -> Result<(), String> {
+async fn a_repeated_request_voids_no_answer(rules: SafetyRules, kind: Kind) -> Result<(), String> {
     let subject = subject(rules, kind).await;
     let lock = Lock::new("a");
     let t = now();
@@ -57,7 +54,7 @@ async fn the_undo_of_a_proposal_spares_a_confirmed_grant(
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     demand_extended(
         subject.ask(lock.extend(1, t, LONG_MS)).await,
-        "the other one, which is told of it",
+        "the other request, which confirms the grant",
     )?;
     let _ = subject.ask(lock.undo(1, t)).await;
     demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, "an extension after the undo")
@@ -139,10 +136,7 @@ async fn one_bad_clock_does_not_lock_everybody_out(
 
 /// One gateway's clock is an hour behind. Its tokens must not be granted even without a watermark:
 /// a resource has seen larger ones.
-async fn a_slow_clock_gets_no_token(
-    rules: SafetyRules,
-    kind: Kind,
-) -> Result<(), String> {
+async fn a_slow_clock_gets_no_token(rules: SafetyRules, kind: Kind) -> Result<(), String> {
     let subject = subject(rules, kind).await;
     let lock = Lock::new("a");
     let t = now();

@@ -337,7 +337,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
             "evicted 0",
         ];
         assert_reported(&blank, server, &words);
-        assert_eq!(server.cmd(&["DBSIZE"]).integer(), 0, "looking changes nothing");
+        assert_eq!(server.cmd(&["DBSIZE"]).integer(), 0, "a check changes nothing");
     }
 
     let gateway = Launch::over(&servers).ready().await;

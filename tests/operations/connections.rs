@@ -14,7 +14,7 @@ use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{PATIENCE, RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
-use crate::support::waiters::{LONG_MS, answer, start_waiting, waiting_acquire, released};
+use crate::support::waiters::{LONG_MS, answer, released, start_waiting, waiting_acquire};
 
 /// Spare connections beyond the limit.
 const SPARE: f64 = 16.0;
@@ -79,7 +79,7 @@ async fn idle_connections_of_a_stranger_make_room_for_others() {
     assert_eq!(count(&gateway, "redlock_connections_limit").await, 20.0);
     assert!(count(&gateway, "redlock_connections").await <= 20.0 + SPARE);
     drop(sockets);
-    eventually("places are given back", async || {
+    eventually("slots are free again", async || {
         (count(&gateway, "redlock_connections").await < 3.0).then_some(())
     })
     .await;
@@ -102,7 +102,7 @@ async fn idle_connections_without_a_request_are_closed_first() {
     for stream in &mut pool {
         let mut rest = [0; 4096];
         let _ = stream.try_read(&mut rest);
-        stream.write_all(WHOLE).await.expect("it is open");
+        stream.write_all(WHOLE).await.expect("the connection is open");
         assert_eq!(
             status_line(stream).await,
             "HTTP/1.1 200",
@@ -117,7 +117,7 @@ async fn busy_connections_leave_room_for_probes_and_refusals() {
         Launch::embedded().flag("--max-connections", "3").flag("--max-waiters", "9").start().await;
     let lease = gateway.acquire("job").await;
     let mut waiting = Vec::new();
-    let refused = eventually("no place is left", async || {
+    let refused = eventually("no slot is left", async || {
         let answer = gateway.get("/openapi.json").await;
         if answer.status == 503 {
             return Some(answer);
@@ -132,7 +132,7 @@ async fn busy_connections_leave_room_for_probes_and_refusals() {
         assert_eq!(gateway.get(probe).await.status, 200, "{probe}");
     }
     waiting.clear();
-    eventually("a place is given back", async || {
+    eventually("a slot is free again", async || {
         let answer = gateway.delete("job", &lease.token).await;
         (answer.status == 204).then_some(())
     })
@@ -149,7 +149,7 @@ async fn one_address_cannot_take_all_connections() {
     let mut waiting = Vec::new();
     for number in 1..=4 {
         waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
         })
         .await;
@@ -186,7 +186,7 @@ async fn a_trusted_proxy_has_no_per_client_connection_limit() {
     let mut waiting = Vec::new();
     for number in 1..=9 {
         waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
-        eventually("it waits", async || {
+        eventually("the request waits", async || {
             (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
         })
         .await;
@@ -313,7 +313,7 @@ async fn the_operators_address_has_its_own_slots_and_no_locks() {
         call(path).send().await.problem(404, "not_found");
     }
     for path in ["/locks", "/locks/job"] {
-        let mut raw = TcpStream::connect(admin).await.expect("it listens");
+        let mut raw = TcpStream::connect(admin).await.expect("the gateway listens");
         raw.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes())
             .await
             .expect("sent");
@@ -326,7 +326,7 @@ async fn the_operators_address_has_its_own_slots_and_no_locks() {
     // A connection in the middle of a head gets the whole grace period.
     drop(taken);
     gateway.signal(Signal::TERM);
-    eventually("it says so while it still serves", async || {
+    eventually("readyz fails while requests are still served", async || {
         (call("/readyz").send().await.status == 503).then_some(())
     })
     .await;

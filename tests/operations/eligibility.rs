@@ -147,7 +147,7 @@ async fn a_total_loss_is_reported_until_the_quarantine_ends() {
         let left = samples.get("redlock_node_quarantine_remaining_seconds", &[("node", &node)]);
         assert!(left > 0.0 && left <= QUARANTINE.as_secs_f64(), "{left}");
         assert_eq!(samples.get("redlock_node_restarts_total", &[("node", &node)]), 1.0);
-        let warned = logged(&gateway, "node in quarantine", server).expect("it is in the log");
+        let warned = logged(&gateway, "node in quarantine", server).expect("the log has the line");
         assert!(
             warned["level"] == "WARN" && text(&warned, "why").contains("all its data was lost"),
             "{warned}"
@@ -222,7 +222,7 @@ async fn every_state_is_shown_with_reason_and_cure() {
         let since = text(node, "since");
         assert!(since.starts_with("20") && since.ends_with('Z'), "{node:#}");
     }
-    let warned = logged(&gateway, "node cannot vote", &servers[1]).expect("it is in the log");
+    let warned = logged(&gateway, "node cannot vote", &servers[1]).expect("the log has the line");
     assert!(
         text(&warned, "why").contains("allkeys-lru")
             && text(&warned, "advice").contains("noeviction"),
@@ -259,13 +259,13 @@ async fn check_shows_which_masters_would_wait_and_why() {
     assert!(new.stdout.contains("durability unknown"), "{}", new.stdout);
     assert!(
         servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0),
-        "looking changes nothing"
+        "a check changes nothing"
     );
 
     let gateway = short(Launch::embedded().nodes(&urls).brand_new()).ready().await;
     // The gateway is ready with two of three.
     let admitted =
-        eventually("it is in the log", async || logged(&gateway, "node admitted", &servers[2]))
+        eventually("the log has the line", async || logged(&gateway, "node admitted", &servers[2]))
             .await;
     assert!(text(&admitted, "durability").contains("durability unknown"), "{admitted}");
     drop(gateway);
@@ -304,7 +304,7 @@ async fn bootstrap_is_refused_if_one_master_was_in_use() {
     drop(endless(&servers).brand_new().ready().await);
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let gateway = endless(&servers).brand_new().start().await;
-    eventually("the word is refuted", async || {
+    eventually("--bootstrap is refuted", async || {
         gateway.stdout().contains("not applied").then_some(())
     })
     .await;
@@ -324,7 +324,7 @@ async fn a_running_gateway_refutes_bootstrap_after_a_total_loss() {
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let started = endless(&servers).brand_new().start().await;
     // Refuted; or, on a slow machine, accepted for nodes of the old state, and without effect.
-    eventually("the word is judged", async || {
+    eventually("--bootstrap is refuted or accepted", async || {
         started.stdout().contains("--bootstrap: ").then_some(())
     })
     .await;
@@ -363,16 +363,17 @@ async fn an_extension_by_http_repairs_and_is_counted() {
     let gateway = short(Launch::over(&servers)).ready().await;
     let lease = gateway.acquire_for("job", 3_000).await;
     for at in 0..3 {
-        eventually("the lock is everywhere", async || {
+        eventually("every master stores the lock", async || {
             assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
             (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())
         })
         .await;
         servers[at].restart();
-        eventually("it is back in service", async || {
+        eventually("the master is back in service", async || {
             let extended = gateway.patch("job", &lease.token, 3_000).await;
             assert_eq!(extended.status, 200, "{:?}", extended.body);
-            let status = states(&gateway).await.remove(&of(&servers[at])).expect("it is listed");
+            let status =
+                states(&gateway).await.remove(&of(&servers[at])).expect("the node is listed");
             (status["state"] == "admitted" && status["restarts"] == 1).then_some(())
         })
         .await;
@@ -407,7 +408,7 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     let far = "the node's clock and this machine's are far apart: mend one";
     let warned = eventually("the log warns", async || logged(&gateway, far, &servers[2])).await;
     assert_eq!(warned["level"], "WARN", "{warned}");
-    eventually("it still votes", async || {
+    eventually("the master still votes", async || {
         let lease = gateway.acquire("near").await;
         let all = stored_on(&servers, "near", |_| true) == [0, 1, 2];
         assert_eq!(gateway.delete("near", &lease.token).await.status, 204);
@@ -423,7 +424,7 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     };
     let before = refusals().await;
     let lease = gateway.acquire("job").await;
-    eventually("it refuses", async || (refusals().await > before).then_some(())).await;
+    eventually("the master refuses", async || (refusals().await > before).then_some(())).await;
     assert_eq!(stored_on(&servers, "job", |_| true), [0, 1], "the others carry on");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     servers[0].kill();
@@ -440,8 +441,7 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
 /// All masters and then the gateway are stopped with an acquire in flight. The masters continue and
 /// set the lock, which expires before the gateway continues.
 #[tokio::test]
-async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503()
-{
+async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "6s").ready().await;
     for attempt in 1.. {
@@ -454,19 +454,20 @@ async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503()
         let call =
             gateway.call(Method::POST, format!("/locks/{lock}")).json(&json!({ "ttl_ms": 4_000 }));
         let asked = tokio::spawn(call.send());
-        eventually("the acquire is under way", async || {
+        eventually("the acquire is in flight", async || {
             (stored_on(&servers, &lock, |at| at == 0) == [0] || asked.is_finished()).then_some(())
         })
         .await;
         gateway.signal(Signal::STOP);
         servers[1..].iter().for_each(RedisServer::cont);
-        let voted = eventually("a majority has set the lock, or was told to let go", async || {
-            if asked.is_finished() {
-                return Some(false);
-            }
-            (stored_on(&servers, &lock, |_| true) == [0, 1, 2]).then_some(true)
-        })
-        .await;
+        let voted =
+            eventually("a majority has set the lock, or received its release", async || {
+                if asked.is_finished() {
+                    return Some(false);
+                }
+                (stored_on(&servers, &lock, |_| true) == [0, 1, 2]).then_some(true)
+            })
+            .await;
         if voted {
             eventually("the lock has run out", async || {
                 stored_on(&servers, &lock, |_| true).is_empty().then_some(())

@@ -68,13 +68,13 @@ async fn a_used_name_leaves_only_a_watermark_on_every_master() {
     let most = MOST_BYTES_PER_NAME * f64::from(NAMES);
     assert!(
         grown < most,
-        "the gateway has grown by {grown} bytes with {NAMES} names, {most} would be too much"
+        "the gateway has grown by {grown} bytes with {NAMES} names; the limit is {most}"
     );
 
     // A release is answered before it reaches the last master.
     for (server, before) in servers.iter().zip(before) {
         let fences = i64::from(WARM_UP + NAMES);
-        eventually("only fences are left", async || {
+        eventually("only watermarks are left", async || {
             (keys(server) - before == fences
                 && server.cmd(&["KEYS", "lock:*"]) == Resp::List(Vec::new()))
             .then_some(())

@@ -83,7 +83,7 @@ async fn the_banner_has_a_working_command_and_safety_warnings() {
         assert_eq!(
             banner.contains("--bootstrap"),
             !brand_new,
-            "advice for those who need it alone:\n{banner}"
+            "the banner has advice that does not apply:\n{banner}"
         );
     }
 }
@@ -124,7 +124,7 @@ async fn ends_in_order(signal: Signal) {
     assert_eq!(gateway.ended().await, Some(0));
     assert!(
         since.elapsed() < Duration::from_secs(5),
-        "the grace of 20 s was waited for: {:?}",
+        "the shutdown waited for the grace of 20 s: {:?}",
         since.elapsed()
     );
     let log = gateway.stdout();
@@ -166,7 +166,7 @@ async fn an_acquire_in_flight_at_sigterm_is_answered() {
     servers[1..].iter().for_each(RedisServer::stop);
     let asked = gateway.call(Method::POST, "/locks/job").json(&json!({ "ttl_ms": 60_000 }));
     let asked = tokio::spawn(asked.send());
-    eventually("the acquire is under way", async || {
+    eventually("the acquire is in flight", async || {
         (stored_on(&servers, "job", |at| at == 0) == [0]).then_some(())
     })
     .await;

@@ -34,8 +34,7 @@ fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServ
 async fn refused_for(gateway: &Gateway, word: &str, advice: &str) {
     eventually(word, async || {
         let node = gateway.readyz().await.json()["nodes"][0].clone();
-        let has =
-            |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
+        let has = |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
         (has("detail", word) && has("advice", advice)).then_some(())
     })
     .await;

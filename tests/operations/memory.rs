@@ -33,7 +33,7 @@ fn partial_head() -> Vec<u8> {
 async fn stated(launch: &Launch, flag: &str) -> f64 {
     let checked = launch.clone().command("check").finish().await;
     let (_, stated) =
-        checked.stdout.split_once(&format!("{flag} ")).expect("check says what it costs");
+        checked.stdout.split_once(&format!("{flag} ")).expect("check states the memory");
     let mut words = stated.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
     let number: f64 = words.next().and_then(|word| word.parse().ok()).expect("a number");
     let unit = words.next().expect("a unit");
@@ -56,7 +56,7 @@ async fn connect(gateway: &Gateway, number: usize) -> TcpStream {
 /// Resident memory, once it no longer grows.
 async fn resident(gateway: &Gateway) -> f64 {
     let mut last = 0.0;
-    eventually("its memory grows no more", async || {
+    eventually("the memory no longer grows", async || {
         let before = std::mem::replace(&mut last, gateway.resident());
         tokio::time::sleep(Duration::from_millis(200)).await;
         (last <= before * 1.001).then_some(last)
@@ -81,15 +81,12 @@ async fn holds(
     );
     // Tasks without optimisation are larger.
     let slack = if cfg!(debug_assertions) { 1.3 } else { 1.0 };
-    assert!(
-        grown < stated * slack,
-        "{count} {what} take {grown} bytes, which are said to take {stated}"
-    );
+    assert!(grown < stated * slack, "{count} {what} take {grown} bytes; check states {stated}");
 }
 
 async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
-    stream.write_all(bytes).await.expect("it is read");
-    stream.flush().await.expect("it is read");
+    stream.write_all(bytes).await.expect("the memory is read");
+    stream.flush().await.expect("the memory is read");
 }
 
 fn launch(count: usize) -> Launch {
@@ -183,7 +180,7 @@ async fn waiting_requests_stay_within_their_stated_memory() {
     for number in 0..count {
         let mut stream = connect(&gateway, number).await;
         send(&mut stream, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-        stream.readable().await.expect("it is answered");
+        stream.readable().await.expect("the request is answered");
         streams.push(stream);
     }
     let before = resident(&gateway).await;
@@ -196,7 +193,7 @@ async fn waiting_requests_stay_within_their_stated_memory() {
         );
         send(stream, format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes()).await;
     }
-    eventually("all wait", async || {
+    eventually("all requests wait", async || {
         Samples::of(&gateway).await.is("redlock_waiters", &[], count as f64).then_some(())
     })
     .await;

@@ -287,7 +287,7 @@ async fn metrics_and_the_trace_log_contain_no_secret() {
     let metrics = gateway.get("/metrics").await.text();
     let stdout = gateway.stdout();
     let stderr = gateway.stderr();
-    assert!(stdout.contains("TRACE"), "the log is not at its most talkative:\n{stdout}");
+    assert!(stdout.contains("TRACE"), "the log is not at trace level:\n{stdout}");
     for (place, text) in [
         ("standard output", &stdout),
         ("standard error", &stderr),

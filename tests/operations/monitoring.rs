@@ -35,13 +35,14 @@ fn alerts_fire_exactly_when_they_should() {
 }
 
 fn read(name: &str) -> String {
-    std::fs::read_to_string(source_root().join("k8s/monitoring").join(name)).expect("it is there")
+    std::fs::read_to_string(source_root().join("k8s/monitoring").join(name))
+        .expect("the address is listed")
 }
 
 #[test]
 fn every_alert_links_to_a_section_of_the_runbook() {
     let page = source_root().join("crates/redlock-gateway/docs/operations.md");
-    let page = std::fs::read_to_string(page).expect("it is there");
+    let page = std::fs::read_to_string(page).expect("the address is listed");
     let anchors: Vec<String> = page
         .lines()
         .filter_map(|line| line.strip_prefix("##"))
@@ -61,7 +62,7 @@ fn every_alert_links_to_a_section_of_the_runbook() {
         .collect();
     assert_eq!(runbooks.len(), rules.matches("- alert: ").count());
     for anchor in runbooks {
-        assert!(anchors.iter().any(|known| known == anchor), "{anchor} is none of {anchors:?}");
+        assert!(anchors.iter().any(|known| known == anchor), "{anchor} is not one of {anchors:?}");
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::client::Lease;
+use crate::support::faulty::{FaultyMaster, Nonsense};
 use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
 use crate::support::harness::{RedisServer, eventually, masters};
-use crate::support::faulty::{Nonsense, FaultyMaster};
 
 /// Several times the limit of a reply, far below the size of these answers.
 const MOST_GROWTH: f64 = 64.0 * 1024.0 * 1024.0;
@@ -37,7 +37,7 @@ impl Stage {
         let health = self.gateway.readyz().await.json();
         let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
         let name = format!("127.0.0.1:{}", self.faulty.port());
-        nodes.into_iter().find(|node| node["node"] == name.as_str()).expect("it is listed")
+        nodes.into_iter().find(|node| node["node"] == name.as_str()).expect("the node is listed")
     }
 
     /// The node is down for this reason, on open connections and on new ones.
@@ -47,7 +47,9 @@ impl Stage {
             let node = self.node().await;
             let detail = node["detail"].as_str().unwrap_or_default();
             let is_reported = detail.contains("no Redis reply") && detail.contains(why);
-            (node["state"] == "connecting" && is_reported && self.faulty.nonsense_count() >= earlier + 2)
+            (node["state"] == "connecting"
+                && is_reported
+                && self.faulty.nonsense_count() >= earlier + 2)
                 .then_some(())
         })
         .await;
@@ -149,13 +151,15 @@ async fn a_master_that_replies_endlessly_takes_no_memory() {
     ] {
         let before = stage.gateway.resident();
         stage.faulty.start_nonsense(Nonsense::endless("", reply));
-        eventually("it has no vote", async || {
+        eventually("the master does not vote", async || {
             (stage.node().await["state"] != "admitted").then_some(())
         })
         .await;
         let earlier = stage.faulty.nonsense_count();
-        eventually("it has tried again", async || (stage.faulty.nonsense_count() > earlier).then_some(()))
-            .await;
+        eventually("the worker has tried again", async || {
+            (stage.faulty.nonsense_count() > earlier).then_some(())
+        })
+        .await;
         assert_eq!(stage.gateway.get("/livez").await.status, 200);
         let grown = stage.gateway.resident() - before;
         println!("unasked: {:.1} MB more", grown / 1e6);

@@ -11,7 +11,7 @@ async fn node_of(gateway: &Gateway, server: &RedisServer) -> Value {
     let health = gateway.readyz().await.json();
     let nodes = health["nodes"].as_array().expect("readyz lists nodes");
     let name = format!("127.0.0.1:{}", server.port());
-    nodes.iter().find(|node| node["node"] == name.as_str()).expect("it is listed").clone()
+    nodes.iter().find(|node| node["node"] == name.as_str()).expect("the node is listed").clone()
 }
 
 #[tokio::test]
@@ -19,7 +19,7 @@ async fn one_of_three_masters_in_quarantine_is_not_needed() {
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("held-before").await;
-    eventually("it is everywhere", async || {
+    eventually("every master stores the lock", async || {
         (stored_on(&servers, "held-before", |_| true).len() == 3).then_some(())
     })
     .await;
@@ -56,7 +56,7 @@ async fn one_of_three_masters_in_quarantine_is_not_needed() {
         assert_eq!(
             stored_on(&servers, name, |_| true),
             [0, 1],
-            "nothing is stored by one that may not vote"
+            "a quarantined master stores nothing"
         );
         assert_eq!(gateway.delete(name, token).await.status, 204);
     }
@@ -85,7 +85,7 @@ async fn retry_after_is_short_for_a_master_that_is_just_away() {
     })
     .await;
     servers[1].stop();
-    eventually("the other one is missed", async || {
+    eventually("the other master is missing", async || {
         (node_of(&gateway, &servers[1]).await["state"] == "connecting").then_some(())
     })
     .await;

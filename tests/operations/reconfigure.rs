@@ -226,8 +226,10 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
             201,
             "{what}: nothing was changed"
         );
-        eventually("it expires", async || (old.inspect("job").await["state"] == "free").then_some(()))
-            .await;
+        eventually("the lock expires", async || {
+            (old.inspect("job").await["state"] == "free").then_some(())
+        })
+        .await;
     }
     // One of the old nodes is lost permanently, which is the reason for its replacement.
     servers[0].kill();
@@ -406,7 +408,7 @@ async fn without_a_marker_the_old_max_ttl_must_be_stated() {
         assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{old}: {asked:?}");
     }
     let untouched = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer() == 0;
-    assert!(servers.iter().all(untouched), "nothing was to be changed");
+    assert!(servers.iter().all(untouched), "the run had nothing to change");
 
     // Once stated, the value is in the markers: a repeated run does not need it again.
     let first =
@@ -427,8 +429,7 @@ async fn without_a_marker_the_old_max_ttl_must_be_stated() {
 }
 
 #[tokio::test]
-async fn a_stated_old_max_ttl_never_shortens_the_wait()
-{
+async fn a_stated_old_max_ttl_never_shortens_the_wait() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "1s").ready().await);
@@ -441,7 +442,10 @@ async fn a_stated_old_max_ttl_never_shortens_the_wait()
     for (stated, wait) in [("1500ms", "4s 600ms"), ("600ms", "4s 100ms")] {
         let asked = reconfigure(&[&old[..], &["--old-max-ttl", stated]].concat()).await;
         assert_eq!(asked.code, Some(0), "{asked:?}");
-        assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{stated}: {asked:?}");
+        assert!(
+            asked.stdout.contains(&format!("give no votes for {wait},")),
+            "{stated}: {asked:?}"
+        );
     }
     let both = reconfigure(&["--yes", "--no-old-nodes", "--old-max-ttl", "1s"]).await;
     assert_refused(
@@ -454,10 +458,7 @@ async fn a_stated_old_max_ttl_never_shortens_the_wait()
     let since = Instant::now();
     let done = reconfigure(&[&old[..], &["--yes", "--old-max-ttl", "1500ms"]].concat()).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(
-        since.elapsed().as_millis() >= 1_600,
-        "it was said that locks of 1.5 s may live: {done:?}"
-    );
+    assert!(since.elapsed().as_millis() >= 1_600, "the stated maximum was 1.5 s: {done:?}");
     times(Launch::over(&servers), "500ms").ready().await;
 }
 

@@ -40,7 +40,11 @@ fn times(launch: Launch, max_ttl: &str) -> Launch {
 async fn node_of(gateway: &Gateway, server: &RedisServer) -> Value {
     let health = gateway.readyz().await.json();
     let nodes = health["nodes"].as_array().expect("readyz lists nodes");
-    nodes.iter().find(|node| node["node"] == name(server).as_str()).expect("it is listed").clone()
+    nodes
+        .iter()
+        .find(|node| node["node"] == name(server).as_str())
+        .expect("the node is listed")
+        .clone()
 }
 
 async fn until_state(gateway: &Gateway, server: &RedisServer, state: &str, restarts: u64) -> Value {
@@ -53,7 +57,7 @@ async fn until_state(gateway: &Gateway, server: &RedisServer, state: &str, resta
 
 async fn is_everywhere(servers: &[RedisServer], lock: &str) {
     let all = (0..servers.len()).collect::<Vec<_>>();
-    eventually("it is on every master", async || {
+    eventually("every master stores the lock", async || {
         (stored_on(servers, lock, |_| true) == all).then_some(())
     })
     .await;
@@ -72,8 +76,7 @@ fn prints(text: &str, lines: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_bootstrapped_cluster_keeps_its_locks_without_the_flag()
-{
+async fn a_bootstrapped_cluster_keeps_its_locks_without_the_flag() {
     let servers = masters(3);
     let urls = urls(&servers);
     let checked = Launch::bare(&["check", "--bootstrap"]).nodes(&urls).finish().await;
@@ -88,7 +91,7 @@ async fn a_bootstrapped_cluster_keeps_its_locks_without_the_flag()
     prints(&again.stdout, &["ok: 3 of 3 nodes would be admitted now, 2 needed"]);
     drained(first).await;
     let second = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").ready().await;
-    assert!(!second.stdout().contains(QUARANTINED), "nobody waits for what was admitted");
+    assert!(!second.stdout().contains(QUARANTINED), "admitted masters cause no wait");
     second.post("job", json!({})).await.problem(409, "lock_held");
     assert_eq!(second.patch("job", &lease.token, 60_000).await.status, 200);
 }
@@ -140,7 +143,11 @@ async fn a_master_that_returns_empty_recovers_the_held_locks() {
     gateway.post("job", json!({})).await.problem(409, "lock_held");
     // Long before the five minutes of the quarantine.
     until_state(&gateway, &servers[2], "admitted", 1).await;
-    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "it was told");
+    assert_eq!(
+        stored_on(&servers, "job", |_| true),
+        [0, 1, 2],
+        "the master has recovered the lock"
+    );
     servers[0].kill();
     gateway.post("job", json!({})).await.problem(409, "lock_held");
     let extended = gateway.patch("job", &lease.token, 60_000).await;
@@ -280,7 +287,7 @@ async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
     for at in 0..3 {
         is_everywhere(&servers, "job").await;
         servers[at].restart_as(true);
-        let node = eventually("it is admitted", async || {
+        let node = eventually("the master is admitted", async || {
             assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
             gateway.post("job", json!({})).await.problem(409, "lock_held");
             Some(node_of(&gateway, &servers[at]).await)
@@ -288,7 +295,10 @@ async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
         })
         .await;
         assert_eq!(node["engine"], "native", "{node:#}");
-        assert!(stored_on(&servers, "job", |_| true).contains(&at), "its lock was on its disk");
+        assert!(
+            stored_on(&servers, "job", |_| true).contains(&at),
+            "the lock was on the master's disk"
+        );
     }
     assert_no_quarantine(&gateway);
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
@@ -337,7 +347,7 @@ async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     let twice = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
     assert_eq!(
         twice.status, 201,
-        "if this is refused the runbook is more careful than it has to be: {twice:?}"
+        "a refusal here means that the runbook is stricter than necessary: {twice:?}"
     );
 }
 
@@ -357,7 +367,10 @@ async fn a_restored_backup_without_its_marker_grants_nothing_twice() {
     // One of the two voting masters stores the lock, and the other does not.
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     until_state(&gateway, &servers[0], "admitted", 1).await;
-    assert!(stored_on(&servers, "on-all", |_| true).contains(&0), "it was told");
+    assert!(
+        stored_on(&servers, "on-all", |_| true).contains(&0),
+        "the master has recovered the lock"
+    );
     gateway.post("job", json!({})).await.problem(409, "lock_held");
     // The released lock is back on this master until its TTL ends; the other masters decide.
     assert_eq!(stored_on(&servers, "since-released", |_| true), [0]);
@@ -392,7 +405,7 @@ async fn a_key_is_rotated_with_two_hashes_and_no_refusal() {
     assert_eq!(
         new.patch(&gateway, "job", &lease.token).await.status,
         200,
-        "it is the same principal"
+        "both keys have the same principal"
     );
     replaced(&new.entry);
     eventually("the old key has ended", async || {

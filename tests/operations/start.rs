@@ -69,8 +69,7 @@ async fn an_unknown_log_level_is_refused() {
 }
 
 #[tokio::test]
-async fn check_agrees_with_start_on_a_new_cluster()
-{
+async fn check_agrees_with_start_on_a_new_cluster() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let check = |words: &[&str]| Launch::bare(&[&["check"], words].concat()).nodes(&urls).finish();
@@ -84,7 +83,7 @@ async fn check_agrees_with_start_on_a_new_cluster()
     }
     assert!(
         servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0),
-        "looking changes nothing"
+        "a check changes nothing"
     );
     assert_eq!(check(&[]).await.code, Some(1));
 
@@ -136,7 +135,10 @@ async fn a_password_file_serves_nodes_whose_url_has_none() {
     let launch = with_file(&["reconfigure", "--max-ttl", "6m"]);
     let finished =
         urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;
-    assert!(finished.code == Some(0) && finished.stdout.contains("max_ttl 5m → 6m"), "{finished:?}");
+    assert!(
+        finished.code == Some(0) && finished.stdout.contains("max_ttl 5m → 6m"),
+        "{finished:?}"
+    );
 
     for (text, why) in [("", "it is empty"), ("\n", "it is empty"), ("a\nb\n", "several lines")] {
         let wrong = Scratch::new("password", text);

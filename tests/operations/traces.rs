@@ -198,7 +198,8 @@ async fn a_round_without_a_quorum_names_the_failed_nodes() {
     traced(&gateway, Method::POST, "/locks/job", true).await.problem(503, "quorum_unavailable");
     let has_request = |spans: &[Span]| spans.iter().any(|span| span.name == "POST /locks/{name}");
     let spans = collector.until("the request", has_request).await;
-    let request = spans.iter().find(|span| span.name == "POST /locks/{name}").expect("waited for");
+    let request =
+        spans.iter().find(|span| span.name == "POST /locks/{name}").expect("the body is awaited");
     assert_eq!(attribute(request, "error.type"), "quorum_unavailable");
     assert_eq!(request.status.as_ref().expect("a status").code(), StatusCode::Error);
     let rounds: Vec<_> = below(&spans, request).collect();

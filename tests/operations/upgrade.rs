@@ -42,11 +42,11 @@ struct Shared {
 impl Shared {
     fn add(&self, gateway: &Gateway) {
         let backend = Backend { address: gateway.address(), is_ready: AtomicBool::new(false) };
-        self.backends.write().expect("nobody panics with it").push(Arc::new(backend));
+        self.backends.write().expect("no panic poisons the lock").push(Arc::new(backend));
     }
 
     fn all(&self) -> Vec<Arc<Backend>> {
-        self.backends.read().expect("nobody panics with it").clone()
+        self.backends.read().expect("no panic poisons the lock").clone()
     }
 
     fn ready(&self) -> Option<Arc<Backend>> {
@@ -86,7 +86,7 @@ impl Shared {
                 let connection = connect(backend.address).await?;
                 kept = Some((backend, connection));
             }
-            let (backend, connection) = kept.as_mut().expect("it was just made");
+            let (backend, connection) = kept.as_mut().expect("the backend was just started");
             let at = backend.address;
             let (method, wanted) = match &token {
                 None => (Method::POST, StatusCode::CREATED),

@@ -56,7 +56,7 @@ fn missing_in<'a>(line: &'a str, top: &Path) -> Vec<&'a str> {
 fn the_architecture_page_names_existing_files() {
     let page = read(PAGE);
     let missing: Vec<_> = page.lines().flat_map(|line| missing_in(line, source_root())).collect();
-    assert!(missing.is_empty(), "{PAGE} names {missing:?}, which are not there");
+    assert!(missing.is_empty(), "{PAGE} names missing files: {missing:?}");
     let named = page.lines().flat_map(paths).count();
     assert!(named > 80, "only {named} names were recognised");
 }
@@ -93,7 +93,7 @@ fn the_map_in_the_readme_names_existing_files() {
         .expect("a map");
     let missing: Vec<_> =
         map.lines().flat_map(paths).filter(|name| !tree.contains(&format!("/{name}\n"))).collect();
-    assert!(missing.is_empty(), "the README names {missing:?}, which are not there");
+    assert!(missing.is_empty(), "the README names missing files: {missing:?}");
     assert!(map.lines().flat_map(paths).count() > 10, "names are not recognised");
 }
 
@@ -127,7 +127,7 @@ fn the_readme_stays_short() {
     let lines = read("README.md").lines().count();
     assert!(
         lines <= 200,
-        "{lines} lines: what operators and authors of clients need is for crates/redlock-gateway/docs"
+        "{lines} lines: texts for operators and client authors belong in crates/redlock-gateway/docs"
     );
 }
 

@@ -83,7 +83,10 @@ fn only_in(what: &str, found: impl Fn(&str) -> bool, room: &str, places: &[&str]
             unused.remove(place);
         }
     }
-    assert!(unused.is_empty(), "{unused:?} may have {what} and have none: take them off the list");
+    assert!(
+        unused.is_empty(),
+        "{unused:?} are allowed {what} but have none: remove them from the list"
+    );
 }
 
 fn crate_only_in(krate: &str, room: &str, places: &[&str]) {
@@ -205,7 +208,7 @@ fn the_gateways_policy_knows_no_statuses_and_no_redis_keys() {
     let (_, text) = files("crates/redlock-gateway/src", &["rs"])
         .into_iter()
         .find(|(file, _)| file.ends_with("src/gateway.rs"))
-        .expect("gateway.rs is there");
+        .expect("gateway.rs exists");
     for (number, line) in code(&text) {
         for word in ["StatusCode", "axum", "http::", "EVALSHA", ":fence"] {
             assert!(!line.contains(word), "gateway.rs:{number}: {}", line.trim());
@@ -222,7 +225,7 @@ fn production_code_does_not_unwrap() {
         for (number, line) in code(&text) {
             assert!(
                 !line.contains(".unwrap()"),
-                "{file}:{number}: say what holds instead: {}",
+                "{file}:{number}: use expect with the invariant: {}",
                 line.trim()
             );
         }

@@ -74,7 +74,8 @@ fn every_procedure_of_the_runbook_names_an_existing_test() {
 #[test]
 fn missing_tests_of_procedures_are_noticed() {
     let tests = tests();
-    let sample = "# Runbook\n\n## One\n\n(`operations::upgrade::a_rolling_upgrade_loses_no_request`)\n";
+    let sample =
+        "# Runbook\n\n## One\n\n(`operations::upgrade::a_rolling_upgrade_loses_no_request`)\n";
     assert!(wrong_in(sample, &tests).is_empty());
     // A helper is not a test, and a test in another file does not count.
     for other in [

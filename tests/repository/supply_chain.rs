@@ -43,7 +43,7 @@ fn is_allowed(expression: &str, allowed: &[String]) -> bool {
         .replace(" WITH ", "-WITH-");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let (met, end) = any_of(&words, 0, allowed);
-    assert_eq!(end, words.len(), "{expression:?} is no expression");
+    assert_eq!(end, words.len(), "{expression:?} is not an expression");
     met
 }
 
@@ -113,11 +113,11 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
         match field("source") {
             None => {
                 let is_stand_in = name == "redis-protocol" && field("version") == Some("6.999.0");
-                assert!(name.starts_with("redlock-") || is_stand_in, "{name} comes from nowhere");
+                assert!(name.starts_with("redlock-") || is_stand_in, "{name} has no source");
                 ours += 1;
             }
             Some(source) => {
-                assert!(source.starts_with("registry+"), "{name} is not of a registry: {source}");
+                assert!(source.starts_with("registry+"), "{name} is not from a registry: {source}");
                 registries.insert(source.to_owned());
                 assert!(
                     field("checksum").is_some_and(|digest| digest.len() == 64),
@@ -128,7 +128,7 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
         }
     }
     assert_eq!(registries.len(), 1, "{registries:?}");
-    assert!(ours > 5 && theirs > 100, "{ours} of ours, {theirs} of others");
+    assert!(ours > 5 && theirs > 100, "{ours} own crates, {theirs} others");
     let deny = text(".cargo/deny.toml");
     for line in ["unknown-registry = \"deny\"", "unknown-git = \"deny\"", "allow-git = []"] {
         assert!(deny.lines().any(|found| found == line), "deny.toml does not say {line}");
@@ -210,13 +210,13 @@ fn only_one_cryptography_implementation_is_used() {
     let built: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(
         built.contains(&"rustls") && built.contains(&"aws-lc-rs"),
-        "this test looks for the wrong thing"
+        "this test searches for the wrong text"
     );
     assert!(banned.contains(&"ring".to_owned()), "{banned:?}");
     for krate in &banned {
         assert!(
             !built.contains(&krate.as_str()),
-            "{krate} is built: see cargo tree --invert {krate}"
+            "{krate} is compiled: see cargo tree --invert {krate}"
         );
     }
 }
@@ -247,7 +247,7 @@ fn no_file_names_a_registry_host() {
         .args(["ls-files", "-z"])
         .current_dir(source_root())
         .output()
-        .expect("git is here");
+        .expect("git is installed");
     let listed = String::from_utf8(listed.stdout).expect("names are text");
     let is_named =
         |file: &&str| !file.ends_with("Cargo.lock") && !file.ends_with("supply_chain.rs");

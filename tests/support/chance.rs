@@ -8,7 +8,7 @@ pub(crate) struct Chance(u64);
 /// The seed in this environment variable, to replay a run, or a fresh seed. Prints the seed.
 pub(crate) fn seed(variable: &str) -> u64 {
     let seed = match std::env::var(variable) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is no number")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")),
         Err(_) => {
             let mut seed = [0; 8];
             OsEntropy.fill(&mut seed);

@@ -55,7 +55,7 @@ impl Call {
 
     /// Adds a header. A header that is added twice is sent twice.
     pub(crate) fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
-        let value = HeaderValue::from_bytes(value.as_ref()).expect("what a client can send");
+        let value = HeaderValue::from_bytes(value.as_ref()).expect("a valid header value");
         self.headers.append(HeaderName::try_from(name).expect("a header's name"), value);
         self
     }
@@ -140,7 +140,7 @@ impl Answer {
     pub(crate) fn header(&self, name: &str) -> &str {
         let mut values = self.headers.get_all(name).iter();
         let value = values.next().map_or("", |value| value.to_str().expect("plain text"));
-        assert!(values.next().is_none(), "{name} is there more than once: {self:?}");
+        assert!(values.next().is_none(), "{name} occurs more than once: {self:?}");
         value
     }
 

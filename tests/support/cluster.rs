@@ -165,7 +165,7 @@ pub(crate) async fn first_vote(node: &dyn Node) -> Instant {
         match ask(node, lock.acquire(1, now(), 10)).await {
             Vote::Granted => Some(Instant::now()),
             Vote::Failed(_) => None,
-            vote => panic!("nobody has this lock: {vote:?}"),
+            vote => panic!("a fresh lock is held: {vote:?}"),
         }
     })
     .await
@@ -243,7 +243,8 @@ impl NodeClock {
 
     /// Sets how far the clock is ahead from now on.
     pub(crate) fn set_ahead(&self, millis: i64) {
-        let file = File::options().write(true).open(self.file.path()).expect("the test made it");
-        file.write_all_at(&millis.to_ne_bytes(), 0).expect("it can be written");
+        let file =
+            File::options().write(true).open(self.file.path()).expect("the test created the file");
+        file.write_all_at(&millis.to_ne_bytes(), 0).expect("the file can be written");
     }
 }

@@ -212,7 +212,7 @@ impl Launch {
     /// Serves at this address with all output to this file. Returns when the gateway answers.
     pub(crate) async fn serve_into(self, address: SocketAddr, output: std::fs::File) -> Gateway {
         let gateway = Gateway { process: self.spawn_into(output), address };
-        eventually("it answers", async || {
+        eventually("the gateway answers", async || {
             gateway.call(Method::GET, "/livez").try_send().await.ok()
         })
         .await;
@@ -467,8 +467,8 @@ impl Gateway {
     /// Resident memory in bytes.
     pub(crate) fn resident(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.child.id()))
-            .expect("it lives");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux tells");
+            .expect("the process lives");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux has /proc");
         let kilobytes =
             line.split_whitespace().nth(1).and_then(|number| number.parse::<f64>().ok());
         kilobytes.expect("a number") * 1024.0

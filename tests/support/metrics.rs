@@ -37,7 +37,7 @@ impl Samples {
             let fresh = values
                 .insert((name.to_owned(), labels), value.parse().expect("a number"))
                 .is_none();
-            assert!(fresh, "there twice: {line}");
+            assert!(fresh, "this sample occurs twice: {line}");
         }
         Self { text, values }
     }

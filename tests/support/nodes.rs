@@ -157,7 +157,7 @@ pub(crate) fn telling(mut op: Op, text: &'static str) -> Op {
         Op::Acquire { tell, .. } | Op::Release { tell, .. } => {
             *tell = Some(Hint::received(Bytes::from_static(text.as_bytes())));
         }
-        other => panic!("{other:?} tells nobody"),
+        other => panic!("{other:?} has no hint"),
     }
     op
 }

@@ -45,7 +45,7 @@ impl FaultyMaster {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("it is bound").port();
+        let port = listener.local_addr().expect("the listener is bound").port();
         listener.set_nonblocking(true).expect("a socket");
         let (nonsense, switch) = watch::channel(None);
         let nonsense_count = Arc::<AtomicUsize>::default();
@@ -93,7 +93,12 @@ impl Drop for FaultyMaster {
     }
 }
 
-async fn serve(mut client: TcpStream, master: u16, mut switch: NonsenseReceiver, nonsense_count: Arc<AtomicUsize>) {
+async fn serve(
+    mut client: TcpStream,
+    master: u16,
+    mut switch: NonsenseReceiver,
+    nonsense_count: Arc<AtomicUsize>,
+) {
     if switch.borrow_and_update().is_none() {
         let Ok(mut master) = TcpStream::connect(("127.0.0.1", master)).await else { return };
         let _ = (client.set_nodelay(true), master.set_nodelay(true));

@@ -106,7 +106,7 @@ async fn databases_refuse_the_writes_of_a_paused_holder() {
     let paused = paused.spawn().unwrap();
     let pid = Pid::from_raw(paused.id().unwrap() as i32).unwrap();
     let stopped = async || waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::NOHANG).unwrap();
-    assert!(eventually("it is paused", stopped).await.1.stopped());
+    assert!(eventually("the process is paused", stopped).await.1.stopped());
     place.assert_free("reports/7").await;
     let write = place.file("write.sh", &place.block(RECIPE, "sh", 0));
     let writer = |body: &str| {

@@ -38,7 +38,7 @@ async fn runs_of_a_curl_script_exclude_each_other_and_release() {
 async fn a_curl_script_distinguishes_a_held_lock_from_other_errors() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.block(SHELL, "sh", 0);
-    assert!(!script.contains("$answer."), "a name that others can foretell: {script}");
+    assert!(!script.contains("$answer."), "a predictable file name: {script}");
     let code =
         async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
     let _lease =
@@ -69,7 +69,7 @@ fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
         let times: Vec<_> = fields.by_ref().take(5).collect();
         assert!(times.iter().all(|time| *time == "*" || time.parse::<u8>().is_ok()), "{line}");
         let command = fields.next().expect("a command").replace("\\%", "\0");
-        assert!(!command.contains('%'), "cron makes a new line of it: {line}");
+        assert!(!command.contains('%'), "cron would split the line here: {line}");
         [start.clone(), vec![command.replace('\0', "%")]].concat()
     })
     .collect()
@@ -172,7 +172,7 @@ async fn commands_in_containers_exclude_each_other() {
     place.hold();
     let first = start(&place, &report).spawn().unwrap();
     place.begun(1).await;
-    assert_eq!(run(start(&place, &report)).await.0, Some(0), "it is skipped");
+    assert_eq!(run(start(&place, &report)).await.0, Some(0), "the run is skipped");
     let mut leader = start(&place, &mailer).spawn().unwrap();
     place.begun(2).await;
     let candidate = start(&place, &mailer).spawn().unwrap();
@@ -188,12 +188,7 @@ async fn commands_in_containers_exclude_each_other() {
     assert!(after > before, "{after:?} {before:?}");
     place.go();
     assert_eq!((ended(first).await.0, ended(candidate).await.0), (Some(0), Some(0)));
-    assert_eq!(
-        place.count("end"),
-        2,
-        "the leader that was killed left nothing running: {:?}",
-        place.log()
-    );
+    assert_eq!(place.count("end"), 2, "processes of the killed leader: {:?}", place.log());
 }
 
 #[tokio::test]

@@ -50,11 +50,11 @@ async fn a_repeated_delivery_is_processed_once() {
     place.hold();
     let first = delivery(one, 42).spawn().unwrap();
     place.begun(1).await;
-    assert_eq!(status(one, 42).await, "503", "a copy while the first is at work");
-    assert_eq!(status(two, 42).await, "503", "another one for the order");
+    assert_eq!(status(one, 42).await, "503", "a copy during the first delivery's work");
+    assert_eq!(status(two, 42).await, "503", "another delivery for the same order");
     place.go();
     assert_eq!(ended(first).await.1, "200");
-    assert_eq!(status(one, 42).await, "200", "a copy after that");
+    assert_eq!(status(one, 42).await, "200", "a copy after the work");
     place.assert_one_at_a_time(1);
     let at_once: Vec<_> = (0..6).map(|_| delivery(two, 42).spawn().unwrap()).collect();
     for child in at_once {
@@ -79,7 +79,7 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     let short = block.replace("60_000", &TTL.as_millis().to_string()).replace(r#""40""#, r#""1""#);
     assert!(
         short.matches("4000").count() == 1 && short.matches(r#""1""#).count() == 1,
-        "its times: {short}"
+        "times of the repeated tries: {short}"
     );
     let program = place.file("receiver.py", &short);
     let (mut crashes, port) = receiver(&place, &program).await;
@@ -93,7 +93,7 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     let is_older = async || {
         (place.gateway.inspect("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(())
     };
-    assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is held still");
+    assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is still held");
     eventually("the lock grows older under copies", is_older).await;
     // By now `timeout` has ended the work of the crashed receiver.
     place.go();
@@ -102,14 +102,16 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
         copies += 1;
         assert!(
             crashed.elapsed() < TTL * 2,
-            "{copies} copies and not done after {:?}",
+            "not done after {copies} copies and {:?}",
             crashed.elapsed()
         );
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    assert!(copies > 3, "they came while it was held: {copies}");
+    assert!(copies > 3, "too few copies arrived while the lock was held: {copies}");
     let log = place.log();
-    let [first, again, end] = &log[..] else { panic!("one that was ended, and one: {log:?}") };
+    let [first, again, end] = &log[..] else {
+        panic!("expected one ended run and one complete run: {log:?}")
+    };
     assert!(
         first[0] == "begin" && again[0] == "begin" && end[0] == "end" && again[1] == end[1],
         "{log:?}"

@@ -64,7 +64,10 @@ async fn a_leftover_process_gets_the_stop_signal_once() {
     let left = number(&dir, "left").await;
     signal(&runner, Signal::TERM);
     assert_eq!(code_and_words(runner).await.0, Some(5));
-    assert!(!lives(left) && dir.path().join("saved").exists(), "it had time to end");
+    assert!(
+        !lives(left) && dir.path().join("saved").exists(),
+        "the leftover process had time to end"
+    );
     assert_eq!(written(&dir, "signals").await, "INT");
 }
 
@@ -118,7 +121,7 @@ async fn a_process_with_an_ended_first_thread_is_killed() {
         let token = written(&dir, "token").await;
         let process = format!("/proc/{threaded}");
         let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
-        assert!(stat.contains(") Z "), "its first thread has ended: {stat}");
+        assert!(stat.contains(") Z "), "the first thread has ended: {stat}");
         match is_killed {
             true => runner.start_kill().unwrap(),
             false => assert_eq!(gateway.delete("job", &token).await.status, 204),
@@ -165,7 +168,7 @@ async fn the_conflict_exit_code_can_be_chosen() {
     assert_eq!(
         output(&gateway, &[&nowhere[..], &free, &["true"]].concat()).await.0,
         Some(69),
-        "that is no lock held"
+        "a missing gateway is not a held lock"
     );
     let (code, _, err) =
         output(&gateway, &["run", "job", "--conflict-exit-code", "256", "--", "true"]).await;
@@ -226,6 +229,6 @@ async fn a_signal_reaches_the_command_and_stops_its_leftovers() {
     let (left, _) = (number(&dir, "left").await, number(&dir, "child").await);
     signal(&runner, Signal::TERM);
     assert_eq!(code_and_words(runner).await.0, Some(5));
-    assert!(!lives(left), "it would go on without the lock");
+    assert!(!lives(left), "the leftover process would continue without the lock");
     assert_eq!(gateway.inspect("job").await["state"], "free");
 }

@@ -37,7 +37,7 @@ impl Screen {
             while !self.shown.contains(text) {
                 let mut buffer = [0; 1024];
                 let read = stdout.read(&mut buffer).await.unwrap();
-                assert!(read > 0, "it ended without {text:?}: {:?}", self.shown);
+                assert!(read > 0, "the terminal ended without {text:?}: {:?}", self.shown);
                 self.shown += &String::from_utf8_lossy(&buffer[..read]);
             }
         };

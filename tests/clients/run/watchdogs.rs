@@ -133,7 +133,7 @@ async fn a_stopped_watchdog_ends_the_run() {
         );
         assert!(
             !lives(grandchild) && !lives(child),
-            "{which}: it would outlive a runner that is killed now"
+            "{which}: a process would outlive a runner that is killed now"
         );
         assert_eq!(state(&gateway, "job").await, "free", "{which}");
         eventually("no watchdog is left", async || {
@@ -355,7 +355,7 @@ async fn a_delegated_cgroup_ends_processes_no_signal_reaches() {
     assert_eq!(
         inside.map(|entry| entry.file_name()).collect::<Vec<_>>(),
         [""; 0],
-        "it takes its own away"
+        "redlock removes its own cgroups"
     );
 }
 
@@ -402,8 +402,10 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
     let runner = runner(&child);
     // Half of the storms begin as soon as the lock is held. They hit any moment of the command's
     // start.
-    eventually("it has the lock", async || (state(gateway, &name).await == "held").then_some(()))
-        .await;
+    eventually("the runner has the lock", async || {
+        (state(gateway, &name).await == "held").then_some(())
+    })
+    .await;
     tokio::time::sleep(Duration::from_millis(chance.below(2) as u64 * chance.below(2_000) as u64))
         .await;
     let all = [&[runner][..], &watchdogs(runner)].concat();

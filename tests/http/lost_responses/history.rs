@@ -101,7 +101,7 @@ impl History {
         let founded = others
             .filter(|life| overlaps(life))
             .any(|life| holder.as_ref().is_none_or(|who| *who == life.order));
-        (!founded).then(|| format!("nobody else had the lock: {denial:?}"))
+        (!founded).then(|| format!("no other client had the lock: {denial:?}"))
     }
 
     /// Denials while another client knowingly held the lock during the whole request.
@@ -147,7 +147,11 @@ fn the_checker_finds_two_holders_and_decreasing_tokens() {
     let judged = |holds: Vec<Hold>| History { holds, ..History::default() }.judged().len();
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 10, 20), hold("a", 3, 20, 30)]), 0);
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 9, 20)]), 1, "both at once");
-    assert_eq!(judged(vec![hold("a", 1, 0, 30), hold("b", 2, 10, 20)]), 1, "one within the other");
+    assert_eq!(
+        judged(vec![hold("a", 1, 0, 30), hold("b", 2, 10, 20)]),
+        1,
+        "one hold within another"
+    );
     assert_eq!(judged(vec![hold("a", 2, 0, 10), hold("b", 1, 10, 20)]), 1, "a smaller token later");
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 1, 10, 20)]), 1, "one token twice");
     let elsewhere = Hold { lock: "another".into(), ..hold("b", 1, 5, 15) };
@@ -164,10 +168,18 @@ fn the_checker_finds_a_denial_without_another_holder() {
     };
     assert_eq!(judged(denial("b", Some("a"), 20_009, 20_020)), 0);
     assert_eq!(judged(denial("b", None, 20_009, 20_020)), 0);
-    assert_eq!(judged(denial("b", Some("a"), 20_011, 20_020)), 1, "it was released before");
-    assert_eq!(judged(denial("b", None, 20_011, 20_020)), 1, "nobody else was there");
+    assert_eq!(judged(denial("b", Some("a"), 20_011, 20_020)), 1, "the lock was released before");
+    assert_eq!(judged(denial("b", None, 20_011, 20_020)), 1, "no other client was there");
     assert_eq!(judged(denial("b", Some("b"), 20_000, 20_005)), 1, "by itself");
-    assert_eq!(judged(denial("b", Some("c"), 20_000, 20_005)), 1, "by nobody of this run");
-    assert_eq!(judged(denial("b", Some("closed"), 4_000, 4_005)), 0, "its undo may be late");
+    assert_eq!(
+        judged(denial("b", Some("c"), 20_000, 20_005)),
+        1,
+        "by a holder outside of this run"
+    );
+    assert_eq!(
+        judged(denial("b", Some("closed"), 4_000, 4_005)),
+        0,
+        "the undo of a left client may be late"
+    );
     assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "but not for ever");
 }

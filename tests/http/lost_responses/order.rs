@@ -172,7 +172,7 @@ impl<'a> Order<'a> {
                 let problem = answer.problem(409, "lock_held");
                 self.seen.count("POST: 409 lock_held");
                 if self.known.is_some() {
-                    self.wrong(&format!("denied what it has: {problem}"));
+                    self.wrong(&format!("refused because of its own lock: {problem}"));
                 }
                 let order = self.label.clone();
                 let lock = self.lock.clone();
@@ -194,15 +194,15 @@ impl<'a> Order<'a> {
         let replayed = replayed == "true";
         match &self.known {
             Some((known, _)) if *known == lease && replayed => {
-                self.seen.count("told again: the same grant")
+                self.seen.count("repeated: the same grant")
             }
             Some(_) => self.wrong(&format!("another grant: {lease:?}, replayed: {replayed}")),
             None if replayed && !asked_before => self.wrong("replayed, and never asked before"),
             None => {
                 let how = match (asked_before, replayed) {
-                    (false, _) => "told first: granted to the first request",
-                    (true, true) => "told first: the grant of one that was lost",
-                    (true, false) => "told first: a grant of its own after one that was lost",
+                    (false, _) => "first answer: granted to the first request",
+                    (true, true) => "first answer: the grant of a lost request",
+                    (true, false) => "first answer: a new grant after a lost request",
                 };
                 self.seen.count(how);
                 self.known = Some((lease, self.run.began.elapsed()));
@@ -256,7 +256,7 @@ impl<'a> Order<'a> {
                 return self.seen.count("PATCH: 200");
             }
             if answer.status != 503 {
-                return self.wrong(&format!("PATCH of what it was promised: {answer:?}"));
+                return self.wrong(&format!("PATCH of a promised grant: {answer:?}"));
             }
             self.pause(&answer, "PATCH", &["outcome_unknown"]).await;
         }
@@ -276,7 +276,7 @@ impl<'a> Order<'a> {
                     return self.seen.count("DELETE: done by one that was unknown");
                 }
                 503 => self.pause(&answer, "DELETE", &["outcome_unknown"]).await,
-                _ => return self.wrong(&format!("DELETE of what it was promised: {answer:?}")),
+                _ => return self.wrong(&format!("DELETE of a promised grant: {answer:?}")),
             }
             perhaps_released = true;
         }
