@@ -1,4 +1,4 @@
-"""What cannot be said in the OpenAPI document, and why."""
+"""Rules of requests that the OpenAPI document cannot express, and the reason for each."""
 
 import re
 import time

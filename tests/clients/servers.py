@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""Real servers for the tests of a client in any language: three masters, two gateways over them, a proxy that loses answers.
+"""Real servers for the tests of a client in any language: three masters, two gateways, and a proxy
+that loses answers.
 
     tests/clients/servers.py GATEWAY        the path of a built redlock-gateway; needs redis-server
 
-One line of JSON on stdout says where they are:
+One line of JSON on stdout gives their addresses:
 
     {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY}
 
-`proxy` stands in front of the first gateway; `keyed` is a gateway of its own that wants the API key `key`, which may use names
-that begin with "jobs/". Then each line of JSON on stdin is done and answered by a line, {} or {"error": TEXT}:
+`proxy` stands in front of the first gateway. `keyed` is a separate gateway that requires the API key
+`key`, which is valid for names that begin with "jobs/". Then each line of JSON on stdin is carried out
+and answered by a line, {} or {"error": TEXT}:
 
-    {"do": "stop-masters", "count": N}      the first N masters answer nobody any more (SIGSTOP)
+    {"do": "stop-masters", "count": N}      the first N masters stop answering (SIGSTOP)
     {"do": "continue-masters"}
-    {"do": "stop-gateway", "index": I}      it accepts connections and answers none (SIGSTOP)
+    {"do": "stop-gateway", "index": I}      accepts connections and answers none (SIGSTOP)
     {"do": "continue-gateway", "index": I}
     {"do": "kill-gateway", "index": I}      kill -9
-    {"do": "start-gateway", "index": I}     again, at the same address
-    {"do": "swallow", "count": N}           the proxy does not give back the next N answers: it closes the connection
+    {"do": "start-gateway", "index": I}     restarts at the same address
+    {"do": "swallow", "count": N}           the proxy closes the connection instead of the next N answers
 
-At the end of stdin everything ends.
+At the end of stdin all servers end.
 """
 
 import json
@@ -78,7 +80,7 @@ def accepts(port):
 
 
 class Proxy:
-    """Passes everything on; closes instead of answering as often as it was told to."""
+    """Passes everything on; closes the connection instead of the next `swallows` answers."""
 
     def __init__(self, target):
         self.target = target
@@ -182,7 +184,7 @@ class Servers:
             file.write(entry)
         return key.strip(), path
 
-    def told(self):
+    def addresses(self):
         urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         keyed = f"http://127.0.0.1:{self.keyed}"
         return {"gateways": urls, "proxy": self.proxy.url, "keyed": keyed, "key": self.key}
@@ -217,7 +219,7 @@ def main():
     folder = tempfile.mkdtemp(prefix="redlock-clients-")
     try:
         servers = Servers(os.path.abspath(sys.argv[1]), folder)
-        print(json.dumps(servers.told()), flush=True)
+        print(json.dumps(servers.addresses()), flush=True)
         for line in sys.stdin:
             try:
                 servers.do(json.loads(line))

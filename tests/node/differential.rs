@@ -169,7 +169,7 @@ fn text(hint: &Hint) -> String {
 
 /// The hints that the answer requires.
 fn required_hints(op: &Op, vote: &Vote) -> Vec<String> {
-    op.memory_hints(vote).map(text).into_iter().collect()
+    op.told(vote).map(text).into_iter().collect()
 }
 
 fn differ(what: &str, memory: impl std::fmt::Debug, redis: impl std::fmt::Debug) -> TestCaseError {

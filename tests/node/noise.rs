@@ -4,7 +4,7 @@
 use redlock_core::node::NodeState;
 
 use crate::support::chance::{Chance, seed};
-use crate::support::faulty::{FaultyMaster, Nonsense};
+use crate::support::turncoat::{FaultyMaster, Nonsense};
 use crate::support::harness::{RedisServer, eventually};
 use crate::support::nodes::{in_state, remote_node};
 

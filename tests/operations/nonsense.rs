@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::client::Lease;
-use crate::support::faulty::{FaultyMaster, Nonsense};
+use crate::support::turncoat::{FaultyMaster, Nonsense};
 use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
 use crate::support::harness::{RedisServer, eventually, masters};
 
