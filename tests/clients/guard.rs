@@ -223,7 +223,7 @@ async fn twenty_contenders_under_a_lock_lose_no_count() {
 }
 
 #[tokio::test]
-async fn a_refusal_names_the_allowed_values() {
+async fn a_refusal_names_its_reason_or_the_limit() {
     let holder = key("jobs", HOLDER, "jobs/*").await;
     let keys = file(&[&holder]);
     let gateway = with_keys(&keys).start().await;

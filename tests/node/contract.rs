@@ -73,7 +73,7 @@ contract! {
     a_release_of_an_absent_lock_blocks_its_late_acquire
     a_release_never_lowers_a_watermark
     a_token_far_from_the_nodes_time_is_refused_without_trace
-    an_undo_restores_its_own_watermark_and_no_tombstone
+    an_undo_removes_its_own_watermark_and_keeps_tombstones
     a_release_from_the_far_future_leaves_no_watermark
     a_watermark_outlives_its_lock_by_its_retention_only
     a_watermark_set_beside_a_lock_outlives_the_lock
@@ -396,7 +396,7 @@ async fn a_release_from_the_far_future_leaves_no_watermark(kind: Kind) {
 
 /// Another owner's tombstone, set after this proposal was granted, must survive when the proposal's
 /// undo restores the watermark.
-async fn an_undo_restores_its_own_watermark_and_no_tombstone(kind: Kind) {
+async fn an_undo_removes_its_own_watermark_and_keeps_tombstones(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let other = Lock::new("b");

@@ -94,7 +94,7 @@ fn launch(count: usize) -> Launch {
 }
 
 #[tokio::test]
-async fn partial_heads_stay_within_the_memory_budget() {
+async fn partial_heads_stay_within_their_stated_memory() {
     let count = connections();
     let launch = launch(count);
     let gateway = launch.clone().start().await;
@@ -111,7 +111,7 @@ async fn partial_heads_stay_within_the_memory_budget() {
 }
 
 #[tokio::test]
-async fn partial_heads_over_tls_stay_within_the_memory_budget() {
+async fn partial_heads_over_tls_stay_within_their_stated_memory() {
     let count = connections().min(12_000);
     let authority = Authority::new();
     let own = authority.issue("server", "/CN=gateway");

@@ -359,7 +359,7 @@ async fn entirely_new_masters_need_the_old_ones_named_and_stop_them() {
 }
 
 #[tokio::test]
-async fn first_masters_need_a_statement_that_none_came_before() {
+async fn the_first_masters_move_with_no_old_nodes() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let done =

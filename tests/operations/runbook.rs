@@ -196,7 +196,7 @@ async fn reconfigured(
 }
 
 #[tokio::test]
-async fn a_replaced_master_leads_to_no_early_grant() {
+async fn replacing_a_dead_master_grants_no_lock_early() {
     let mut servers = masters(4);
     let old = times(Launch::over(&servers[..3]), "2s").ready().await;
     let lease = old.acquire_for("job", 2_000).await;
