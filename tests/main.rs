@@ -1,6 +1,7 @@
-//! Black-box tests: the core by its public API, on masters in memory and on real redis-servers, and the gateway as a process.
+//! Black-box tests: the core by its public API, on masters in memory and on real redis-servers, and
+//! the gateway as a process.
 
-/// What tests stand on: processes, certificates, clocks, clients.
+/// Support for the tests: processes, certificates, clocks, clients.
 mod support {
     pub(crate) mod certificates;
     pub(crate) mod chance;
@@ -17,7 +18,7 @@ mod support {
     pub(crate) mod waiters;
 }
 
-/// One node by its seam.
+/// One node behind the `Node` trait.
 mod node {
     mod agreement;
     mod batches;
@@ -36,7 +37,7 @@ mod node {
     mod subject;
 }
 
-/// Whole locks by the interface of the core.
+/// Whole locks through the core's public API.
 mod core {
     mod catch_up;
     mod examples;
@@ -55,7 +56,7 @@ mod core {
     mod waiting_polls;
 }
 
-/// The contract of the gateway's API.
+/// The contract of the gateway's HTTP API.
 mod http {
     mod audit;
     mod auth;
@@ -83,14 +84,14 @@ mod http {
     mod waiting_places;
 }
 
-/// Those who hold locks: the Rust client and `redlock`.
+/// Clients that hold locks: the Rust client and `redlock`.
 mod clients {
     mod guard;
     mod recipes;
     mod run;
 }
 
-/// What an operator sets and sees.
+/// Settings and observations of an operator.
 mod operations {
     mod config;
     mod connections;

@@ -1,4 +1,4 @@
-"""What cannot be said in the OpenAPI document, and why."""
+"""Rules of requests that the OpenAPI document cannot express, and the reason for each."""
 
 import re
 import time
@@ -20,29 +20,32 @@ def without_deceptive(value):
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
-    # Who asks to wait for a day for a lock that is held is right, and is answered after a day.
+    # A request that waits a day for a held lock is valid, and its answer takes a day.
     body = case.body if isinstance(case.body, dict) else {}
     if isinstance(body.get("wait_ms"), (int, float)) and 50 < body["wait_ms"] <= DAY_MS:
         body["wait_ms"] = 50
-    # A lock that was asked for with a short life may have run out before the next request: not found, and rightly.
+    # A lock with a short TTL may expire before the next request, which then correctly gets "not
+    # found".
     if isinstance(body.get("ttl_ms"), (int, float)) and 10 <= body["ttl_ms"] < 10_000:
         body["ttl_ms"] += 10_000
-    # Separators of lines and marks of direction are refused in what is stored: patterns of all languages have no common way to
-    # write them.
+    # Stored texts may hold no line separators and no direction marks. No pattern syntax that all
+    # languages share can express this.
     for field in ("owner", "metadata"):
         if field in body:
             body[field] = without_deceptive(body[field])
-    # A cursor is what a page before has answered, to the same question, and nothing that anybody can make up. Without one it is
-    # the first page.
+    # A cursor comes from the previous page of the same listing, and nobody can invent one. Without
+    # a cursor the first page is listed.
     if case.query and case.query.get("cursor"):
         case.query["cursor"] = ""
-    # The second part of a token is a time, and no token is of the future: the nodes cannot say what became of its lock
-    # (503, outcome_unknown). A second earlier keeps clear of every clock.
+    # The second part of a token is a time. For a token from the future the nodes cannot decide
+    # whether the lock was released (503, outcome_unknown). One second in the past is safe on every
+    # clock.
     token = (case.headers or {}).get("Lock-Token")
     if isinstance(token, str) and TOKEN.fullmatch(token) and int(token[2:18]) > (time.time() - 1) * 1_000_000:
         case.headers["Lock-Token"] = token[:2] + "10" + token[4:]
-    # A release takes a token, a key or force, which the document has no way to say. What is to be right is given a right one also
-    # where the tool has put a wrong one beside the query that it is about. A key beside a token is not used: it goes alone.
+    # A release takes a token, a key or force, and OpenAPI cannot express this choice. A request
+    # meant to be valid gets a valid token, even if the tool put an invalid one beside the parameter
+    # under test. A key beside a token is ignored, so the key is sent alone.
     forced = str((case.query or {}).get("force")).lower() == "true"
     is_right = case.meta is not None and case.meta.generation.mode.is_positive
     is_token = isinstance(token, str) and TOKEN.fullmatch(token)

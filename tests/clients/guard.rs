@@ -1,4 +1,5 @@
-//! The Rust client over real gateways and masters: the scenarios that every guard runs, in whatever language.
+//! The Rust client over real gateways and masters: the scenarios that the guards of all languages
+//! run.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,16 +30,19 @@ fn client(gateways: &[&Gateway]) -> Client {
         .expect("these are URLs")
 }
 
-/// Until so many extensions have been confirmed.
+/// Waits until `times` extensions have been confirmed.
 async fn extended(guard: &Guard, times: usize) {
     let mut deadlines = guard.deadlines();
     for _ in 0..times {
-        timeout(PATIENCE, deadlines.changed()).await.expect("it is extended").expect("it is held");
+        timeout(PATIENCE, deadlines.changed())
+            .await
+            .expect("the lock is extended")
+            .expect("the lock is held");
     }
 }
 
 #[tokio::test]
-async fn a_guard_holds_its_lock_for_five_times_its_ttl_and_leaves_nothing() {
+async fn a_guard_extends_for_five_ttls_and_leaves_nothing() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let guard =
@@ -47,18 +51,18 @@ async fn a_guard_holds_its_lock_for_five_times_its_ttl_and_leaves_nothing() {
     while guard.deadline().since(begin) < TTL * 5 {
         extended(&guard, 1).await;
         guard.check().unwrap();
-        let status = gateway.look("jobs/nightly").await;
+        let status = gateway.inspect("jobs/nightly").await;
         assert_eq!(
             (&status["owner"], &status["fencing_token"]),
             (&"host-7".into(), &guard.fencing_token().into())
         );
     }
     guard.release().await.unwrap();
-    assert_eq!(gateway.look("jobs/nightly").await["state"], "free");
+    assert_eq!(gateway.inspect("jobs/nightly").await["state"], "free");
 }
 
 #[tokio::test]
-async fn a_guard_that_is_dropped_releases_and_one_that_is_refused_says_who_holds_the_lock() {
+async fn a_dropped_guard_releases_and_a_refusal_names_the_holder() {
     let gateway = Launch::embedded().ready().await;
     let client = client(&[&gateway]);
     let guard = client.lock("a").owner("alice").acquire().await.unwrap();
@@ -73,19 +77,19 @@ async fn a_guard_that_is_dropped_releases_and_one_that_is_refused_says_who_holds
 }
 
 #[tokio::test]
-async fn whoever_lost_a_lock_to_another_release_was_not_told() {
+async fn a_guard_reports_a_lock_released_by_another() {
     let gateway = Launch::embedded().ready().await;
     let guard = client(&[&gateway]).lock("a").ttl(TTL).acquire().await.unwrap();
-    let told = guard.cancellation();
+    let message = guard.cancellation();
     assert_eq!(gateway.delete("a", guard.token()).await.status, 204);
     let loss = timeout(TTL, guard.lost()).await.expect("at the next extension");
     assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
-    assert!(told.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
-    guard.release().await.expect("a release after the loss is quiet");
+    assert!(message.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
+    guard.release().await.expect("a release after the loss succeeds");
 }
 
 #[tokio::test]
-async fn the_work_under_a_lost_lock_went_on() {
+async fn work_under_a_lost_lock_is_cancelled() {
     let gateway = Launch::embedded().ready().await;
     let held = client(&[&gateway]).lock("a").ttl(TTL);
     let result = held
@@ -98,13 +102,13 @@ async fn the_work_under_a_lost_lock_went_on() {
 }
 
 #[tokio::test]
-async fn a_guard_whose_masters_are_gone_is_lost_before_its_deadline() {
+async fn a_guard_without_masters_is_lost_before_its_deadline() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
     let guard = client(&[&gateway]).lock("a").ttl(TTL * 2).acquire().await.unwrap();
     extended(&guard, 1).await;
     servers[..2].iter().for_each(|server| server.stop());
-    let loss = timeout(PATIENCE, guard.lost()).await.expect("it is told");
+    let loss = timeout(PATIENCE, guard.lost()).await.expect("the guard reports the loss");
     let left = guard.deadline().left();
     servers[..2].iter().for_each(|server| server.cont());
     assert!(
@@ -130,13 +134,13 @@ async fn a_guard_survives_a_killed_gateway_and_a_hung_one() {
     drop(killed);
     extended(&guard, 3).await;
     guard.check().unwrap();
-    assert_eq!(last.look("a").await["fencing_token"], guard.fencing_token());
+    assert_eq!(last.inspect("a").await["fencing_token"], guard.fencing_token());
     guard.release().await.unwrap();
     hung.signal(Signal::CONT);
 }
 
-/// In front of a gateway: answers of the first requests are taken and not passed on.
-async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize>) {
+/// A proxy in front of a gateway: swallows the answers to the first requests.
+async fn swallowing_proxy(to: SocketAddr, limit: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let lost_responses = Arc::new(AtomicUsize::new(0));
@@ -146,7 +150,7 @@ async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize
             let count = count.clone();
             tokio::spawn(async move {
                 let mut gateway = TcpStream::connect(to).await.unwrap();
-                if count.load(Ordering::SeqCst) >= most {
+                if count.load(Ordering::SeqCst) >= limit {
                     let _ = tokio::io::copy_bidirectional(&mut client, &mut gateway).await;
                     return;
                 }
@@ -162,25 +166,25 @@ async fn swallowing(to: SocketAddr, most: usize) -> (SocketAddr, Arc<AtomicUsize
 }
 
 #[tokio::test]
-async fn answers_that_were_lost_lead_to_the_same_grant() {
+async fn retries_after_lost_answers_get_the_same_grant() {
     let gateway = Launch::embedded().ready().await;
-    let (address, lost_responses) = swallowing(gateway.address(), 2).await;
+    let (address, lost_responses) = swallowing_proxy(gateway.address(), 2).await;
     let client = Client::new(format!("http://{address}")).unwrap();
     let guard = client.lock("a").acquire().await.unwrap();
     assert_eq!(lost_responses.load(Ordering::SeqCst), 2);
-    let status = gateway.look("a").await;
+    let status = gateway.inspect("a").await;
     assert_eq!(
         (&status["state"], &status["fencing_token"]),
         (&"held".into(), &guard.fencing_token().into())
     );
     guard.release().await.unwrap();
-    assert_eq!(gateway.look("a").await["state"], "free");
+    assert_eq!(gateway.inspect("a").await["state"], "free");
 }
 
 #[tokio::test]
-async fn when_each_gateway_had_failed_once_only_the_first_was_asked_again() {
+async fn every_gateway_is_asked_again_after_each_failed_once() {
     let gateway = Launch::embedded().ready().await;
-    let (address, lost_responses) = swallowing(gateway.address(), 2).await;
+    let (address, lost_responses) = swallowing_proxy(gateway.address(), 2).await;
     let client = Client::builder()
         .url("http://127.0.0.1:1")
         .url(format!("http://{address}"))
@@ -191,7 +195,7 @@ async fn when_each_gateway_had_failed_once_only_the_first_was_asked_again() {
 }
 
 #[tokio::test]
-async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
+async fn twenty_contenders_under_a_lock_lose_no_count() {
     const EACH: usize = 5;
     let servers = masters(3);
     let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
@@ -219,7 +223,7 @@ async fn twenty_contenders_lost_a_count_of_a_counter_without_a_lock() {
 }
 
 #[tokio::test]
-async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
+async fn a_refusal_names_its_reason_or_the_limit() {
     let holder = key("jobs", HOLDER, "jobs/*").await;
     let keys = file(&[&holder]);
     let gateway = with_keys(&keys).start().await;
@@ -229,14 +233,14 @@ async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
     };
     let minute = Duration::from_secs(60);
     let known = of(&holder.text);
-    for (told, what) in [
+    for (message, what) in [
         (error(&of("rlk_nonsense"), "jobs/a", minute).await, "unauthenticated"),
         (error(&known, "other/a", minute).await, "acquire"),
         (error(&known, "jobs/ä", minute).await, "invalid_name"),
         (error(&known, "..", minute).await, "no name of a lock"),
         (error(&known, "jobs/a", minute * 60).await, "300000"),
     ] {
-        assert!(told.contains(what), "{told}");
+        assert!(message.contains(what), "{message}");
     }
     known.lock("jobs/a").acquire().await.unwrap().release().await.unwrap();
     assert!(
@@ -251,7 +255,7 @@ async fn what_the_gateway_refuses_is_told_with_what_is_allowed() {
 }
 
 #[tokio::test]
-async fn a_wait_that_is_longer_than_the_gateway_allows_is_asked_for_in_turns() {
+async fn a_wait_beyond_the_gateways_limit_is_split() {
     let gateway = Launch::embedded().flag("--max-wait", "600ms").ready().await;
     let lease = gateway.acquire_for("a", 2_500).await;
     let client = client(&[&gateway]);
@@ -260,31 +264,31 @@ async fn a_wait_that_is_longer_than_the_gateway_allows_is_asked_for_in_turns() {
     let guard =
         client.lock("a").wait(PATIENCE).acquire().await.expect("after the first one has expired");
     assert!(guard.fencing_token() > lease.fencing);
-    eventually("it is held by the guard", async || {
-        (gateway.look("a").await["state"] == "held").then_some(())
+    eventually("the guard holds the lock", async || {
+        (gateway.inspect("a").await["state"] == "held").then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_acquire_that_nobody_answered_leaves_no_lock() {
+async fn an_unanswered_acquire_leaves_no_lock() {
     let gateway = Launch::embedded().ready().await;
-    let (address, _) = swallowing(gateway.address(), usize::MAX).await;
+    let (address, _) = swallowing_proxy(gateway.address(), usize::MAX).await;
     let client = Client::new(format!("http://{address}")).unwrap();
     let minute = Duration::from_secs(60);
     let unanswered = client.lock("unanswered").ttl(minute).acquire().await;
     assert!(matches!(unanswered, Err(Error::Unavailable { .. })), "{unanswered:?}");
-    assert_eq!(gateway.look("unanswered").await["state"], "free");
+    assert_eq!(gateway.inspect("unanswered").await["state"], "free");
 
     assert!(timeout(TTL, client.lock("given-up").ttl(minute).acquire()).await.is_err());
-    eventually("it is free", async || {
-        (gateway.look("given-up").await["state"] == "free").then_some(())
+    eventually("the lock is free", async || {
+        (gateway.inspect("given-up").await["state"] == "free").then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_release_without_a_gateway_ends_after_five_seconds() {
+async fn a_release_without_a_gateway_ends_after_5_s() {
     let gateway = Launch::embedded().ready().await;
     let guard = client(&[&gateway]).lock("a").ttl(Duration::from_secs(60)).acquire().await.unwrap();
     gateway.signal(Signal::STOP);
@@ -297,12 +301,12 @@ async fn a_release_without_a_gateway_ends_after_five_seconds() {
 }
 
 #[tokio::test]
-async fn extensions_need_no_new_connection() {
+async fn extensions_reuse_the_connection() {
     let gateway = Launch::embedded().ready().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = Client::new(format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let to = gateway.address();
-    // As if names could not be resolved any more: no second connection comes about.
+    // No second connection succeeds, as if names could no longer be resolved.
     tokio::spawn(async move {
         let (mut client, _) = listener.accept().await.unwrap();
         drop(listener);

@@ -1,5 +1,6 @@
-//! The page of recipes is executed: its blocks are taken out by heading and language, and run as they stand, but for what
-//! [`Place::put`] puts in: the gateway's address and the directory of the programs that the recipes call.
+//! Executes the recipes page. The blocks are found by heading and language and run unchanged,
+//! except for the values that [`Place::put`] replaces: the gateway's address and the directory of
+//! the programs that the recipes call.
 
 mod ci;
 mod databases;
@@ -16,7 +17,7 @@ use tokio::time::timeout;
 use crate::support::gateway::{Gateway, Launch, built, source_root};
 use crate::support::harness::{PATIENCE, RedisServer, TempDir, dies_with_us, eventually, masters};
 
-/// How each recipe is run; `None`: the page says that it is not.
+/// The test of each recipe; `None`: the page marks the recipe as not run.
 const RUN: &[(&str, Option<&str>)] = &[
     ("A shell script with curl only", Some("jobs::a_script_with_curl")),
     ("Cron on several hosts", Some("jobs::a_crontab")),
@@ -38,7 +39,7 @@ fn page() -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Each recipe by its heading, with what stands below it.
+/// Each recipe's heading, with the text below the heading.
 fn recipes(page: &str) -> Vec<(&str, &str)> {
     page.split("\n## ")
         .skip(1)
@@ -46,7 +47,7 @@ fn recipes(page: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// The blocks of a recipe that are in this language.
+/// The blocks of a recipe in one language.
 fn blocks(page: &str, heading: &str, language: &str) -> Vec<String> {
     let recipes = recipes(page);
     let (_, text) = recipes
@@ -60,16 +61,20 @@ fn blocks(page: &str, heading: &str, language: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_recipe_says_whether_it_is_run_and_is_if_it_says_so() {
+fn every_recipe_marked_as_run_is_run() {
     let page = page();
     let headings: Vec<_> = recipes(&page).into_iter().map(|(heading, _)| heading).collect();
     assert_eq!(headings, RUN.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
     for ((heading, text), (_, test)) in recipes(&page).into_iter().zip(RUN) {
         let first = text.lines().next().unwrap_or_default();
-        let says =
+        let statement =
             first.strip_prefix('*').and_then(|rest| rest.strip_suffix(".*")).unwrap_or_default();
-        let is_run = says == "Run by the tests" || says.starts_with("Run by the tests where ");
-        assert!(is_run || says.starts_with("Not run by the tests: needs "), "{heading}: {first}");
+        let is_run =
+            statement == "Run by the tests" || statement.starts_with("Run by the tests where ");
+        assert!(
+            is_run || statement.starts_with("Not run by the tests: needs "),
+            "{heading}: {first}"
+        );
         assert_eq!(is_run, test.is_some(), "{heading}: {first}");
         let Some((module, function)) = test.and_then(|test| test.split_once("::")) else {
             continue;
@@ -83,7 +88,7 @@ fn every_recipe_says_whether_it_is_run_and_is_if_it_says_so() {
     }
 }
 
-/// What the recipes call as their work: says that it begins, and waits while there is a file `hold`, and says that it ends.
+/// The work that recipes run: logs its begin, waits while a file `hold` exists, and logs its end.
 const WORK: &str = r#"#!/bin/sh
 cd "DIR"
 echo "begin $$ ${0##*/}" >> log
@@ -94,7 +99,8 @@ echo "end $$ ${0##*/}" >> log
 [ ! -e code ] || exit "$(cat code)"
 "#;
 
-/// Where one recipe is run: a gateway over masters, and a directory with the programs that it calls.
+/// The environment of one recipe: a gateway over masters, and a directory with the programs that
+/// the recipe calls.
 struct Place {
     dir: TempDir,
     gateway: Gateway,
@@ -154,7 +160,7 @@ impl Place {
         format!("{}:{}", self.path("bin"), std::env::var("PATH").unwrap_or_default())
     }
 
-    /// Runs a program in this place; it dies with the test.
+    /// Runs a program in this place; the program dies with the test.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = dies_with_us(words[0]);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
@@ -171,7 +177,7 @@ impl Place {
         command
     }
 
-    /// What the work has said so far, in words.
+    /// The log of the work so far, one list of words for each line.
     fn log(&self) -> Vec<Vec<String>> {
         let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
         log.lines().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
@@ -181,20 +187,20 @@ impl Place {
         self.log().iter().filter(|line| line[0] == word).count()
     }
 
-    /// Work that has begun does not end before [`Self::go`].
+    /// Keeps started work from ending until [`Self::go`].
     fn hold(&self) {
         self.file("hold", "");
     }
 
     fn go(&self) {
-        std::fs::remove_file(self.path("hold")).expect("it is held");
+        std::fs::remove_file(self.path("hold")).expect("the lock is held");
     }
 
     async fn begun(&self, count: usize) {
         eventually("the work begins", async || (self.count("begin") >= count).then_some(())).await;
     }
 
-    /// So often has the work run, and never two at once.
+    /// The work has run `runs` times, and never two runs at once.
     fn assert_one_at_a_time(&self, runs: usize) {
         let log = self.log();
         assert_eq!(log.len(), 2 * runs, "{log:?}");
@@ -207,15 +213,15 @@ impl Place {
     }
 
     async fn assert_free(&self, name: &str) {
-        let free = async || (self.gateway.look(name).await["state"] == "free").then_some(());
+        let free = async || (self.gateway.inspect(name).await["state"] == "free").then_some(());
         eventually(&format!("{name} is free"), free).await;
     }
 }
 
-/// The exit code of a process, and what it has written.
+/// Exit code and output of a process.
 async fn ended(child: Child) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } =
-        timeout(PATIENCE * 2, child.wait_with_output()).await.expect("it ends").unwrap();
+        timeout(PATIENCE * 2, child.wait_with_output()).await.expect("the process ends").unwrap();
     (
         status.code(),
         format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)),
@@ -226,31 +232,31 @@ async fn run(mut command: Command) -> (Option<i32>, String) {
     ended(command.spawn().expect("setpriv (util-linux) starts")).await
 }
 
-/// Starts one command so often at the same time; each has to end with 0.
+/// Starts `count` copies of a command at once. Every copy has to exit with 0.
 async fn together(count: usize, command: impl Fn() -> Command) {
     let children: Vec<Child> =
         (0..count).map(|_| command().spawn().expect("setpriv (util-linux) starts")).collect();
     for child in children {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
 }
 
-/// A program that may be missing on this machine: says so, once it is.
+/// Whether a program is installed. Reports a missing program.
 async fn is_here(place: &Place, words: &[&str]) -> bool {
-    let (code, said) = run(place.command(words)).await;
+    let (code, output) = run(place.command(words)).await;
     if code != Some(0) {
-        println!("NOT RUN, because it is not here: {}: {said}", words[0]);
+        println!("NOT RUN, because the program is missing: {}: {output}", words[0]);
     }
     code == Some(0)
 }
 
-/// The value at a path of keys and numbers in a text in YAML, as JSON.
+/// The value at a path of keys and numbers in a YAML text, as JSON.
 async fn yaml(place: &Place, text: &str) -> serde_json::Value {
     let path: PathBuf = place.file("parsed.yml", text).into();
     let read = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";
-    let (code, said) =
+    let (code, output) =
         run(place.command(&["python3", "-c", read, path.to_str().expect("plain")])).await;
-    assert_eq!(code, Some(0), "python3-yaml reads it: {said}");
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}"))
+    assert_eq!(code, Some(0), "python3-yaml parses the block: {output}");
+    serde_json::from_str(&output).unwrap_or_else(|error| panic!("{error}: {output}"))
 }

@@ -1,4 +1,5 @@
-//! `redlock run`: the real program, real commands, real masters. What a command does is seen by what it leaves in files.
+//! `redlock run` with the real program, real commands and real masters. The tests see the effects
+//! of a command in the files that it writes.
 
 mod endings;
 mod terminal;
@@ -25,7 +26,7 @@ fn binary() -> &'static Path {
 }
 
 fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
-    // A shell starts what runs in the background with SIGINT ignored, and no shell below can trap it then.
+    // A shell starts background jobs with SIGINT ignored, and no shell below can trap SIGINT then.
     let mut command = Command::new("env");
     command.arg("--default-signal=INT,QUIT").arg(binary());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
@@ -43,7 +44,7 @@ async fn output(gateway: &Gateway, args: &[&str]) -> (Option<i32>, String, Strin
 }
 
 async fn ended(child: Child) -> Output {
-    timeout(PATIENCE, child.wait_with_output()).await.expect("it ends").unwrap()
+    timeout(PATIENCE, child.wait_with_output()).await.expect("the process ends").unwrap()
 }
 
 async fn code_and_words(child: Child) -> (Option<i32>, String) {
@@ -51,22 +52,25 @@ async fn code_and_words(child: Child) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// The first line on standard error. What comes later goes nowhere.
+/// The first line on standard error. Later lines are discarded.
 async fn line(child: &mut Child) -> String {
     let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
-    timeout(PATIENCE, stderr.read_line(&mut line)).await.expect("it tells").unwrap();
+    timeout(PATIENCE, stderr.read_line(&mut line))
+        .await
+        .expect("the runner prints a line")
+        .unwrap();
     tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
     line
 }
 
-/// A script with files to leave its traces in: `$1` is the directory.
+/// Runs a script under the lock `job`. The script's `$1` is a directory for its output.
 fn script<'a>(dir: &'a TempDir, flags: &[&'a str], script: &'a str) -> Vec<&'a str> {
     let dir = dir.path().to_str().unwrap();
     [&["run", "job"], flags, &["--", "sh", "-c", script, "sh", dir]].concat()
 }
 
-/// The number that a script has written, when it has.
+/// Waits for the number that a script writes to a file.
 async fn number(dir: &TempDir, file: &str) -> i32 {
     let path = dir.path().join(file);
     let read = || std::fs::read_to_string(&path).ok()?.strip_suffix('\n')?.parse().ok();
@@ -85,11 +89,11 @@ async fn gone(pid: i32) -> Instant {
     eventually("the process is gone", async || (!lives(pid)).then(Instant::now)).await
 }
 
-/// A command and one that it has started, both for ever.
+/// A command and its child, both endless.
 const TWO: &str = r#"sleep 1000 & echo $! > "$1/grandchild"; echo $$ > "$1/child"; wait"#;
 
 #[tokio::test]
-async fn a_command_runs_under_the_lock_and_ends_with_its_own_code() {
+async fn a_command_runs_under_the_lock_and_keeps_its_exit_code() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let shown =
@@ -99,7 +103,7 @@ async fn a_command_runs_under_the_lock_and_ends_with_its_own_code() {
     let words: Vec<&str> = out.split_whitespace().collect();
     assert_eq!((words[0], words[1].split('.').nth(1)), ("jobs/a", Some(words[2])), "{out}");
     assert!(words[3].ends_with('Z'), "{out}");
-    assert_eq!(gateway.look("jobs/a").await["state"], "free", "it is released");
+    assert_eq!(gateway.inspect("jobs/a").await["state"], "free", "the lock is released");
     let signalled = output(&gateway, &["run", "jobs/a", "--", "sh", "-c", "kill -TERM $$"]).await;
     assert_eq!(signalled.0, Some(143));
     assert_eq!(output(&gateway, &["run", "a", "--", "/no/such/thing"]).await.0, Some(127));
@@ -108,7 +112,7 @@ async fn a_command_runs_under_the_lock_and_ends_with_its_own_code() {
 }
 
 #[tokio::test]
-async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
+async fn without_a_lock_nothing_runs_and_the_exit_code_says_why() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     let dir = TempDir::new();
@@ -138,7 +142,7 @@ async fn whoever_gets_no_lock_runs_nothing_and_says_why_by_its_code() {
 }
 
 #[tokio::test]
-async fn with_json_whatever_is_wrong_before_anything_is_asked_is_one_object() {
+async fn with_json_every_early_error_is_one_object() {
     let gateway = Launch::embedded().ready().await;
     for (args, code, event, says) in [
         (&["--json", "run", "job"][..], 64, "usage", "<COMMAND>"),
@@ -170,24 +174,26 @@ async fn with_json_whatever_is_wrong_before_anything_is_asked_is_one_object() {
     }
     let (code, _, err) =
         output(&gateway, &["run", "job", "--nonsense", "--", "curl", "--json"]).await;
-    assert!(code == Some(64) && err.starts_with("error: "), "that one is the command's: {err}");
+    assert!(code == Some(64) && err.starts_with("error: "), "--json belongs to the command: {err}");
 }
 
 #[tokio::test]
-async fn a_hundred_runs_of_one_name_appended_to_a_file_at_the_same_time() {
+async fn a_hundred_runs_of_one_name_never_overlap() {
     const RUNS: usize = 100;
     let servers = masters(3);
     let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
     let dir = TempDir::new();
-    // Between its two lines another one would write, were it there.
+    // A second run would write between the two lines.
     let work = r#"echo "begin $$" >> "$1/log"; sleep 0.01; echo "end $$" >> "$1/log""#;
     let run = |n: usize| {
         redlock(&gateways[n % 2], &script(&dir, &["--wait", "2m"], work)).spawn().unwrap()
     };
     let runs: Vec<Child> = (0..RUNS).map(run).collect();
     for child in runs {
-        let output =
-            timeout(PATIENCE * 8, child.wait_with_output()).await.expect("it ends").unwrap();
+        let output = timeout(PATIENCE * 8, child.wait_with_output())
+            .await
+            .expect("the process ends")
+            .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
@@ -202,7 +208,7 @@ async fn a_hundred_runs_of_one_name_appended_to_a_file_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn a_runner_that_was_killed_left_its_command_running() {
+async fn a_killed_runner_takes_its_command_along() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let mut runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], TWO)).spawn().unwrap();
@@ -218,18 +224,18 @@ async fn a_runner_that_was_killed_left_its_command_running() {
 }
 
 #[tokio::test]
-async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
+async fn a_stopped_runners_command_ends_before_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    // What ignores TERM has to be killed.
+    // A command that ignores TERM has to be killed.
     let dir = TempDir::new();
-    let stubborn = format!("trap '' TERM; {TWO}");
-    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
+    let ignores_term = format!("trap '' TERM; {TWO}");
+    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &ignores_term)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::STOP).unwrap();
-    // From here on nothing extends it.
-    let left = gateway.look("job").await["expires_in_ms"].as_u64().unwrap_or(0);
+    // From here on nobody extends the lock.
+    let left = gateway.inspect("job").await["expires_in_ms"].as_u64().unwrap_or(0);
     let expires = Instant::now() + Duration::from_millis(left);
     let end = gone(child).await.max(gone(grandchild).await);
     let margin = expires.saturating_duration_since(end);
@@ -237,17 +243,19 @@ async fn a_runner_that_was_stopped_let_its_command_outlive_the_lock() {
 }
 
 #[tokio::test]
-async fn a_command_whose_masters_were_gone_outlived_the_lock() {
+async fn without_masters_a_command_ends_before_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
     let dir = TempDir::new();
-    let stubborn = format!("trap '' TERM; {TWO}");
-    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &stubborn)).spawn().unwrap();
+    let ignores_term = format!("trap '' TERM; {TWO}");
+    let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &ignores_term)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
-    // With a majority stopped nothing is confirmed any more: this is how long the lock lives.
+    // With a majority stopped no extension is confirmed any more. The third master's PTTL shows how
+    // long the lock lives.
     servers[..2].iter().for_each(|server| server.stop());
-    let left = u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("it is held");
+    let left =
+        u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("the lock is held");
     let expires = Instant::now() + Duration::from_millis(left);
     let end = gone(child).await.max(gone(grandchild).await);
     let margin = expires.saturating_duration_since(end);
@@ -256,13 +264,13 @@ async fn a_command_whose_masters_were_gone_outlived_the_lock() {
     assert!(code == Some(79) && err.contains("no gateway has confirmed"), "{err}");
     assert!(
         margin > Duration::from_millis(100),
-        "{margin:?} before the lock ended on the master that was left"
+        "{margin:?} before the lock ended on the last master"
     );
     println!("margin: {} ms", margin.as_millis());
 }
 
 #[tokio::test]
-async fn a_command_went_on_when_its_lock_was_released_by_somebody_else() {
+async fn a_released_lock_ends_or_warns_the_command() {
     let gateway = Launch::embedded().ready().await;
     for (on_lost, code) in [("kill", 79), ("warn", 3)] {
         let dir = TempDir::new();
@@ -271,7 +279,7 @@ async fn a_command_went_on_when_its_lock_was_released_by_somebody_else() {
         let mut runner = redlock(&gateway, &script(&dir, &flags, work)).spawn().unwrap();
         let path = dir.path().join("token");
         let written = || std::fs::read_to_string(&path).ok().filter(|text| text.ends_with('\n'));
-        let token = eventually("it runs", async || written()).await;
+        let token = eventually("the command runs", async || written()).await;
         assert_eq!(gateway.delete("job", token.trim()).await.status, 204);
         let told = line(&mut runner).await;
         assert!(told.contains("the lock is lost: it was released"), "{on_lost}: {told}");
@@ -283,7 +291,7 @@ async fn a_command_went_on_when_its_lock_was_released_by_somebody_else() {
 }
 
 #[tokio::test]
-async fn a_command_that_ignored_term_had_all_the_ttl_when_its_lock_was_already_anothers() {
+async fn a_lost_lock_kills_a_command_that_ignores_term_after_grace() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = format!(r#"trap '' TERM; echo "$REDLOCK_TOKEN" > "$1/token"; {TWO}"#);
@@ -303,7 +311,8 @@ async fn a_command_that_ignored_term_had_all_the_ttl_when_its_lock_was_already_a
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
-/// What `timeout` and setsid start has left the command's group; its numbers are in the files `timed` and `session`.
+/// The processes that `timeout` and `setsid` start have left the command's group. Their pids are in
+/// the files `timed` and `session`.
 const LEFT: &str = r#"
     trap '' TERM
     timeout 1000 sh -c 'echo $$ > "$1/timed"; while :; do sleep 1; done' sh "$1" &
@@ -311,7 +320,7 @@ const LEFT: &str = r#"
     while :; do sleep 1; done"#;
 
 #[tokio::test]
-async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner() {
+async fn descendants_outside_the_group_end_with_lock_and_runner() {
     let gateway = Launch::embedded().ready().await;
     for is_killed in [false, true] {
         let dir = TempDir::new();
@@ -330,19 +339,19 @@ async fn what_had_left_the_group_of_its_command_outlived_the_lock_and_the_runner
         gone(session).await;
         runner.wait().await.unwrap();
         eventually("the lock is free", async || {
-            (gateway.look("job").await["state"] == "free").then_some(())
+            (gateway.inspect("job").await["state"] == "free").then_some(())
         })
         .await;
     }
 }
 
-/// An orphan in a session of its own, whose title has overwritten its environment.
+/// An orphan in its own session, whose process title has overwritten its environment.
 const TITLED: &str = r#"
     (setsid perl -e '$SIG{TERM} = "IGNORE"; $0 = "x" x 100000; open F, ">", "$ARGV[0]/titled"; print F "$$\n"; close F; sleep 1000' "$1" &)
     echo "$REDLOCK_TOKEN" > "$1/token"; trap '' TERM; while :; do sleep 1; done"#;
 
 #[tokio::test]
-async fn an_orphan_that_had_left_the_group_and_overwritten_its_environment_outlived_the_lock() {
+async fn an_orphan_with_overwritten_environment_ends_with_the_lock() {
     let gateway = Launch::embedded().ready().await;
     for is_stopped in [false, true] {
         let dir = TempDir::new();
@@ -351,13 +360,16 @@ async fn an_orphan_that_had_left_the_group_and_overwritten_its_environment_outli
             .unwrap();
         let titled = number(&dir, "titled").await;
         let environment = std::fs::read(format!("/proc/{titled}/environ")).unwrap();
-        assert!(!String::from_utf8_lossy(&environment).contains("REDLOCK"), "it is overwritten");
+        assert!(
+            !String::from_utf8_lossy(&environment).contains("REDLOCK"),
+            "the environment is overwritten"
+        );
         let token = dir.path().join("token");
         let written =
             || std::fs::read_to_string(&token).ok()?.strip_suffix('\n').map(str::to_owned);
         let token = eventually("the command runs", async || written()).await;
         let process = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
-        // The watchdog does it when the runner does not.
+        // The watchdog kills the orphan if the runner cannot.
         match is_stopped {
             true => kill_process(process, Signal::STOP).unwrap(),
             false => assert_eq!(gateway.delete("job", &token).await.status, 204),
@@ -369,7 +381,7 @@ async fn an_orphan_that_had_left_the_group_and_overwritten_its_environment_outli
 }
 
 #[tokio::test]
-async fn orphans_that_have_ended_stay_no_zombies_and_the_command_keeps_its_code() {
+async fn ended_orphans_are_reaped_and_the_exit_code_is_kept() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"for n in 1 2 3 4 5 6 7 8; do (sleep 0.$n & echo $! > "$1/$n"); done
@@ -378,17 +390,17 @@ async fn orphans_that_have_ended_stay_no_zombies_and_the_command_keeps_its_code(
     for n in 1..=8 {
         let orphan = number(&dir, &n.to_string()).await;
         let is_there = || Path::new(&format!("/proc/{orphan}")).exists();
-        eventually("it is gone, and no zombie", async || (!is_there()).then_some(())).await;
+        eventually("the orphan is gone, and no zombie", async || (!is_there()).then_some(())).await;
     }
     std::fs::write(dir.path().join("go"), "").unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(7));
 }
 
 #[tokio::test]
-async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_commands() {
+async fn processes_the_shell_started_before_the_runner_survive() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
-    // One that stays its child, and one that is orphaned while the command runs.
+    // One process stays the runner's child; one is orphaned while the command runs.
     let before = r#"sleep 1000 & echo $! > "$2/child"
         sh -c 'sleep 1000 & echo $! > "$1/orphan"; while [ -d "$1" ] && [ ! -e "$1/go" ]; do sleep 0.05; done' sh "$2" &
         exec "$1" run job --ttl 3s -- sh -c 'echo $$ > "$1/command"; while :; do sleep 1; done' sh "$2""#;
@@ -412,7 +424,7 @@ async fn what_a_shell_had_started_before_it_became_the_runner_was_taken_for_the_
 }
 
 #[tokio::test]
-async fn a_signal_to_the_runner_released_the_lock_while_what_had_left_the_group_still_worked() {
+async fn a_signal_ends_descendants_before_the_lock_is_released() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"timeout 1000 sh -c 'echo $$ > "$1/timed"; while :; do sleep 1; done' sh "$1"; echo after"#;
@@ -421,11 +433,11 @@ async fn a_signal_to_the_runner_released_the_lock_while_what_had_left_the_group_
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(143));
     assert!(!lives(timed));
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
 }
 
 #[tokio::test]
-async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself_with_whatever_code() {
+async fn a_daemon_survives_a_command_that_ends_by_itself() {
     let gateway = Launch::embedded().ready().await;
     for code in [0, 255] {
         let dir = TempDir::new();
@@ -440,7 +452,7 @@ async fn a_daemon_stays_that_a_command_leaves_behind_when_it_ends_by_itself_with
 }
 
 #[tokio::test]
-async fn a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interrupted() {
+async fn a_waiting_runner_names_the_holder_and_ends_on_interrupt() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     let dir = TempDir::new();
@@ -453,7 +465,7 @@ async fn a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interr
     assert!(!dir.path().join("ran").exists());
 }
 
-/// A way to the gateway that loses the answers on its first connection.
+/// A proxy in front of the gateway that loses the answers on its first connection.
 async fn losing_first_answers(gateway: &Gateway) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -478,14 +490,14 @@ async fn losing_first_answers(gateway: &Gateway) -> String {
 }
 
 #[tokio::test]
-async fn an_interrupted_runner_releases_a_lock_whose_answer_was_lost() {
+async fn an_interrupted_runner_releases_a_grant_with_a_lost_answer() {
     let gateway = Launch::embedded().ready().await;
     let url = losing_first_answers(&gateway).await;
     let dir = TempDir::new();
     let flags = ["--url", &url, "--wait", "1m", "--ttl", "60s"];
     let runner = redlock(&gateway, &script(&dir, &flags, "touch \"$1/ran\"")).spawn().unwrap();
-    let state = async || gateway.look("job").await["state"].as_str().unwrap().to_owned();
-    eventually("it is granted", async || (state().await == "held").then_some(())).await;
+    let state = async || gateway.inspect("job").await["state"].as_str().unwrap().to_owned();
+    eventually("the lock is granted", async || (state().await == "held").then_some(())).await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(130));
     assert_eq!(state().await, "free");
@@ -493,20 +505,18 @@ async fn an_interrupted_runner_releases_a_lock_whose_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_run_of_the_tests_in_the_background_does_not_have_interrupts_ignored() {
+async fn interrupts_reach_the_runner_when_tests_ignore_them() {
     let mut tests = Command::new("env");
     tests.arg("--ignore-signal=INT").arg(std::env::current_exe().unwrap()).kill_on_drop(true);
-    tests.args([
-        "--exact",
-        "clients::run::a_runner_that_waits_says_for_whom_and_leaves_the_line_when_it_is_interrupted",
-    ]);
+    tests
+        .args(["--exact", "clients::run::a_waiting_runner_names_the_holder_and_ends_on_interrupt"]);
     let output = tests.output().await.unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
 }
 
 #[tokio::test]
-async fn a_shell_acquires_extends_looks_and_releases() {
+async fn a_shell_acquires_extends_inspects_and_releases() {
     let gateway = Launch::embedded().ready().await;
     let path = binary().parent().unwrap().to_str().unwrap();
     let session = format!(

@@ -1,24 +1,26 @@
 #!/usr/bin/env python3
-"""Real servers for the tests of a client in any language: three masters, two gateways over them, a proxy that loses answers.
+"""Real servers for the tests of a client in any language: three masters, two gateways, and a proxy
+that loses answers.
 
     tests/clients/servers.py GATEWAY        the path of a built redlock-gateway; needs redis-server
 
-One line of JSON on stdout says where they are:
+One line of JSON on stdout gives their addresses:
 
     {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY}
 
-`proxy` stands in front of the first gateway; `keyed` is a gateway of its own that wants the API key `key`, which may use names
-that begin with "jobs/". Then each line of JSON on stdin is done and answered by a line, {} or {"error": TEXT}:
+`proxy` stands in front of the first gateway. `keyed` is a separate gateway that requires the API key
+`key`, which is valid for names that begin with "jobs/". Then each line of JSON on stdin is carried out
+and answered by a line, {} or {"error": TEXT}:
 
-    {"do": "stop-masters", "count": N}      the first N masters answer nobody any more (SIGSTOP)
+    {"do": "stop-masters", "count": N}      the first N masters stop answering (SIGSTOP)
     {"do": "continue-masters"}
-    {"do": "stop-gateway", "index": I}      it accepts connections and answers none (SIGSTOP)
+    {"do": "stop-gateway", "index": I}      accepts connections and answers none (SIGSTOP)
     {"do": "continue-gateway", "index": I}
     {"do": "kill-gateway", "index": I}      kill -9
-    {"do": "start-gateway", "index": I}     again, at the same address
-    {"do": "swallow", "count": N}           the proxy does not give back the next N answers: it closes the connection
+    {"do": "start-gateway", "index": I}     restarts at the same address
+    {"do": "swallow", "count": N}           the proxy closes the connection instead of the next N answers
 
-At the end of stdin everything ends.
+At the end of stdin all servers end.
 """
 
 import json
@@ -34,7 +36,7 @@ import time
 import urllib.request
 
 PATIENCE = 30
-# Nothing outlives this process, also when it is killed.
+# All children die with this process, even when it is killed.
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 
 
@@ -58,7 +60,7 @@ def wait_until(what, is_so, process):
 
 def stop(process):
     process.send_signal(signal.SIGSTOP)
-    # On a busy machine its other threads go on for a moment.
+    # On a busy machine the other threads of the process continue for a moment.
     os.waitpid(process.pid, os.WUNTRACED)
 
 
@@ -78,7 +80,7 @@ def accepts(port):
 
 
 class Proxy:
-    """Passes everything on; closes instead of answering as often as it was told to."""
+    """Passes everything on; closes the connection instead of the next `swallows` answers."""
 
     def __init__(self, target):
         self.target = target
@@ -144,7 +146,7 @@ class Servers:
         *master_ports, first, second, keyed = free_ports(6)
         self.masters = [self.start_master(port) for port in master_ports]
         nodes = [argument for port in master_ports for argument in ("--node", f"redis://127.0.0.1:{port}")]
-        # A gateway makes up its mind about new masters only once, so the first one comes up alone.
+        # A gateway decides about new masters only once, so the first gateway starts alone.
         self.arguments = [nodes, nodes]
         self.ports = [first, second]
         self.gateways = [self.start_gateway(index) for index in range(2)]
@@ -165,7 +167,7 @@ class Servers:
     def run_gateway(self, port, arguments):
         log = open(os.path.join(self.folder, f"gateway-{port}.log"), "ab")
         command = [*DIES_WITH_US, self.binary, "--listen", f"127.0.0.1:{port}", *arguments]
-        # What tells this program where the gateway is would be no setting of the gateway.
+        # The gateway would read this program's REDLOCK_ variables as its settings.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REDLOCK_")}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
@@ -182,7 +184,7 @@ class Servers:
             file.write(entry)
         return key.strip(), path
 
-    def told(self):
+    def addresses(self):
         urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         keyed = f"http://127.0.0.1:{self.keyed}"
         return {"gateways": urls, "proxy": self.proxy.url, "keyed": keyed, "key": self.key}
@@ -217,7 +219,7 @@ def main():
     folder = tempfile.mkdtemp(prefix="redlock-clients-")
     try:
         servers = Servers(os.path.abspath(sys.argv[1]), folder)
-        print(json.dumps(servers.told()), flush=True)
+        print(json.dumps(servers.addresses()), flush=True)
         for line in sys.stdin:
             try:
                 servers.do(json.loads(line))

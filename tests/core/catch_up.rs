@@ -1,5 +1,5 @@
-//! Masters are restarted one after the other, or as many at a time as may be missing. No lock is lost: neither one that was
-//! granted while a master was away, nor one that nobody extends.
+//! Masters restart one after the other, or as many at a time as may be missing. No lock is lost:
+//! neither a lock that was granted while a master was away, nor a lock that nobody extends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,20 +16,21 @@ use crate::support::nodes::{in_state, name, ttl};
 
 /// Locks that outlast every test.
 const CLUSTER: ClusterSettings = ClusterSettings::ENDLESS_QUARANTINE;
-/// From a restart until the next master may be restarted: 10 to 12 s until it votes, 4 s until it has caught up, and the
-/// rest for a machine that is busy with other tests.
+/// From a restart until the next master may be restarted: 10 to 12 s until the master votes, 4 s
+/// until it has caught up, and the rest for a busy machine.
 const SOON: Duration = Duration::from_secs(40);
-/// Between two grants.
+/// The pause between two grants.
 const GAP: Duration = Duration::from_millis(120);
 
 struct Rolling {
     servers: Vec<RedisServer>,
-    /// Of two gateways.
+    /// One worker for each master, for each of two gateways.
     remotes: [Vec<Arc<dyn Node>>; 2],
     locks: [Redlock; 2],
 }
 
-/// Takes one lock after the other, through both gateways in turn, and extends every second one once.
+/// Takes one lock after the other, through both gateways in turn, and extends every second one
+/// once.
 struct Loader {
     held: Arc<Mutex<Vec<(LockName, Lease)>>>,
     stop: Arc<AtomicBool>,
@@ -53,7 +54,7 @@ impl Loader {
                     gateway.acquire(&lock, ttl(600_000), AcquireOptions::default()).await
                 {
                     if number % 4 < 2 {
-                        // Unknown outcomes leave the lock as it was.
+                        // An unknown outcome leaves the lock unchanged.
                         drop(gateway.extend(&lock, &lease.token, ttl(600_000)).await);
                     }
                     taken.lock().unwrap().push((lock, lease));
@@ -87,7 +88,8 @@ impl Rolling {
         Self { servers, remotes, locks }
     }
 
-    /// As the runbook says: the next masters go when both gateways show these as admitted.
+    /// As the runbook says: the next masters restart when both gateways show the last ones as
+    /// admitted.
     async fn roll(&mut self, groups: &[&[usize]], restart: impl Fn(&mut RedisServer)) {
         for group in groups {
             let seen_by_each =
@@ -119,13 +121,13 @@ impl Rolling {
         }
     }
 
-    /// Locks that their holders have lost.
+    /// The number of locks that their holders have lost.
     async fn lost(&self, held: &[(LockName, Lease)]) -> usize {
         let mut lost = 0;
         for (lock, lease) in held {
             let extended = self.locks[0].extend(lock, &lease.token, ttl(600_000)).await;
             if let Err(error) = extended {
-                assert!(!matches!(error, LockError::Unknown(_)), "all masters are there: {error}");
+                assert!(!matches!(error, LockError::Unknown(_)), "all masters are up: {error}");
                 lost += 1;
             }
         }
@@ -133,7 +135,7 @@ impl Rolling {
     }
 }
 
-/// How many locks were taken, and how many of them lost.
+/// How many locks were taken, and how many of them were lost.
 async fn rolling_restart(
     rules: SafetyRules,
     count: usize,
@@ -192,5 +194,5 @@ async fn without_catching_up_a_rolling_restart_loses_locks() {
     let off = SafetyRules { admitted_is_caught_up: false, ..SafetyRules::ALL };
     let (held, lost) =
         rolling_restart(off, 3, &[&[0], &[1]], |_| native(false), empty_restart).await;
-    assert!(lost > 0, "without it nothing is worse: {lost} of {held}");
+    assert!(lost > 0, "nothing goes wrong without catching up: {lost} of {held} lost");
 }

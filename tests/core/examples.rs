@@ -1,4 +1,4 @@
-//! The examples of the core are compiled, run, and say what they are written to say.
+//! The examples of the core compile, run, and print the lines that their texts show.
 
 use std::process::Output;
 
@@ -9,39 +9,43 @@ fn run(example: &str, args: &[String]) -> String {
     let program = built(&["--workspace", "--examples"]).join("examples").join(example);
     let Output { status, stdout, stderr } =
         dies_with_us(program).args(args).output().expect("the example starts");
-    let said = String::from_utf8(stdout).expect("text");
-    assert!(status.success(), "{example}: {said}\n{}", String::from_utf8_lossy(&stderr));
-    said
+    let printed = String::from_utf8(stdout).expect("text");
+    assert!(status.success(), "{example}: {printed}\n{}", String::from_utf8_lossy(&stderr));
+    printed
 }
 
 /// The first word of every line.
-fn words(said: &str) -> Vec<&str> {
-    said.lines().filter_map(|line| line.split([' ', ':']).next()).collect()
+fn words(printed: &str) -> Vec<&str> {
+    printed.lines().filter_map(|line| line.split([' ', ':']).next()).collect()
 }
 
-/// The fencing tokens that are named, in order.
-fn tokens(said: &str) -> Vec<u64> {
-    let named = said.lines().filter_map(|line| line.split_once("with fencing token "));
+/// The fencing tokens in the output, in order.
+fn tokens(printed: &str) -> Vec<u64> {
+    let named = printed.lines().filter_map(|line| line.split_once("with fencing token "));
     named.map(|(_, token)| token.parse().expect("a number")).collect()
 }
 
 #[test]
 fn embedded_nodes_show_the_life_of_a_lock() {
-    let said = run("embedded", &[]);
-    assert_eq!(words(&said), ["acquired", "held", "extended", "handed", "lost"], "{said}");
-    let tokens = tokens(&said);
-    assert!(tokens.len() == 2 && tokens[0] < tokens[1], "{said}");
+    let printed = run("embedded", &[]);
+    assert_eq!(words(&printed), ["acquired", "held", "extended", "handed", "lost"], "{printed}");
+    let tokens = tokens(&printed);
+    assert!(tokens.len() == 2 && tokens[0] < tokens[1], "{printed}");
 }
 
 #[test]
-fn real_masters_are_bootstrapped_once_and_every_run_gets_a_larger_token() {
+fn real_masters_bootstrap_once_and_later_runs_get_larger_tokens() {
     let servers = masters(3);
     let urls: Vec<_> = servers.iter().map(|server| server.url()).collect();
     let first = run("redis", &[urls.as_slice(), &["--bootstrap".into()]].concat());
     let second = run("redis", &urls);
-    for said in [&first, &second] {
+    for printed in [&first, &second] {
         let work = ["UPDATE", "extended"].repeat(3);
-        assert_eq!(words(said), [&["acquired"], work.as_slice(), &["released"]].concat(), "{said}");
+        assert_eq!(
+            words(printed),
+            [&["acquired"], work.as_slice(), &["released"]].concat(),
+            "{printed}"
+        );
     }
     assert!(tokens(&first) < tokens(&second), "{first}\n{second}");
 }

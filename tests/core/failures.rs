@@ -1,5 +1,5 @@
-//! Whole locks while nodes fail: every set of failing nodes in every kind of failure, and what is left behind afterwards,
-//! which must be nothing.
+//! Whole locks while nodes fail: every set of failing nodes with every kind of failure. Nothing may
+//! be left behind afterwards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::harness::{DeadPort, eventually};
 use crate::support::nodes::{Cluster, in_state, name, redlock, remote_node, ttl};
 use crate::support::resp::Resp;
 
-/// Every set of nodes that nobody listens on.
+/// Every set of nodes without a listener.
 async fn every_subset_down_on(size: usize) {
     let cluster = Cluster::start(size).await;
     let ports: Vec<_> = (0..size).map(|_| DeadPort::new()).collect();
@@ -50,13 +50,13 @@ async fn every_subset_erring_on(size: usize) {
             assert_eq!(
                 server.cmd(&["DEL", &key(&lock)]),
                 Resp::Integer(1),
-                "what is no lock is left alone"
+                "a key that is not a lock is left alone"
             );
         }
     }
 }
 
-/// Every set of nodes that are stopped while the lock is asked for, and go on afterwards.
+/// Every set of nodes that stop while the lock is requested, and continue afterwards.
 async fn every_subset_hung_on(size: usize) {
     let cluster = Cluster::start(size).await;
     let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
@@ -144,7 +144,7 @@ async fn check_subset(
     if let Ok(lease) = outcome {
         let all_good: Vec<_> = (0..cluster.servers.len()).filter(|node| good(*node)).collect();
         let everywhere = async || (cluster.stored_on(lock, good) == all_good).then_some(());
-        eventually("all good nodes store it", everywhere).await;
+        eventually("all good nodes store the lock", everywhere).await;
         assert!(matches!(acquire(locks, lock, LONG).await, Err(LockError::Held(_))), "{set:b}");
         assert!(locks.extend(lock, &lease.token, ttl(LONG)).await.is_ok(), "{set:b}");
         assert_eq!(locks.release(lock, &lease.token).await, Ok(()), "{set:b}");
@@ -214,7 +214,7 @@ async fn a_hung_node_delays_nobody_and_keeps_no_orphan() {
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     assert!(
         since.elapsed() < Duration::from_secs(1),
-        "the node time-out of 2 s was waited for: {:?}",
+        "the answer waited for the node timeout of 2 s: {:?}",
         since.elapsed()
     );
     locks.release(&lock, &lease.token).await.unwrap();
@@ -229,7 +229,8 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
     let lock = name("job");
     cluster.servers[4].stop();
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    // The acquire lies in the socket that the worker gives up here; the release finds no connection and is owed.
+    // The acquire lies in the socket that the worker abandons here. The release finds no connection
+    // and becomes pending.
     in_state(cluster.nodes[4].as_ref(), NodeState::Connecting).await;
     locks.release(&lock, &lease.token).await.unwrap();
     locks.drained().await;
@@ -238,12 +239,13 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
 }
 
 #[tokio::test]
-async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
+async fn a_release_that_keeps_failing_delays_no_later_release() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let bad = name("bad");
     let good = name("good");
-    // Node 2 can never release this one: its release is owed for as long as a lock may live.
+    // Node 2 can never release this lock, so its release stays pending for as long as a lock may
+    // live.
     cluster.servers[2].cmd(&["RPUSH", &key(&bad), "no lock"]);
     let lease = acquire(&locks, &bad, LONG).await.unwrap();
     locks.release(&bad, &lease.token).await.unwrap();
@@ -258,14 +260,14 @@ async fn a_release_that_keeps_failing_does_not_hold_up_the_releases_after_it() {
 }
 
 #[tokio::test]
-async fn a_release_is_done_when_no_majority_is_left_and_unknown_when_one_may_be() {
+async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
     let mut cluster = Cluster::start(5).await;
     let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
     let lock = name("job");
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
-    eventually("all nodes store it", async || all().then_some(())).await;
-    // Two let go, and of the three that are hung nothing is known.
+    eventually("all nodes store the lock", async || all().then_some(())).await;
+    // Two nodes release. The three hung nodes do not answer.
     cluster.servers[2..].iter().for_each(|server| server.stop());
     let released = locks.release(&lock, &lease.token).await;
     assert!(matches!(released, Err(LockError::Unknown(_))), "{released:?}");
@@ -275,10 +277,10 @@ async fn a_release_is_done_when_no_majority_is_left_and_unknown_when_one_may_be(
         in_state(node.as_ref(), NodeState::Admitted).await;
     }
 
-    // Two let go, two have nothing, and the one that is dead cannot make a majority.
+    // Two nodes release and two store nothing. The one dead node cannot form a majority.
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
-    eventually("all nodes store it", async || all().then_some(())).await;
+    eventually("all nodes store the lock", async || all().then_some(())).await;
     for server in &cluster.servers[..2] {
         server.cmd(&["DEL", &key(&lock)]);
     }

@@ -1,8 +1,9 @@
-//! Fencing tokens, end to end: whoever is granted a lock later has a larger one, whichever gateway granted it and
-//! whatever its clock says.
+//! Fencing tokens, end to end: every later grant of a lock has a larger token, whichever gateway
+//! granted it and whatever that gateway's clock shows.
 //!
-//! Two gateways, each with workers of its own, work on the same five masters; the clock of one is ahead. Contenders write
-//! down their token while they hold the lock, so the order of the notes is the order of the grants.
+//! Two gateways, each with its own workers, use the same five masters, and the clock of one gateway
+//! is ahead. Contenders note their token while they hold the lock, so the notes are in the order of
+//! the grants.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use redlock_core::{
 
 use crate::support::nodes::{Cluster, LONG_MS, PREFIX, name, ttl};
 
-/// A wall clock that is ahead by so many microseconds, or behind.
+/// A wall clock that is ahead by this many microseconds, or behind if negative.
 struct OffsetClock(i64);
 
 impl Clock for OffsetClock {
@@ -31,7 +32,7 @@ impl Clock for OffsetClock {
 const HALF_A_SECOND: i64 = 500_000;
 const HOUR: i64 = 3_600_000_000;
 
-/// A gateway of its own over a cluster's servers.
+/// A separate gateway over a cluster's servers.
 async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: SafetyRules) -> Redlock {
     let nodes =
         Cluster::remote_nodes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
@@ -45,8 +46,7 @@ async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: SafetyRules) -> Re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways_half_a_second_apart()
- {
+async fn tokens_increase_for_64_contenders_on_skewed_gateways() {
     const CONTENDERS: usize = 64;
     const GRANTS: usize = 400;
     let cluster = Cluster::start(5).await;
@@ -54,7 +54,7 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
         gateway(&cluster, 0, SafetyRules::ALL).await,
         gateway(&cluster, HALF_A_SECOND, SafetyRules::ALL).await,
     ];
-    // Grants in order: which gateway, which token.
+    // Grants in order: gateway and token.
     let grants = Arc::new(Mutex::new(Vec::new()));
     let count = Arc::new(AtomicUsize::new(0));
     let inside = Arc::new(AtomicBool::new(false));
@@ -80,12 +80,12 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
                         .acquire_with_retry(&lock, ttl(LONG_MS), options, &policy)
                         .await
                         .unwrap();
-                    assert!(!inside.swap(true, Ordering::SeqCst), "two holders at a time");
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two holders at once");
                     grants.lock().unwrap().push((which, lease.token.fencing()));
-                    // Others may run while this one holds the lock.
+                    // Other tasks may run while this task holds the lock.
                     tokio::task::yield_now().await;
                     count.fetch_add(1, Ordering::SeqCst);
-                    assert!(inside.swap(false, Ordering::SeqCst), "two holders at a time");
+                    assert!(inside.swap(false, Ordering::SeqCst), "two holders at once");
                     locks.release(&lock, &lease.token).await.unwrap();
                 }
             })
@@ -107,7 +107,8 @@ async fn tokens_of_successive_grants_increase_with_64_contenders_on_two_gateways
     println!("{} grants, {changes} changes of gateway", grants.len());
 }
 
-/// A request is repeated on a gateway whose clock is behind: the same owner, so it is told of the grant that stands.
+/// A request is repeated on a gateway with a slow clock. The owner is the same, so the gateway
+/// returns the existing grant.
 async fn a_repeated_request_gets_the_same_token(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
     let ahead = gateway(&cluster, HALF_A_SECOND, rules).await;
@@ -124,13 +125,14 @@ async fn a_repeated_request_gets_the_same_token(rules: SafetyRules) -> Result<()
 }
 
 #[tokio::test]
-async fn a_request_repeated_on_a_slower_clock_gets_the_same_token_by_rule_1() {
+async fn a_retry_on_a_slower_clock_gets_the_same_token_by_rule_1() {
     assert_eq!(a_repeated_request_gets_the_same_token(SafetyRules::ALL).await, Ok(()));
     let off = SafetyRules { lock_is_kept: false, ..SafetyRules::ALL };
     assert!(a_repeated_request_gets_the_same_token(off).await.is_err());
 }
 
-/// A gateway that is an hour ahead takes locks if it can; then a good one wants the same lock.
+/// A gateway that is an hour ahead takes locks if it can. Then a gateway with a good clock wants
+/// the same lock.
 async fn a_bad_clock_harms_only_its_own_gateway(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
     let bad = gateway(&cluster, HOUR, rules).await;
@@ -159,9 +161,9 @@ async fn a_gateway_an_hour_ahead_harms_only_itself_by_rule_4() {
     assert!(a_bad_clock_harms_only_its_own_gateway(off).await.is_err());
 }
 
-/// 1.5 s are more than a clock learns to be ahead for good, and less than nodes refuse.
+/// 1.5 s is more than a clock learns to be ahead permanently, and less than nodes refuse.
 #[tokio::test]
-async fn a_slower_gateway_gets_its_turn_with_larger_tokens() {
+async fn a_slower_gateway_gets_the_lock_with_larger_tokens() {
     let cluster = Cluster::start(3).await;
     let behind = gateway(&cluster, 0, SafetyRules::ALL).await;
     for (index, offset) in [HALF_A_SECOND, 3 * HALF_A_SECOND].into_iter().enumerate() {

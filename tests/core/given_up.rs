@@ -1,5 +1,5 @@
-//! Releasing what an owner was granted, by whoever never got the token: nothing of that owner stays or comes later, and
-//! nothing of anybody else is touched.
+//! Releases the grants of an owner whose client never got the token. No grant of that owner stays
+//! or arrives later, and no other owner's lock changes.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use redlock_core::{AcquireOptions, LockError, Owner, OwnerChoice, Redlock};
 
 use crate::support::nodes::{LONG_MS, Lock, intercepted, name, pass_on, redlock, ttl};
 
-/// An operation, and the node that it has not reached yet.
+/// An operation in flight, and the node that it has not reached yet.
 type OnItsWay = (Arc<dyn Node>, Task);
 
 fn memory() -> Vec<Arc<MemoryNode>> {
@@ -38,9 +38,9 @@ fn of(owner: Owner) -> AcquireOptions {
     AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() }
 }
 
-/// The gateway of the first request has died; what it has sent is in the masters' sockets.
+/// The gateway of the first request has died. Its requests are still in the masters' sockets.
 #[tokio::test]
-async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
+async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
     let lock = name("job");
     let nodes = memory();
     let owner = OsEntropy.owner();
@@ -60,13 +60,13 @@ async fn an_acquire_on_its_way_sets_nothing_after_release_by_owner() {
     assert_eq!(
         alive.release_owner(&lock, &owner).await,
         Err(LockError::Lost),
-        "nothing is there yet"
+        "no lock is stored yet"
     );
     let arrived = std::mem::take(&mut *in_sockets.lock().unwrap());
     arrived.into_iter().for_each(|(node, task)| pass_on(&node, task));
     let stored: Vec<_> = nodes.iter().map(|node| node.run(&Lock::new("job").inspect())).collect();
     assert_eq!(stored, [Vote::Missing, Vote::Missing, Vote::Missing]);
-    alive.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    alive.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("the lock is free");
 }
 
 #[tokio::test]
@@ -75,25 +75,28 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
     let nodes = memory();
     let owner = OsEntropy.owner();
     let locks = over(&nodes);
-    let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
-    // Another gateway told the same client of the same grant, and extended it.
-    let again = over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is theirs");
+    let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
+    // Another gateway returns the same grant to the same client, and extends it.
+    let again =
+        over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the owner has the lock");
     assert!(again.replayed && again.token == lease.token);
-    let up_to = locks.release_owner(&lock, &owner).await.expect("it was granted");
+    let up_to = locks.release_owner(&lock, &owner).await.expect("the lock was granted");
     assert!(up_to > lease.token.fencing());
     assert_eq!(locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.err(), Some(LockError::Lost));
-    let next = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    let next = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
     assert!(!next.replayed && next.token.fencing() > up_to);
 }
 
-/// A fence above a holder's T would keep the lock from being set again on a node that loses it.
+/// A watermark above a holder's token would prevent the repair of the lock on a node that loses it.
 #[tokio::test]
-async fn release_by_owner_leaves_no_fence_under_another_holder() {
+async fn release_by_owner_leaves_no_watermark_under_another_holder() {
     let lock = name("job");
     let nodes = memory();
     let locks = over(&nodes);
-    let held =
-        locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let held = locks
+        .acquire(&lock, ttl(LONG_MS), AcquireOptions::default())
+        .await
+        .expect("the lock is free");
     let fences =
         || nodes.iter().map(|node| node.run(&Lock::new("job").inspect_fence())).collect::<Vec<_>>();
     let records = |votes: Vec<Vote>| -> Vec<_> {
@@ -106,35 +109,35 @@ async fn release_by_owner_leaves_no_fence_under_another_holder() {
     let before = records(fences());
     let refused = locks.release_owner(&lock, &OsEntropy.owner()).await;
     assert!(matches!(refused, Err(LockError::NotHolder(_))), "{refused:?}");
-    // Where one node is not heard, the other two may still be a majority of somebody else's.
+    // While one node is silent, the other two may be part of another owner's majority.
     let silent = intercepted(nodes[2].clone(), |_, task| drop(task));
     let two = vec![nodes[0].clone() as Arc<dyn Node>, nodes[1].clone(), silent];
     let refused =
         redlock(two, Duration::from_secs(1)).release_owner(&lock, &OsEntropy.owner()).await;
     assert!(matches!(refused, Err(LockError::NotHolder(_))), "{refused:?}");
     assert_eq!(records(fences()), before);
-    locks.extend(&lock, &held.token, ttl(LONG_MS)).await.expect("it is held on");
+    locks.extend(&lock, &held.token, ttl(LONG_MS)).await.expect("the other holder keeps its lock");
 }
 
 #[tokio::test]
-async fn release_by_owner_is_unknown_when_a_majority_is_not_heard() {
+async fn release_by_owner_is_unknown_without_a_majority() {
     let lock = name("job");
     let nodes = memory();
     let owner = OsEntropy.owner();
-    over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("it is free");
+    over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
     let silent = |n: usize| intercepted(nodes[n].clone(), |_, task| drop(task));
     let one = redlock(vec![silent(0), silent(1), silent(2)], Duration::from_secs(1));
     let unknown = one.release_owner(&lock, &owner).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
-    // What was found is released, and it is not said that this was all.
-    let heard = redlock(vec![nodes[0].clone(), silent(1), silent(2)], Duration::from_secs(1));
-    let unknown = heard.release_owner(&lock, &owner).await;
+    // The grants that were found are released, but the answer does not claim that these were all.
+    let one_answers = redlock(vec![nodes[0].clone(), silent(1), silent(2)], Duration::from_secs(1));
+    let unknown = one_answers.release_owner(&lock, &owner).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
     assert_eq!(nodes[0].run(&Lock::new("job").inspect()), Vote::Missing);
 }
 
 #[tokio::test]
-async fn nobody_owns_what_release_by_owner_could_take() {
+async fn release_by_owner_never_takes_a_foreign_or_kept_free_record() {
     let locks = over(&memory());
     assert_eq!(locks.release_owner(&name("job"), &Owner::NOBODY).await, Err(LockError::Lost));
 }

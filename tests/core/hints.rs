@@ -1,4 +1,5 @@
-//! Hints between processes: what is said, what is heard, and what becomes of a waiter that hears nothing, or lies.
+//! Hints between processes: which hints are published and received, and how waiters do without
+//! hints or with forged ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use redlock_core::node::{NoObserver, NodeSettings, NodeState};
 use tokio::time::Instant;
 
-use crate::core::waiting::{acquire, another, line_up, nothing_is_left};
+use crate::core::waiting::{acquire, another, nothing_is_left, start_waiting};
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{
     AGAIN, Cluster, LONG_MS, Lock, PREFIX, ask, in_state, intercepted, name, now, pass_on,
@@ -15,28 +16,29 @@ use crate::support::nodes::{
 use crate::support::waiters::median;
 
 #[tokio::test]
-async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by_the_deaf() {
+async fn hints_wake_waiters_at_once_and_polls_do_without_hints() {
     let cluster = Cluster::start(5).await;
     let lock = name("job");
     let holder = another(&cluster).await;
-    let deaf = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
-    let deaf = deaf.map(|node| intercepted(node, pass_on)).collect();
-    let deaf = redlock(deaf, Duration::from_secs(2));
+    let without_hints =
+        Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
+    let without_hints = without_hints.map(|node| intercepted(node, pass_on)).collect();
+    let without_hints = redlock(without_hints, Duration::from_secs(2));
     for (locks, rounds, usually, at_most) in [
         (cluster.redlock(), 15, Duration::from_millis(50), PATIENCE),
-        (deaf, 5, Duration::from_secs(1), Duration::from_secs(1)),
+        (without_hints, 5, Duration::from_secs(1), Duration::from_secs(1)),
     ] {
         let mut times = Vec::new();
         for _ in 0..rounds {
             let held = acquire(&holder, &lock).await;
-            let waiter = line_up(&locks, &lock).await;
-            // A moment for its word to get round: those who have heard it do not say so.
+            let waiter = start_waiting(&locks, &lock).await;
+            // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
             tokio::time::sleep(Duration::from_millis(50)).await;
             let since = Instant::now();
-            holder.release(&lock, &held.token).await.expect("it is held");
+            holder.release(&lock, &held.token).await.expect("the lock is held");
             let (lease, granted) = waiter.await.expect("no panic");
             times.push(granted - since);
-            locks.release(&lock, &lease.token).await.expect("it is held");
+            locks.release(&lock, &lease.token).await.expect("the lock is held");
         }
         println!("{times:?}");
         assert!(
@@ -48,8 +50,7 @@ async fn a_release_in_another_process_is_heard_of_at_once_and_noticed_in_time_by
 }
 
 #[tokio::test]
-async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_and_at_no_other_time()
- {
+async fn a_node_publishes_hints_only_on_refusal_and_release() {
     let server = RedisServer::start();
     let node = remote_node_with(
         &server.url(),
@@ -57,16 +58,20 @@ async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_a
         Arc::new(NoObserver),
     );
     in_state(node.as_ref(), NodeState::Admitted).await;
-    let mut heard = server.subscribe(&format!("{{{PREFIX}}}:hints"));
+    let mut subscription = server.subscribe(&format!("{{{PREFIX}}}:hints"));
     let lock = Lock::new("job");
     let t = now();
     const SILENCE: &str = "";
-    for (op, is, said) in [
+    for (op, is, published) in [
         (telling(lock.acquire(1, t, LONG_MS), "granted"), "Granted", SILENCE),
-        (telling(lock.acquire(1 | AGAIN, t + 1, LONG_MS), "its own"), "Yours", SILENCE),
+        (
+            telling(lock.acquire(1 | AGAIN, t + 1, LONG_MS), "the owner has the lock"),
+            "Yours",
+            SILENCE,
+        ),
         (telling(lock.acquire(2, t + 2, LONG_MS), "held"), "Held", "held"),
         (lock.acquire(2, t + 2, LONG_MS), "Held", SILENCE),
-        // Held is said also to one whose T is too small.
+        // An acquire with a token that is too small is also answered with Held.
         (telling(lock.acquire(2, t, LONG_MS), "held as well"), "Held", "held as well"),
         (telling(lock.release(2, t + 2), "not the holder"), "Held", SILENCE),
         (telling(lock.undo(2, t + 2), "undone in vain"), "Held", SILENCE),
@@ -85,12 +90,12 @@ async fn a_node_passes_on_what_it_is_told_when_it_refuses_and_when_it_releases_a
                 || vote.starts_with(&format!("{is} ")),
             "{op:?}: {vote}"
         );
-        assert_eq!(server.said(&mut heard).join(", "), said, "{op:?}");
+        assert_eq!(server.messages(&mut subscription).join(", "), published, "{op:?}");
     }
 }
 
 #[tokio::test]
-async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
+async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let other = another(&cluster).await;
@@ -98,26 +103,27 @@ async fn a_waiter_that_leaves_while_it_is_handed_the_lock_has_others_told() {
     let mut times = Vec::new();
     for _ in 0..10 {
         let held = acquire(&locks, &lock).await;
-        let leaves = line_up(&locks, &lock).await;
-        let stays = line_up(&other, &lock).await;
-        // A moment for its word to get round: those who have heard it do not say so.
+        let leaves = start_waiting(&locks, &lock).await;
+        let stays = start_waiting(&other, &lock).await;
+        // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let since = Instant::now();
         let (_, released) =
             tokio::join!(async { leaves.abort() }, locks.release(&lock, &held.token));
-        released.expect("it was held");
+        released.expect("the lock was held");
         let (lease, granted) = stays.await.expect("no panic");
         times.push(granted - since);
-        other.release(&lock, &lease.token).await.expect("it is held");
+        other.release(&lock, &lease.token).await.expect("the lock is held");
     }
     println!("{times:?}");
     assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
-/// Anybody can publish who may write to the nodes. That must not make true hints look old, nor fill the memory.
+/// Anybody who may write to the nodes can publish hints. Forged hints must not make true ones look
+/// old, nor fill the memory.
 #[tokio::test]
-async fn forged_hints_keep_no_waiter_from_hearing_true_ones() {
+async fn forged_hints_do_not_hide_true_ones() {
     let cluster = Cluster::start(3).await;
     let lock = name("job");
     let locks = cluster.redlock();
@@ -125,7 +131,7 @@ async fn forged_hints_keep_no_waiter_from_hearing_true_ones() {
     let mut times = Vec::new();
     for _ in 0..7 {
         let held = acquire(&other, &lock).await;
-        let waiter = line_up(&locks, &lock).await;
+        let waiter = start_waiting(&locks, &lock).await;
         let channel = format!("{{{PREFIX}}}:hints");
         let hour_ahead = format!("1 r 00000000000000ff {} {PREFIX}{lock}", now() + 3_600_000_000);
         let long = format!("1 w 00000000000000ff {PREFIX}{}", "x".repeat(300));
@@ -135,13 +141,13 @@ async fn forged_hints_keep_no_waiter_from_hearing_true_ones() {
                 .iter()
                 .for_each(|server| drop(server.cmd(&["PUBLISH", &channel, message])));
         }
-        // A moment for its word to get round, and for the others: those who have heard it do not say so.
+        // Time for the waiters' hints to arrive. Receivers do not acknowledge hints.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let since = Instant::now();
-        other.release(&lock, &held.token).await.expect("it is held");
+        other.release(&lock, &held.token).await.expect("the lock is held");
         let (lease, granted) = waiter.await.expect("no panic");
         times.push(granted - since);
-        locks.release(&lock, &lease.token).await.expect("it is held");
+        locks.release(&lock, &lease.token).await.expect("the lock is held");
     }
     println!("{times:?}");
     assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");

@@ -1,4 +1,5 @@
-//! A repair that arrives late: what was released or granted to somebody else meanwhile stays so.
+//! A repair that arrives late: a lock that was released, or granted to another owner meanwhile,
+//! stays so.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,7 +15,8 @@ use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{PATIENCE, eventually};
 use crate::support::nodes::{Recorder, intercepted, pass_on};
 
-/// Keeps inspections back when told to, and passes everything else on: a repair begins with an inspection.
+/// Holds inspections back on demand, and passes all other operations on. A repair begins with an
+/// inspection.
 #[derive(Default)]
 struct HeldBack {
     inspections: AtomicBool,
@@ -30,7 +32,7 @@ impl HeldBack {
         }
     }
 
-    /// Answers how many were kept back.
+    /// Passes the held inspections on. Returns their number.
     fn let_go(&self) -> usize {
         self.inspections.store(false, Ordering::SeqCst);
         let tasks = std::mem::take(&mut *self.tasks.lock().unwrap());
@@ -42,7 +44,7 @@ impl HeldBack {
     }
 }
 
-/// A machine that can be suspended: then all its other clocks stand still.
+/// The clock of a machine that can be suspended: meanwhile all its other clocks stand still.
 #[derive(Default)]
 struct SuspendedClock(AtomicU32);
 
@@ -55,7 +57,7 @@ impl Clock for SuspendedClock {
     }
 }
 
-/// Node 4 has lost the lock, an extension has found that out, and its repair is held back.
+/// Node 4 has lost the lock, an extension has noticed the loss, and its repair is held back.
 async fn with_a_repair_in_flight(
     rules: SafetyRules,
 ) -> (FiveNodes, Lease, Arc<HeldBack>, Arc<Recorder>) {
@@ -75,24 +77,25 @@ async fn with_a_repair_in_flight_by(
     };
     let five = FiveNodes::start_with(&ClusterSettings { rules, ..CLUSTER }, env, slow).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
+    five.lose_lock(4);
     held.inspections.store(true, Ordering::SeqCst);
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("the repair is under way", async || {
+    eventually("the repair is in flight", async || {
         (held.tasks.lock().unwrap().len() == 1).then_some(())
     })
     .await;
     (five, lease, held, votes)
 }
 
-/// Lets the repair go and answers what node 4 said to it.
+/// Lets the repair continue. Returns node 4's answer to it.
 async fn answer_to_the_repair(held: &HeldBack, votes: &Recorder) -> Vote {
     votes.take_votes();
     assert_eq!(held.let_go(), 1);
     eventually("the repair is answered", async || votes.take_votes().pop()).await
 }
 
-/// The lock is released everywhere before its repair arrives. Answers where it is stored afterwards.
+/// The lock is released everywhere before its repair arrives. Returns the nodes that store the lock
+/// afterwards.
 async fn stored_after_a_late_repair(rules: SafetyRules) -> Vec<usize> {
     let (five, lease, held, votes) = with_a_repair_in_flight(rules).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
@@ -102,28 +105,33 @@ async fn stored_after_a_late_repair(rules: SafetyRules) -> Vec<usize> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repair_that_comes_after_the_release_brings_nothing_back() {
+async fn a_repair_after_the_release_restores_nothing() {
     assert_eq!(stored_after_a_late_repair(SafetyRules::ALL).await, Vec::<usize>::new());
     let off = SafetyRules { release_leaves_a_tombstone: false, ..SafetyRules::ALL };
     assert_eq!(
         stored_after_a_late_repair(off).await,
         [4],
-        "without the tombstone nothing is worse"
+        "nothing goes wrong without the tombstone"
     );
     let off = SafetyRules { watermark_is_checked: false, ..SafetyRules::ALL };
-    assert_eq!(stored_after_a_late_repair(off).await, [4], "without the fence nothing is worse");
+    assert_eq!(
+        stored_after_a_late_repair(off).await,
+        [4],
+        "nothing goes wrong without the watermark"
+    );
 }
 
-/// By then the node may have lost its data once more, waited out its quarantine, and granted the lock to somebody else.
+/// By then the node may have lost its data once more, finished its quarantine, and granted the lock
+/// to another owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn nothing_is_repaired_after_the_lease_of_the_extension_has_ended() {
+async fn nothing_is_repaired_after_the_extended_lease_has_ended() {
     let clock = Arc::new(SuspendedClock::default());
     let (five, lease, held, votes) =
         with_a_repair_in_flight_by(SafetyRules::ALL, clock.clone()).await;
     clock.0.store(61, Ordering::SeqCst);
     votes.take_votes();
     assert_eq!(held.let_go(), 1);
-    // Answered after what was let go.
+    // The nodes answer this inspection after the operations that were held back.
     five.locks.inspect(&five.lock).await;
     five.locks.drained().await;
     assert_eq!(votes.take_votes().iter().filter(|vote| matches!(vote, Vote::Granted)).count(), 0);
@@ -131,7 +139,7 @@ async fn nothing_is_repaired_after_the_lease_of_the_extension_has_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repair_that_comes_after_a_grant_to_somebody_else_changes_nothing() {
+async fn a_repair_after_a_grant_to_another_changes_nothing() {
     let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     let next = five.held(&CLUSTER).await;
@@ -139,7 +147,7 @@ async fn a_repair_that_comes_after_a_grant_to_somebody_else_changes_nothing() {
     assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
     assert_eq!(five.stored_on(&next), [0, 1, 2, 3, 4]);
 
-    // The next holder is gone as well.
+    // In this case the next holder has released, too.
     let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     let next = five.held(&CLUSTER).await;

@@ -1,4 +1,4 @@
-//! What a majority of the nodes says of one lock, and of all locks with a prefix.
+//! The majority's view of one lock, and of all locks with a prefix.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::support::harness::{PATIENCE, RedisServer, eventually};
 use crate::support::nodes::{Cluster, in_state, intercepted, name, redlock, ttl};
 
 #[tokio::test]
-async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
+async fn an_inspection_follows_the_majority() {
     let mut cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -53,7 +53,7 @@ async fn an_inspection_says_held_free_or_unknown_as_the_majority_does() {
 }
 
 #[tokio::test]
-async fn three_values_without_a_majority_are_no_holder() {
+async fn three_values_without_a_majority_name_no_holder() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -63,7 +63,7 @@ async fn three_values_without_a_majority_are_no_holder() {
     assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
     assert!(
         matches!(acquire(&locks, &lock, LONG).await, Err(LockError::Held(_))),
-        "but it is not to be had either"
+        "nobody else can get the lock either"
     );
 }
 
@@ -78,7 +78,7 @@ async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, 
         found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
         pages += 1;
         match page.next {
-            // By its text, as it travels with a client.
+            // The cursor travels with a client as text.
             Some(next) => cursor = next.to_string().parse::<ListCursor>().unwrap(),
             None => return (found, pages),
         }
@@ -100,12 +100,12 @@ async fn acquire_all(locks: &Redlock, names: impl Iterator<Item = String>) -> Ve
 }
 
 #[tokio::test]
-async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
+async fn a_listing_returns_every_held_lock_of_its_prefix_once() {
     let mut cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
     acquire_all(&locks, (0..10).map(|n| format!("b/{n}"))).await;
-    // Held by a minority: not held.
+    // A key on a minority does not hold the lock.
     cluster.servers[0].cmd(&["SET", "lock:a/minority", "their-uuid"]);
     for limit in [1, 7, 20, 1_000] {
         let (found, pages) = list_all(&locks, "a/", limit).await;
@@ -130,7 +130,7 @@ async fn a_listing_gives_every_held_lock_of_its_prefix_once() {
 }
 
 #[tokio::test]
-async fn a_listing_finds_what_a_majority_without_its_first_node_holds() {
+async fn a_listing_finds_locks_that_its_first_node_lacks() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..40).map(|n| format!("a/{n}"))).await;
@@ -141,15 +141,15 @@ async fn a_listing_finds_what_a_majority_without_its_first_node_holds() {
 }
 
 #[tokio::test]
-async fn a_listing_gives_each_lock_once_beside_a_master_that_hangs() {
+async fn a_listing_returns_each_lock_once_beside_a_hung_master() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..130).map(|n| format!("a/{n}"))).await;
-    eventually("every master has the last of them", async || {
+    eventually("every master has the last lock", async || {
         (cluster.stored_on(&wanted[129], |_| true).len() == 3).then_some(())
     })
     .await;
-    // Also over connections that listings had before it hung.
+    // Also over connections that listings had opened before the master hung.
     for hung in 0..3 {
         cluster.servers[hung].stop();
         for limit in [20, 1_000] {
@@ -162,7 +162,7 @@ async fn a_listing_gives_each_lock_once_beside_a_master_that_hangs() {
 
 fn connections(server: &RedisServer) -> BTreeSet<String> {
     let id = |line: &str| line.split([' ', '=']).nth(1).expect("id=N").to_owned();
-    // The one that asks is gone the next time.
+    // The connection that runs CLIENT LIST does not count.
     server
         .cmd(&["CLIENT", "LIST"])
         .text()
@@ -172,9 +172,10 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
         .collect()
 }
 
-/// A closed connection, as by `timeout` in the configuration of a master, is no reason to do without the master.
+/// A master may close connections, for example by `timeout` in its configuration. The listing must
+/// still use that master.
 #[tokio::test]
-async fn a_listing_is_whole_after_its_connections_were_closed() {
+async fn a_listing_is_complete_after_its_connections_closed() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..20).map(|n| format!("a/{n}"))).await;
@@ -188,20 +189,20 @@ async fn a_listing_is_whole_after_its_connections_were_closed() {
     assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
 }
 
-/// The connections of votes carry votes.
+/// The connections of votes carry only votes.
 #[tokio::test]
-async fn a_listing_asks_nothing_of_the_queues_of_votes() {
+async fn a_listing_bypasses_the_vote_queues() {
     let cluster = Cluster::start(3).await;
     let wanted = acquire_all(&cluster.redlock(), (0..130).map(|n| format!("a/{n}"))).await;
-    let nobody = |node: &Arc<dyn Node>| {
+    let failing = |node: &Arc<dyn Node>| {
         intercepted(node.clone(), |_, task| panic!("a listing asked {:?}", task.op))
     };
-    let locks = redlock(cluster.nodes.iter().map(nobody).collect(), Duration::from_secs(2));
+    let locks = redlock(cluster.nodes.iter().map(failing).collect(), Duration::from_secs(2));
     assert_once_each(list_all(&locks, "a/", 20).await.0, &wanted);
 }
 
 #[tokio::test]
-async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
+async fn a_listing_without_time_reports_that_it_read_nothing() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let began = Instant::now();
@@ -216,9 +217,9 @@ async fn a_listing_that_may_take_no_time_says_that_it_could_read_nothing() {
     assert!(began.elapsed() < PATIENCE);
 }
 
-/// Until a gateway refused it as too long.
+/// A gateway refuses cursors beyond a maximum length.
 #[tokio::test]
-async fn a_cursor_grew_with_every_lock_that_was_shown_and_gone() {
+async fn a_cursor_does_not_grow_with_locks_shown_and_ended() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let mut cursor = ListCursor::default();

@@ -1,7 +1,8 @@
-//! Whole locks over real masters: the life of a lock on 1 to 5 nodes, every set of failing nodes in every kind of
-//! failure, other Redlock clients beside us, hung nodes, and what is left behind afterwards, which must be nothing.
+//! Whole locks over real masters: the life of a lock on 1 to 5 nodes, and other Redlock clients
+//! beside this one. Cancelled and repeated requests leave nothing behind.
 //!
-//! Time-outs for nodes are generous except where a test is about them, so that a busy machine does not look like a fault.
+//! Node timeouts are generous except in tests of timeouts, so that a busy machine does not look
+//! like a fault.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +33,7 @@ pub(super) async fn acquire(
     locks.acquire(lock, ttl(millis), AcquireOptions::default()).await
 }
 
-/// A tenth of a short TTL is all that a node gets to answer in, which a busy machine may miss.
+/// A round gets a tenth of the TTL. With a short TTL a busy machine may miss that.
 async fn acquire_short(locks: &Redlock, lock: &LockName, millis: u64) -> Lease {
     eventually("a short lock is granted", async || match acquire(locks, lock, millis).await {
         Ok(lease) => Some(lease),
@@ -52,7 +53,7 @@ pub(super) fn key(lock: &LockName) -> String {
     format!("{PREFIX}{lock}")
 }
 
-/// The token as it would be with another owner.
+/// The same token with another owner.
 fn forged(token: &LockToken) -> LockToken {
     format!("1.{}.{}", token.fencing(), "ab".repeat(20)).parse::<LockToken>().unwrap()
 }
@@ -70,7 +71,7 @@ async fn whole_life_on(size: usize) {
         validity < Duration::from_millis(LONG) && validity > Duration::from_millis(LONG - 10_000),
         "{validity:?}"
     );
-    eventually("all nodes store it", async || {
+    eventually("all nodes store the lock", async || {
         (cluster.stored_on(&lock, |_| true) == all).then_some(())
     })
     .await;
@@ -125,7 +126,7 @@ async fn whole_life_on(size: usize) {
     assert_eq!(
         locks.validity(&short),
         None,
-        "whoever is granted next finds the first holder past its deadline"
+        "the next holder finds the first one past its deadline"
     );
     assert!(next.token.fencing() > short.token.fencing());
     assert!(matches!(locks.release(&lock, &short.token).await, Err(LockError::NotHolder(_))));
@@ -164,7 +165,11 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     assert_eq!((info, fencing), (Vec::new(), None));
     assert!(expires_in.unwrap() > Duration::from_secs(45));
     locks.drained().await;
-    assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1, 2], "what we set beside theirs is gone");
+    assert_eq!(
+        cluster.stored_on(&lock, |_| true),
+        [0, 1, 2],
+        "our record beside the foreign lock is gone"
+    );
     for server in &cluster.servers[..3] {
         server.cmd(&["DEL", &key(&lock)]);
     }
@@ -172,11 +177,12 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
 }
 
 #[tokio::test]
-async fn a_lock_of_ours_keeps_another_redlock_client_from_a_majority() {
+async fn our_lock_keeps_another_redlock_client_from_a_majority() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("shared");
-    // Theirs on a minority does not keep us out, and ours on the rest keeps them out.
+    // A foreign lock on a minority does not exclude this client, and this client's lock on the rest
+    // excludes the foreign one.
     for server in &cluster.servers[..2] {
         server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
     }
@@ -187,13 +193,13 @@ async fn a_lock_of_ours_keeps_another_redlock_client_from_a_majority() {
     assert_eq!((0..5).filter(|server| set(*server) == Resp::Nil).count(), 5);
     locks.release(&lock, &lease.token).await.unwrap();
     locks.drained().await;
-    assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1], "a release deletes only what is ours");
+    assert_eq!(cluster.stored_on(&lock, |_| true), [0, 1], "a release deletes only our own lock");
 }
 
-/// So that a fence stays, whatever comes: answers its T.
+/// Uses the lock once, so that it has a watermark. Returns the watermark's token.
 async fn used_before(locks: &Redlock, lock: &LockName) -> u64 {
-    let lease = acquire(locks, lock, LONG).await.expect("it is free");
-    locks.release(lock, &lease.token).await.expect("it is held");
+    let lease = acquire(locks, lock, LONG).await.expect("the lock is free");
+    locks.release(lock, &lease.token).await.expect("the lock is held");
     locks.drained().await;
     lease.token.fencing().get()
 }
@@ -210,14 +216,15 @@ async fn a_cancelled_acquire_leaves_no_lock() {
         assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
         cluster.servers.iter().for_each(|server| server.cont());
         locks.drained().await;
-        // Its T is unknown here, but a newer fence shows that the release was there.
+        // The token of the cancelled acquire is unknown here, but a newer watermark shows that its
+        // release has run.
         cluster.clean_for_good(&lock, before + 1).await;
         assert!(acquire(&locks, &lock, LONG).await.is_ok());
     }
 }
 
 #[tokio::test]
-async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
+async fn a_cancelled_acquire_leaves_no_lock_after_lost_connections() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("cancelled");
@@ -234,7 +241,7 @@ async fn a_cancelled_acquire_that_outlived_its_connections_leaves_no_lock() {
 }
 
 #[tokio::test]
-async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void() {
+async fn a_repeated_request_gets_the_same_grant_and_voids_no_answer() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -251,13 +258,13 @@ async fn a_repeated_request_is_told_of_the_same_grant_and_makes_no_answer_void()
     other.release(&lock, &second.token).await.unwrap();
     assert!(
         matches!(locks.release(&lock, &first.token).await, Err(LockError::Lost)),
-        "both are one grant"
+        "both answers have the same grant"
     );
     cluster.clean_for_good(&lock, second.token.fencing().get()).await;
 }
 
 #[tokio::test]
-async fn a_lock_cannot_be_kept_for_longer_than_its_max_hold_by_repeating_the_request() {
+async fn repeating_a_request_does_not_extend_beyond_max_hold() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -273,8 +280,7 @@ fn keyed(lock: &LockName) -> AcquireOptions {
 }
 
 #[tokio::test]
-async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_first_answer_promised()
- {
+async fn an_undelivered_repetition_keeps_the_first_grant() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -285,7 +291,7 @@ async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_
     let cancelled = tokio::time::timeout(Duration::from_millis(100), repeated).await;
     assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
     cluster.servers.iter().for_each(|server| server.cont());
-    // The answer to this one comes after whatever the cancelled one may have sent.
+    // The nodes answer this acquire after any operation of the cancelled one.
     let undelivered = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     locks.abandon(&lock, &undelivered);
     locks.drained().await;
@@ -298,18 +304,18 @@ async fn a_repetition_that_is_cancelled_or_undelivered_leaves_the_lock_that_the_
 }
 
 #[tokio::test]
-async fn split_votes_are_resolved_and_not_reported_as_a_holder() {
+async fn split_votes_are_resolved_and_name_no_holder() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
-    // Three contenders with two, two and one vote, that give up after a moment, as they would in a race.
+    // Three contenders with two, two and one vote. They give up after a moment, as in a race.
     for (index, server) in cluster.servers.iter().enumerate() {
         server.cmd(&["SET", &key(&lock), &format!("contender-{}", index / 2), "PX", "10"]);
     }
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     locks.release(&lock, &lease.token).await.unwrap();
 
-    // Against one holder no try is wasted: the first answer counts.
+    // Against one holder there is no second attempt: the first answer counts.
     cluster
         .servers
         .iter()
@@ -318,7 +324,7 @@ async fn split_votes_are_resolved_and_not_reported_as_a_holder() {
 }
 
 #[tokio::test]
-async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
+async fn a_failed_proposal_on_a_minority_names_no_holder() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -327,14 +333,15 @@ async fn a_lost_try_of_somebody_on_a_minority_is_no_holder() {
     cluster.servers[..2]
         .iter()
         .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "loser", "PX", "60000"])));
-    // Three nodes have no lock; whichever answer first, nobody else can be said to hold it.
+    // Three nodes have no lock. Whichever nodes answer first, the result must not name another
+    // holder.
     for _ in 0..20 {
         assert_eq!(locks.release(&lock, &lease.token).await, Err(LockError::Lost));
     }
 }
 
 #[tokio::test]
-async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_lock() {
+async fn an_undelivered_first_request_with_a_key_leaves_no_lock() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let cancelled = name("cancelled");
@@ -358,7 +365,7 @@ async fn a_first_request_with_a_key_that_is_cancelled_or_undelivered_leaves_no_l
 }
 
 #[tokio::test]
-async fn retrying_gets_the_lock_when_it_is_free_and_gives_up_when_it_is_not() {
+async fn retrying_gets_a_freed_lock_and_gives_up_on_a_held_one() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -380,7 +387,7 @@ async fn retrying_gets_the_lock_when_it_is_free_and_gives_up_when_it_is_not() {
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
-/// A clock on which 31 s pass between any two looks.
+/// A clock on which 31 s pass between any two readings.
 struct LeapingClock(AtomicU64);
 
 impl Clock for LeapingClock {
@@ -393,7 +400,7 @@ impl Clock for LeapingClock {
 }
 
 #[tokio::test]
-async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
+async fn a_grant_that_arrives_too_late_is_refused_and_released() {
     let cluster = Cluster::start(3).await;
     let env = Env { clock: Arc::new(LeapingClock(AtomicU64::new(0))), ..Env::default() };
     let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
@@ -409,7 +416,7 @@ async fn a_grant_that_came_too_late_to_be_of_use_is_no_grant_and_is_released() {
 }
 
 #[tokio::test]
-async fn a_ttl_beyond_the_maximum_is_refused_before_any_node_is_asked() {
+async fn a_ttl_beyond_the_maximum_asks_no_node() {
     let cluster = Cluster::start(1).await;
     let locks = cluster.redlock();
     let lock = name("job");
@@ -419,10 +426,10 @@ async fn a_ttl_beyond_the_maximum_is_refused_before_any_node_is_asked() {
     assert!(matches!(refused, Err(LockError::TtlTooLong { .. })), "{refused:?}");
 }
 
-/// Anybody can invent tokens: what nodes refuse for their T was never granted, and asking again would be work for nothing
-/// that keeps real releases waiting.
+/// Anybody can invent tokens. If nodes refuse a token as too far from their time, it was never
+/// granted. Repeating such a release would only delay real releases.
 #[tokio::test(start_paused = true)]
-async fn the_release_of_an_invented_token_is_not_owed() {
+async fn the_release_of_an_invented_token_is_not_repeated() {
     let asked = Arc::new(AtomicU64::new(0));
     let nodes = (0..3).map(|n| {
         let node =
@@ -442,7 +449,7 @@ async fn the_release_of_an_invented_token_is_not_owed() {
 }
 
 #[tokio::test]
-async fn nonsense_is_refused_before_anything_starts() {
+async fn invalid_settings_are_refused_before_anything_starts() {
     let cluster = Cluster::start(1).await;
     let one = cluster.nodes[0].clone();
     let good = Settings::default();

@@ -1,5 +1,5 @@
-//! Masters that are restarted without their data vote again in seconds, because the others tell them what they forgot; and
-//! no lock is granted twice for it, nor lost.
+//! Masters that restart without their data vote again in seconds, because the other masters supply
+//! the lost locks. No lock is granted twice or lost.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use tokio::time::Instant;
 use super::repair::{Extender, poll_for};
 use crate::support::cluster::{ClusterSettings, marker, repeated};
 use crate::support::harness::{RedisServer, eventually, masters};
-use crate::support::nodes::{in_state, name, nobodys, now, record, ttl};
+use crate::support::nodes::{in_state, kept_free_record, name, now, record, ttl};
 use crate::support::resp::Resp;
 
 /// A quarantine that outlasts every test: 65 s.
 const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
-/// As long as it is from a restart to the vote, whatever the machine is busy with.
+/// The time from a restart to the first vote, with a margin for a busy machine.
 const SOON: Duration = Duration::from_secs(15);
 
 struct Five {
     servers: Vec<RedisServer>,
-    /// Of two gateways.
+    /// One worker for each master, for each of two gateways.
     remotes: [Vec<Arc<dyn Node>>; 2],
     locks: [Redlock; 2],
 }
@@ -54,13 +54,14 @@ impl Five {
 
     async fn granted(&self, lock: &LockName, millis: u64) -> Lease {
         let options = AcquireOptions::default;
-        eventually("it is granted", async || {
+        eventually("the lock is granted", async || {
             self.locks[0].acquire(lock, ttl(millis), options()).await.ok()
         })
         .await
     }
 
-    /// Restarts masters without their data. Answers how long it took until both gateways let all of them vote.
+    /// Restarts masters without their data. Returns the time until both gateways let all of them
+    /// vote.
     async fn restart_empty(&mut self, victims: &[usize]) -> Duration {
         victims.iter().for_each(|at| self.servers[*at].kill());
         victims.iter().for_each(|at| self.servers[*at].restart());
@@ -82,8 +83,8 @@ struct Outcome {
     lost: Option<LockError>,
 }
 
-/// One lock is held for its whole TTL, one is extended; somebody else wants both all the time, while groups of masters are
-/// restarted without their data, one after the other.
+/// One lock is held for its whole TTL, and one is extended. Another client polls for both while
+/// groups of masters restart without their data, one group after the other.
 async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
     let mut five = Five::start(cluster).await;
     let held = name("held");
@@ -124,25 +125,25 @@ fn runs(few: usize) -> usize {
 }
 
 #[test]
-fn one_master_of_five_that_lost_its_data_votes_again_in_seconds() {
+fn one_of_five_masters_votes_seconds_after_data_loss() {
     assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0]]).await));
 }
 
 #[test]
-fn two_masters_of_five_that_lost_their_data_vote_again_in_seconds() {
+fn two_of_five_masters_vote_seconds_after_data_loss() {
     assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1]]).await));
 }
 
-/// All that the lock was granted on has been lost in the end.
+/// In the end every master that granted the lock has lost its data.
 #[test]
-fn a_lock_outlives_the_loss_of_all_masters_that_granted_it_group_by_group() {
+fn a_lock_survives_the_loss_of_every_master_group_by_group() {
     assert_good(&repeated(runs(2), 2, async || {
         restarts(&CLUSTER, &[&[0, 1], &[2, 3], &[4, 0]]).await
     }));
 }
 
 #[test]
-fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
+fn without_recovery_a_lock_is_granted_twice() {
     let rules = SafetyRules {
         lost_locks_are_recovered: false,
         admitted_is_caught_up: false,
@@ -152,29 +153,29 @@ fn a_lock_is_granted_twice_when_masters_vote_again_without_being_told() {
     let outcomes = repeated(2, 2, async || restarts(&off, &[&[0, 1], &[2, 3]]).await);
     assert!(
         outcomes.iter().all(|outcome| outcome.second_holders > 0),
-        "without it nothing is worse"
+        "nothing goes wrong without the rule"
     );
 }
 
-/// Three of five: those that are left cannot know of all majorities.
+/// Three of five: the two remaining masters cannot show all majorities.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn where_too_few_masters_remember_the_full_quarantine_is_waited() {
+async fn with_too_few_sources_the_full_quarantine_is_waited() {
     let mut five = Five::start(&CLUSTER).await;
     for victim in 0..3 {
         five.servers[victim].kill();
         five.servers[victim].restart();
     }
-    let waits = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
-    let (first, ..) = tokio::join!(waits(0), waits(1), waits(2));
+    let quarantined = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
+    let (first, ..) = tokio::join!(quarantined(0), quarantined(1), quarantined(2));
     assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
-    // Nobody has told them anything after what would be enough time for it.
+    // With enough sources, recovery would have finished within this time.
     tokio::time::sleep(Duration::from_secs(14)).await;
     assert!((0..3).all(|at| five.remotes[0][at].status().borrow().state == NodeState::Quarantined));
 }
 
-/// It votes at once for those who know of no quarantine.
+/// The master votes at once for clients that know no quarantine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_vote_of_another_client_is_not_taken_from_a_master_that_lost_its_data() {
+async fn recovery_overwrites_no_lock_of_another_client() {
     let mut five = Five::start(&CLUSTER).await;
     let lock = name("job");
     let lease = five.granted(&lock, 60_000).await;
@@ -182,27 +183,28 @@ async fn a_vote_of_another_client_is_not_taken_from_a_master_that_lost_its_data(
     five.servers[2].restart();
     in_state(five.remotes[0][2].as_ref(), NodeState::Quarantined).await;
     five.servers[2].cmd(&["SET", "lock:job", "their-uuid", "PX", "11000"]);
-    let told = eventually("it is admitted when the other client's lock has ended", async || {
-        five.remotes[0][2]
-            .status()
-            .borrow()
-            .votes()
-            .then(|| five.servers[2].cmd(&["GET", "lock:job"]))
-    })
-    .await;
-    assert_ne!(told, Resp::Nil);
-    assert!(told.text().starts_with(&lease.token.fencing().to_string()), "{told:?}");
+    let recovered =
+        eventually("the master is admitted when the other client's lock has ended", async || {
+            five.remotes[0][2]
+                .status()
+                .borrow()
+                .votes()
+                .then(|| five.servers[2].cmd(&["GET", "lock:job"]))
+        })
+        .await;
+    assert_ne!(recovered, Resp::Nil);
+    assert!(recovered.text().starts_with(&lease.token.fencing().to_string()), "{recovered:?}");
     assert!(marker(&five.servers[2]).is_some());
 }
 
 const T: u64 = 1_763_725_165_000_000;
 
-/// As recovery leaves it on a master, for a minute.
+/// Stores the record by which recovery keeps a lock free, for a minute.
 fn keep_free(server: &RedisServer, lock: &str) {
     server.cmd(&[
         b"SET".as_slice(),
         format!("lock:{lock}").as_bytes(),
-        nobodys(T).as_bytes(),
+        kept_free_record(T).as_bytes(),
         b"PX",
         b"60000",
     ]);
@@ -216,14 +218,14 @@ async fn force_ends_a_lock_that_is_kept_free() {
     let refused = five.locks[0].acquire(&lock, ttl(1_000), AcquireOptions::default()).await;
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
     let mut found = 0;
-    five.locks[0].force_release(&lock, |_| found += 1).await.expect("all masters were heard");
-    assert_eq!(found, 1, "the audit hears of it");
+    five.locks[0].force_release(&lock, |_| found += 1).await.expect("all masters have answered");
+    assert_eq!(found, 1, "the audit record has the forced release");
     five.granted(&lock, 1_000).await;
 }
 
-/// It may be a grant that the record of nobody stands for.
+/// The minority record may belong to a grant that the kept-free records stand for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn force_releases_what_a_minority_stores_before_it_ends_what_keeps_the_lock_free() {
+async fn force_releases_a_minority_record_before_kept_free_ones() {
     let five = Five::start(&CLUSTER).await;
     let lock = name("job");
     (0..2).for_each(|at| keep_free(&five.servers[at], "job"));
@@ -234,14 +236,14 @@ async fn force_releases_what_a_minority_stores_before_it_ends_what_keeps_the_loc
         b"PX",
         b"60000",
     ]);
-    five.locks[0].force_release(&lock, |_| ()).await.expect("all masters were heard");
+    five.locks[0].force_release(&lock, |_| ()).await.expect("all masters have answered");
     let stored =
         || (0..5).filter(|at| five.servers[*at].cmd(&["GET", "lock:job"]) != Resp::Nil).count();
-    eventually("it is gone everywhere", async || (stored() == 0).then_some(())).await;
+    eventually("the lock is gone everywhere", async || (stored() == 0).then_some(())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn force_leaves_a_lock_kept_free_while_a_master_is_not_heard() {
+async fn force_leaves_a_lock_kept_free_while_a_master_is_silent() {
     let mut five = Five::start(&CLUSTER).await;
     let lock = name("job");
     (0..3).for_each(|at| keep_free(&five.servers[at], "job"));
@@ -252,9 +254,10 @@ async fn force_leaves_a_lock_kept_free_while_a_master_is_not_heard() {
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
-/// The readings of two masters are not one moment: what the first shows may be gone when the second is read.
+/// Two masters are not read at the same moment: a lock on the first may be gone when the second is
+/// read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_lock_released_between_two_readings_is_not_kept_free() {
+async fn a_lock_released_between_readings_is_not_kept_free() {
     let mut servers = masters(3);
     CLUSTER.mark(&servers).await;
     let gate = Arc::new(Gate::default());
@@ -266,7 +269,7 @@ async fn a_lock_released_between_two_readings_is_not_kept_free() {
     let locks = CLUSTER.redlock(remotes.clone());
     let lock = name("job");
     let options = AcquireOptions::default;
-    let lease = eventually("it is granted", async || {
+    let lease = eventually("the lock is granted", async || {
         locks.acquire(&lock, ttl(60_000), options()).await.ok()
     })
     .await;
@@ -281,17 +284,18 @@ async fn a_lock_released_between_two_readings_is_not_kept_free() {
     gate.wanted.notified().await;
     let read_first = async || (servers[0].calls_of("eval") > read_before).then_some(());
     eventually("the first master is read", read_first).await;
-    locks.release(&lock, &lease.token).await.expect("a majority has let go");
+    locks.release(&lock, &lease.token).await.expect("a majority has released");
     let gone = |at: usize| servers[at].cmd(&["GET", "lock:job"]) == Resp::Nil;
-    eventually("both have let go", async || (gone(0) && gone(1)).then_some(())).await;
+    eventually("both nodes have released", async || (gone(0) && gone(1)).then_some(())).await;
     gate.open.notify_one();
     in_state(remotes[2].as_ref(), NodeState::Admitted).await;
     assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
 }
 
-/// A record that keeps a lock free stands for a grant elsewhere: it must not end before the copy it was read from.
+/// A record that keeps a lock free stands for a grant elsewhere. The record must not expire before
+/// the grant it was copied from.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_slow_second_reading_shortens_no_life() {
+async fn a_slow_second_reading_shortens_no_remaining_life() {
     let mut servers = masters(3);
     CLUSTER.mark(&servers).await;
     let mut remotes = CLUSTER.remote_nodes(&servers);
@@ -312,11 +316,12 @@ async fn a_slow_second_reading_shortens_no_life() {
     };
     let copied = life(2);
     let source = life(1);
-    // Both lives are rounded to milliseconds, for which the validity of a lock allows 2 ms.
+    // Both remaining lives are rounded to milliseconds. The validity of a lock allows 2 ms for
+    // that.
     assert!(copied + 2 >= source, "the copy ends {} ms before its source", source - copied);
 }
 
-/// A node whose reader takes a while, as behind a slow link.
+/// A node whose reads take a while, as behind a slow link.
 struct ReadsSlowly(Arc<dyn Node>);
 
 impl Node for ReadsSlowly {
@@ -350,7 +355,8 @@ impl LockReader for ReadsSlowly {
     }
 }
 
-/// The grant of a majority ends, not the lock: one node is down, and a record of recovery stands on another.
+/// A majority's grant ends, but not the lock: one node is down, and another stores a kept-free
+/// record.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn force_releases_a_majority_beside_a_kept_free_record() {
     let mut five = Five::start(&CLUSTER).await;
@@ -361,17 +367,17 @@ async fn force_releases_a_majority_beside_a_kept_free_record() {
         five.servers[at].cmd(&[b"SET".as_slice(), b"lock:job", grant.as_bytes(), b"PX", b"60000"]);
     }
     five.servers[4].kill();
-    five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has let go");
+    five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has released");
 }
 
-/// Says when a reading is wanted, and lets it go on.
+/// Signals when a read is wanted, and lets the read continue.
 #[derive(Default)]
 struct Gate {
     wanted: Notify,
     open: Notify,
 }
 
-/// A node whose stored locks are read when the gate is open.
+/// A node whose stored locks are read only when the gate is open.
 struct ReadLate {
     node: Arc<dyn Node>,
     gate: Arc<Gate>,

@@ -1,5 +1,6 @@
-//! A lock that is extended outlives the loss of every node, one after the other, because an extension sets it again where
-//! it was lost; and what was released or granted to somebody else stays so, however late that comes.
+//! An extended lock outlives the loss of every node, one after the other, because an extension
+//! repairs the lock where it is lost. A lock that was released, or granted to another owner, stays
+//! so, however late a repair arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use crate::support::resp::Resp;
 
 const LABEL: &str = "nightly report";
 
-/// Five servers, and a gateway that all of them have admitted.
+/// Five servers, and a gateway that has admitted all of them.
 pub(super) struct FiveNodes {
     servers: Vec<RedisServer>,
     remotes: Vec<Arc<dyn Node>>,
@@ -44,7 +45,7 @@ impl FiveNodes {
         Self { servers, remotes, locks, lock: name("job") }
     }
 
-    /// Acquires, and waits until all nodes store it.
+    /// Acquires, and waits until all nodes store the lock.
     pub(super) async fn held(&self, cluster: &ClusterSettings) -> Lease {
         let options =
             || AcquireOptions { info: Info::new(LABEL).unwrap(), ..AcquireOptions::default() };
@@ -56,7 +57,7 @@ impl FiveNodes {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
-            // A node that was too late for its acquire never stores it.
+            // A node that received the acquire too late never stores the lock.
             if tokio::time::timeout(cluster.max_ttl / 3, everywhere()).await.is_ok() {
                 return Some(lease);
             }
@@ -77,15 +78,16 @@ impl FiveNodes {
         }
     }
 
-    /// The nodes that store this very grant under its label.
+    /// The nodes that store exactly this grant under its label.
     pub(super) fn stored_on(&self, lease: &Lease) -> Vec<usize> {
         let t = lease.token.fencing().to_string();
         let ours = |value: &String| value.starts_with(&t) && value.ends_with(LABEL);
         (0..self.servers.len()).filter(|at| self.raw(*at).as_ref().is_some_and(ours)).collect()
     }
 
-    /// As if the node had lost the lock alone: the marker of its eligibility stands.
-    pub(super) fn forget(&self, at: usize) {
+    /// Deletes the lock on one node as if the node had lost only the lock: the eligibility marker
+    /// remains.
+    pub(super) fn lose_lock(&self, at: usize) {
         let fence = Keys::new(PREFIX, &self.lock).fence;
         self.servers[at].cmd(&[b"DEL".as_slice(), self.key().as_bytes(), &fence]);
     }
@@ -99,11 +101,11 @@ impl FiveNodes {
     }
 }
 
-/// Locks of a minute; a quarantine nobody sees.
+/// Locks of a minute, and a quarantine that no test sees.
 pub(super) const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
-/// Extends a lock for as long as this lives, and keeps the error that ended it.
+/// Extends a lock until it is dropped, and keeps the error that ended the lock.
 pub(super) struct Extender {
     lost: Arc<Mutex<Option<LockError>>>,
     stop: Arc<AtomicBool>,
@@ -152,7 +154,7 @@ impl Drop for Extender {
     }
 }
 
-/// Somebody who wants the lock all the time; says how often it was granted.
+/// A client that polls for the lock all the time. Counts its grants.
 pub(super) fn poll_for(
     locks: &Redlock,
     lock: &LockName,
@@ -173,8 +175,9 @@ pub(super) fn poll_for(
     (granted, task.abort_handle())
 }
 
-/// Every node is restarted without its data, one at a time, each after the last is back in service, so many rounds long,
-/// while somebody else polls for the lock. Answers the error with which the lock was lost.
+/// Restarts every node without its data, one at a time, each after the previous one is back in
+/// service, for this many rounds. Meanwhile another client polls for the lock. Returns the error
+/// with which the lock was lost.
 async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<LockError> {
     let mut five = FiveNodes::start(cluster).await;
     let lease = five.held(cluster).await;
@@ -194,8 +197,9 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
                 lost.elapsed()
             );
         }
-        // As an operator would: the next node goes when this one is back in service and has what it had.
-        eventually("the lock is there again, or lost for good", async || {
+        // As an operator would do: the next node restarts when this node is back in service and
+        // stores its locks again.
+        eventually("the node stores the lock again, or the lock is lost", async || {
             let there = five.stored_on(&lease).contains(&at);
             (there || !cluster.rules.missing_is_repaired || extender.lost().is_some()).then_some(())
         })
@@ -208,7 +212,7 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
     }
     poller.abort();
     five.locks.drained().await;
-    eventually("all nodes have it", async || {
+    eventually("all nodes have the lock", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -220,7 +224,8 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
     None
 }
 
-/// Long enough that a machine that is busy with 35 servers extends in time; a quarantine of a second and a half.
+/// The TTL is long enough for timely extensions on a machine that is busy with 35 servers. The
+/// quarantine lasts a second and a half.
 const ROLLING: ClusterSettings = ClusterSettings {
     max_ttl: Duration::from_millis(1_200),
     skew: Duration::from_millis(300),
@@ -228,7 +233,7 @@ const ROLLING: ClusterSettings = ClusterSettings {
 };
 
 #[test]
-fn an_extended_lock_outlives_three_rounds_of_empty_restarts_of_every_node() {
+fn an_extended_lock_outlives_three_empty_restarts_of_every_node() {
     let long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
     let since = Instant::now();
     let outcomes =
@@ -239,8 +244,8 @@ fn an_extended_lock_outlives_three_rounds_of_empty_restarts_of_every_node() {
 }
 
 #[test]
-fn an_extended_lock_dies_of_one_round_of_empty_restarts_without_healing() {
-    // Catching up after an eligibility would carry it, too.
+fn without_repair_empty_restarts_end_an_extended_lock() {
+    // Catching up would restore the lock, too.
     let rules = SafetyRules {
         missing_is_repaired: false,
         admitted_is_caught_up: false,
@@ -249,19 +254,19 @@ fn an_extended_lock_dies_of_one_round_of_empty_restarts_without_healing() {
     let off = ClusterSettings { rules, ..ROLLING };
     let outcomes = repeated(4, 4, async || rolling_restart(&off, 1).await);
     let lost = outcomes.iter().flatten().count();
-    assert!(lost > 0, "without repair nothing is worse: {outcomes:?}");
+    assert!(lost > 0, "nothing goes wrong without repair: {outcomes:?}");
     println!("without repair {lost} of {} runs lost the lock", outcomes.len());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repaired_node_stores_the_same_token_and_label_for_the_ttl_of_the_extension() {
+async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    [1, 3].iter().for_each(|at| five.forget(*at));
+    [1, 3].iter().for_each(|at| five.lose_lock(*at));
     assert_eq!(five.stored_on(&lease), [0, 2, 4]);
     let extended = five.extend(&lease, 30_000).await.unwrap();
     assert_eq!(extended.token, lease.token);
-    eventually("all nodes have it again", async || {
+    eventually("all nodes have the lock again", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -274,30 +279,31 @@ async fn a_repaired_node_stores_the_same_token_and_label_for_the_ttl_of_the_exte
             five.left_ms(at)
         );
     }
-    // It counts like any other: the two that had it all along may now lose it.
-    [0, 2].iter().for_each(|at| five.forget(*at));
+    // The repaired node counts like any other: two nodes that always had the lock may now lose it.
+    [0, 2].iter().for_each(|at| five.lose_lock(*at));
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.release(&five.lock, &lease.token).await.unwrap();
-    eventually("it is released on all", async || {
+    eventually("the lock is released on all nodes", async || {
         (0..5).all(|at| five.raw(at).is_none()).then_some(())
     })
     .await;
 }
 
-/// A poller is granted the lock on the node that forgot, and gives it back each time.
+/// A poller gets a vote of the node that lost the lock, and returns it each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn others_who_try_in_vain_do_not_keep_a_repair_away() {
+async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
-    // A node that was down for longer than the TTL: the lock has ended there, and was extended before.
+    five.lose_lock(4);
+    // Node 4 stands for a node that was down for longer than the TTL: the lock has ended there, and
+    // was extended before.
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
     five.servers[2].cmd(&["DEL", &five.key()]);
-    five.forget(4);
+    five.lose_lock(4);
     for _ in 0..20 {
         let other = five.locks.acquire(&five.lock, ttl(10_000), AcquireOptions::default()).await;
         assert!(matches!(other, Err(LockError::Held(_))), "{other:?}");
@@ -305,25 +311,25 @@ async fn others_who_try_in_vain_do_not_keep_a_repair_away() {
     }
     assert_eq!(five.stored_on(&lease), [0, 1, 3]);
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_lock_older_than_clocks_may_differ_is_repaired_all_the_same() {
+async fn a_lock_older_than_max_clock_skew_is_repaired() {
     let cluster = ClusterSettings { skew: Duration::from_millis(300), ..CLUSTER };
     let five = FiveNodes::start(&cluster).await;
     let lease = five.held(&cluster).await;
     let fencing = lease.token.fencing().get();
-    eventually("its T is too old for an acquire", async || {
+    eventually("the token is too old for an acquire", async || {
         (now() > fencing + 900_000).then_some(())
     })
     .await;
-    five.forget(2);
+    five.lose_lock(2);
     five.extend(&lease, 30_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -333,44 +339,45 @@ async fn a_lock_older_than_clocks_may_differ_is_repaired_all_the_same() {
 async fn a_node_that_answers_after_the_decision_is_repaired_too() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
+    five.lose_lock(4);
     five.servers[4].stop();
     five.extend(&lease, 30_000).await.unwrap();
     five.servers[4].cont();
-    eventually("the late node has it", async || {
+    eventually("the late node has the lock", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
 }
 
-/// Somebody else's lost try on the one node that forgot: the repair must not touch it.
+/// Another client's failed attempt is stored on the one node that lost the lock. The repair must
+/// not touch it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_repair_leaves_another_clients_lock_alone() {
+async fn a_repair_overwrites_no_lock_of_another_client() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    five.forget(4);
+    five.lose_lock(4);
     five.servers[4].cmd(&["SET", &five.key(), "their-uuid", "PX", "60000"]);
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.drained().await;
-    // What was asked of the nodes later has been answered, so the repair has been too.
+    // The nodes have answered this later inspection, so they have answered the repair, too.
     five.locks.inspect(&five.lock).await;
     assert_eq!(five.raw(4).as_deref(), Some("their-uuid"));
     assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn an_extension_never_shortens_also_where_it_repairs() {
+async fn an_extension_that_repairs_shortens_nothing() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.extend(&lease, 60_000).await.unwrap();
-    // Otherwise the one that forgets may hear of the long extension only then.
-    eventually("all have extended it", async || {
+    // Otherwise the node that loses the lock next may receive the long extension only afterwards.
+    eventually("all nodes have extended the lock", async || {
         (0..5).all(|at| five.left_ms(at) > 50_000).then_some(())
     })
     .await;
-    five.forget(2);
+    five.lose_lock(2);
     five.extend(&lease, 5_000).await.unwrap();
-    eventually("it is there again", async || {
+    eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
     })
     .await;
@@ -382,20 +389,24 @@ async fn an_extension_never_shortens_also_where_it_repairs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn lost_and_unknown_are_told_apart_and_neither_repairs() {
+async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
     let mut five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    // Two of five hold it still and one does not say: it may be a majority.
-    five.forget(0);
-    five.forget(1);
+    // Two of five still hold the lock and one does not answer: the lock may have a majority.
+    five.lose_lock(0);
+    five.lose_lock(1);
     five.servers[2].kill();
     let unknown = five.extend(&lease, 30_000).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
-    // A third that says no makes it sure.
-    five.forget(3);
+    // A third node without the lock excludes a majority.
+    five.lose_lock(3);
     let lost = five.extend(&lease, 30_000).await;
     assert!(matches!(lost, Err(LockError::Lost)), "{lost:?}");
-    assert_eq!([0, 1, 3].map(|at| five.raw(at)), [None, None, None], "nothing is set again");
+    assert_eq!(
+        [0, 1, 3].map(|at| five.raw(at)),
+        [None, None, None],
+        "no node stores the lock again"
+    );
 
     let mut five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
@@ -405,9 +416,9 @@ async fn lost_and_unknown_are_told_apart_and_neither_repairs() {
     assert!(five.locks.validity(&lease).is_some(), "the old deadline stands");
 }
 
-/// A quarantined node neither says yes nor no.
+/// A quarantined node votes neither yes nor no.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn nodes_in_quarantine_make_an_extension_unknown_and_not_lost() {
+async fn quarantined_nodes_make_an_extension_unknown_and_not_lost() {
     let mut five = FiveNodes::start(&ClusterSettings {
         max_ttl: Duration::from_secs(60),
         ..ClusterSettings::ENDLESS_QUARANTINE

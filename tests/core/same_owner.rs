@@ -1,5 +1,5 @@
-//! Several attempts for one owner at once, as an idempotency key makes them that is sent again while the first request is
-//! still on its way: what one of them was promised, none of the others takes away.
+//! Several attempts of one owner at once, as when a client repeats an idempotency key while the
+//! first request is still in flight. No attempt takes away a grant that another one has promised.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,7 +32,7 @@ fn with_second_acquire(
     })
 }
 
-/// Of nodes in memory, which answer at once.
+/// Acquires on nodes in memory, which answer at once.
 fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lease, LockError> {
     let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
     let attempt = pin!(locks.acquire(lock, ttl(LONG_MS), options));
@@ -42,11 +42,11 @@ fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lea
     }
 }
 
-/// The first try of one attempt is granted on node 0 alone. Before its second try arrives there, another attempt of the same
-/// owner is granted the lock by nodes 0 and 1. Then the first attempt is dropped. Node 0's vote was the other's by then.
+/// Only node 0 grants the first proposal of attempt A. Before A's second proposal arrives there,
+/// nodes 0 and 1 grant the lock to attempt B of the same owner. Then A is dropped. By then node 0's
+/// vote belongs to B, so A must not delete it.
 #[tokio::test]
-async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_granted_between_two_tries()
- {
+async fn a_cancelled_attempt_spares_its_owners_other_grants() {
     let lock = name("job");
     let memory: Vec<_> = (0..3)
         .map(|n| {
@@ -58,9 +58,10 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
         })
         .collect();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
-    // No connection to a gateway.
+    // The gateway has no connection to this node.
     let away = |n: usize| intercepted(node(n), |_, task| drop(task));
-    // What makes the first attempt try again, with a token beyond that of the second.
+    // This watermark makes the first attempt propose again, with a token beyond the second
+    // attempt's.
     let keys = Keys::new(PREFIX, &lock);
     for (n, ahead) in [(1, 250_000), (2, 400_000)] {
         memory[n].set_foreign(
@@ -77,14 +78,13 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
         let granted = granted.clone();
         let lock = lock.clone();
         move |node, task| {
-            granted
-                .lock()
-                .unwrap()
-                .get_or_insert_with(|| acquire_at_once(&other, &lock, owner).expect("it is free"));
+            granted.lock().unwrap().get_or_insert_with(|| {
+                acquire_at_once(&other, &lock, owner).expect("the lock is free")
+            });
             pass_on(node, task);
         }
     });
-    // Never answers: a reply that is dropped would be an answer.
+    // Never answers: dropping the reply would count as an answer.
     let silent = |n: usize| {
         let unanswered = Mutex::new(Vec::new());
         with_second_acquire(node(n), move |_, task| unanswered.lock().unwrap().push(task))
@@ -92,17 +92,18 @@ async fn a_cancelled_attempt_takes_away_nothing_that_another_of_its_owner_was_gr
     let first = redlock(vec![interrupted, silent(1), silent(2)], Duration::from_secs(1));
     let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
     let cancelled = timeout(Duration::ZERO, first.acquire(&lock, ttl(LONG_MS), options)).await;
-    assert!(cancelled.is_err(), "its second try has no majority yet: {cancelled:?}");
+    assert!(cancelled.is_err(), "the second proposal has no majority yet: {cancelled:?}");
 
-    let lease = granted.lock().unwrap().take().expect("granted between the two tries");
+    let lease = granted.lock().unwrap().take().expect("granted between the two proposals");
     let third = redlock(vec![node(0), away(1), node(2)], Duration::from_secs(1));
     let second_holder = third.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(second_holder.is_err(), "{lease:?} was promised, and now {second_holder:?}");
 }
 
-/// Two such requests, each with a vote on another master, would block the lock for everybody for a whole TTL.
+/// Two such requests, each with a vote on another master, would block the lock for everybody for a
+/// whole TTL.
 #[tokio::test]
-async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
+async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     let lock = name("job");
     let keys = Keys::new(PREFIX, &lock);
     let memory: Vec<_> = (0..3)
@@ -119,7 +120,7 @@ async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
         let keys = keys.clone();
         let fence = (now() + 300_000).to_string();
         node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(60)));
-        // Free for the first try, somebody else's when the second comes.
+        // Free for the first proposal, held by another owner at the second.
         with_second_acquire(memory[n].clone(), move |inner, task| {
             node.set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
             pass_on(inner, task);
@@ -135,14 +136,16 @@ async fn a_try_that_met_two_fences_and_was_then_denied_leaves_no_vote_behind() {
     assert_eq!(memory[0].run(&Op::Inspect { keys }), Vote::Missing);
 }
 
-/// Seen under faults: a hedged copy waited in line behind the very lock that its first copy had got, and was told
-/// `lock_held` by itself.
+/// A hedged copy must not wait behind the lock that the first request got, and then be refused with
+/// `lock_held` because of its own lock.
 #[tokio::test]
-async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
+async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     let locks = Redlock::builder().embedded(3).connect().expect("settings");
     let lock = name("job");
-    let held =
-        locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free");
+    let held = locks
+        .acquire(&lock, ttl(LONG_MS), AcquireOptions::default())
+        .await
+        .expect("the lock is free");
     let owner = OwnerChoice::Shared(OsEntropy.owner());
     let wait = |owner| {
         let locks = locks.clone();
@@ -160,28 +163,28 @@ async fn a_copy_that_waits_in_line_is_told_of_the_grant_of_its_first() {
         (task, waits)
     };
     let (first, waits) = wait(owner);
-    waits.await.expect("it waits");
+    waits.await.expect("the request waits");
     let (other, waits) = wait(OwnerChoice::Fresh);
-    waits.await.expect("it waits");
+    waits.await.expect("the request waits");
     let (copy, waits) = wait(owner);
-    waits.await.expect("it waits");
-    locks.release(&lock, &held.token).await.expect("it is held");
-    let first = first.await.expect("no panic").expect("its turn");
+    waits.await.expect("the request waits");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
+    let first = first.await.expect("no panic").expect("the waiter becomes first");
     let copy = timeout(Duration::from_secs(10), copy)
         .await
         .expect("at once")
         .expect("no panic")
-        .expect("its own");
+        .expect("the owner has the lock");
     assert_eq!((copy.token, copy.replayed), (first.token, true));
-    locks.release(&lock, &copy.token).await.expect("it is held");
-    other.await.expect("no panic").expect("served in its turn");
+    locks.release(&lock, &copy.token).await.expect("the lock is held");
+    other.await.expect("no panic").expect("the waiter is served");
 }
 
-/// A duplicate that met B on a majority finds it undone, and gone; meanwhile a third request of the same owner was promised A,
-/// with a smaller T, for the undo took the fence back. What it then releases is B and nothing else.
+/// A duplicate found grant B on a majority; then B is undone. Meanwhile a third request of the same
+/// owner is promised grant A. A's token is smaller, because the undo restored the watermark. The
+/// duplicate then releases only B.
 #[tokio::test]
-async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was_promised_meanwhile()
- {
+async fn a_failed_confirmation_spares_an_older_promised_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
     let lock = Lock::new("job");
     let t = now();
@@ -191,19 +194,24 @@ async fn the_release_after_a_confirmation_in_vain_spares_an_older_grant_that_was
     assert!(matches!(node.run(&lock.extend(1, t + 1, LONG_MS)), Vote::Held(_)));
     assert!(matches!(node.run(&lock.release_exactly(1, t + 1)), Vote::Held(_)));
     assert_extended(&node.run(&lock.extend(1 | AGAIN, t, LONG_MS)));
-    // It takes away what it has marked as extended, which an undo would spare.
+    // An exact release deletes the grant that it has marked as extended; an undo would spare the
+    // grant.
     assert_eq!(node.run(&lock.release_exactly(1 | AGAIN, t)), Vote::Released);
 }
 
-/// With three masters: two gateways mint one T for one owner, each has a vote, and the other's undo must not take it.
+/// Two gateways over three masters mint the same token for one owner, and each has one vote. The
+/// undo of one gateway must not delete the vote of the other.
 #[tokio::test]
-async fn the_undo_of_an_equal_t_of_the_same_owner_deletes_no_other_grant() {
+async fn an_undo_with_an_equal_token_deletes_no_other_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
     let lock = Lock::new("job");
     let t = now();
     assert_eq!(node.run(&lock.acquire(1, t, LONG_MS)), Vote::Granted);
     assert!(matches!(node.run(&lock.undo(1 | AGAIN, t)), Vote::Held(_)));
     assert_extended(&node.run(&lock.extend(1, t, LONG_MS)));
-    assert!(matches!(node.run(&lock.undo(1, t)), Vote::Held(_)), "it was confirmed, and counted");
+    assert!(
+        matches!(node.run(&lock.undo(1, t)), Vote::Held(_)),
+        "the grant was confirmed, and counted"
+    );
     assert_extended(&node.run(&lock.extend(1, t, LONG_MS)));
 }

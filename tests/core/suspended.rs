@@ -1,4 +1,4 @@
-//! A process that was suspended between its votes and its decision.
+//! A process that is suspended between its votes and its decision.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{eventually, masters};
 use crate::support::nodes::{Recorder, in_state, name, stored_on, ttl};
 
-/// A clock that jumps when so many nodes have agreed: a machine that was suspended right then.
+/// A clock that jumps when a given number of nodes has agreed, as on a machine that is suspended at
+/// that moment.
 struct SuspendedClock {
     recorder: Arc<Recorder>,
     enough: usize,
@@ -33,7 +34,7 @@ impl Clock for SuspendedClock {
 }
 
 #[tokio::test]
-async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_are_undone() {
+async fn votes_counted_after_a_sleep_beyond_the_ttl_are_undone() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let servers = masters(3);
     cluster.mark(&servers).await;
@@ -66,16 +67,16 @@ async fn votes_that_were_counted_after_a_sleep_beyond_the_ttl_grant_nothing_and_
             ),
         }
         locks.drained().await;
-        eventually("it is undone everywhere", async || {
+        eventually("the grant is undone everywhere", async || {
             stored_on(&servers, "job", |_| true).is_empty().then_some(())
         })
         .await;
     }
 
-    // An extension that took so long promises nothing either, but takes nothing away.
+    // An extension that took so long promises nothing, but takes nothing away.
     let locks = cluster.redlock_with(remotes.clone(), env(Duration::from_secs(60), 5));
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
-    eventually("all have it", async || {
+    eventually("all nodes have the lock", async || {
         (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())
     })
     .await;

@@ -1,5 +1,5 @@
-//! Waiting by the core's own interface, over real masters: the order of tickets, what a handoff costs the nodes, what is
-//! heard and what is not, and what a waiter leaves behind that is dropped at any moment.
+//! Waiting through the core's own interface, over real masters: the order of the queue, the cost of
+//! a handoff for the nodes, hints and their loss, and a waiter dropped at any moment.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +24,7 @@ use crate::support::nodes::{
 };
 
 pub(super) async fn acquire(locks: &Redlock, lock: &LockName) -> Lease {
-    locks.acquire(lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("it is free")
+    locks.acquire(lock, ttl(LONG_MS), AcquireOptions::default()).await.expect("the lock is free")
 }
 
 async fn wait_for(
@@ -35,8 +35,11 @@ async fn wait_for(
     locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience, || Ok(())).await
 }
 
-/// Begins to wait; returns when it stands in line.
-pub(super) async fn line_up(locks: &Redlock, lock: &LockName) -> JoinHandle<(Lease, Instant)> {
+/// Starts to wait. Returns when the waiter is queued.
+pub(super) async fn start_waiting(
+    locks: &Redlock,
+    lock: &LockName,
+) -> JoinHandle<(Lease, Instant)> {
     let before = locks.waiting().waiters;
     let waiter = tokio::spawn({
         let locks = locks.clone();
@@ -69,7 +72,7 @@ pub(super) async fn nothing_is_left(cluster: &Cluster, locks: &Redlock, lock: &L
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
+async fn grants_follow_the_queue_order_when_some_waiters_leave() {
     const TASKS: u64 = 128;
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
@@ -82,7 +85,7 @@ async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
             let locks = locks.clone();
             let lock = lock.clone();
             let grants = grants.clone();
-            // Every other one may be dropped wherever it stands then.
+            // Every second waiter may be dropped at any moment.
             let life = if task % 2 == 0 {
                 PATIENCE
             } else {
@@ -91,10 +94,10 @@ async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
             tokio::spawn(async move {
                 match timeout(life, wait_for(&locks, &lock, PATIENCE)).await {
                     Ok(granted) => {
-                        let lease = granted.expect("it comes round");
-                        let ticket = lease.ticket.expect("it stood in line");
+                        let lease = granted.expect("the waiter is served");
+                        let ticket = lease.ticket.expect("the request waited");
                         grants.lock().unwrap().push((lease.token.fencing().get(), ticket));
-                        locks.release(&lock, &lease.token).await.expect("it is held");
+                        locks.release(&lock, &lease.token).await.expect("the lock is held");
                         true
                     }
                     Err(_) => false,
@@ -102,13 +105,15 @@ async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
             })
         })
         .collect();
-    eventually("they wait", async || (locks.waiting().waiters >= TASKS as usize / 2).then_some(()))
-        .await;
-    locks.release(&lock, &held.token).await.expect("it is held");
+    eventually("the waiters wait", async || {
+        (locks.waiting().waiters >= TASKS as usize / 2).then_some(())
+    })
+    .await;
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     let mut served = 0;
     for (task, outcome) in tasks.into_iter().enumerate() {
         let granted = outcome.await.expect("no panic");
-        assert!(granted || task % 2 == 1, "task {task} had patience");
+        assert!(granted || task % 2 == 1, "task {task} had enough time");
         served += usize::from(granted);
     }
     let mut grants = grants.lock().unwrap().clone();
@@ -122,7 +127,8 @@ async fn grants_follow_the_order_of_tickets_also_when_some_lose_patience() {
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
-/// Waits until every node has carried so many operations since the last look; answers the calls of each.
+/// Waits until every node has carried this many operations since the last check. Returns the sizes
+/// of each node's calls.
 async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
     eventually("every node is asked", async || {
         let mut calls = recorder.calls.lock().unwrap();
@@ -134,15 +140,16 @@ async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
 }
 
 #[tokio::test]
-async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
+async fn a_handoff_within_the_process_is_one_call_to_every_node() {
     const ROUNDS: usize = 20;
-    /// A first waiter that was refused polls after 500 ms.
+    /// A refused first waiter polls after 500 ms.
     const BEFORE_THE_POLL: Duration = Duration::from_millis(400);
     let servers = masters(5);
     let lock = name("job");
     let mut undisturbed = 0;
     for _ in 0..ROUNDS {
-        // Anew each time: what a poll asks on a slow machine is in no later count.
+        // A fresh recorder for each round, so that a late poll on a slow machine is in no later
+        // count.
         let recorder = Arc::new(Recorder::default());
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
         for server in &servers {
@@ -160,29 +167,29 @@ async fn a_hand_off_within_the_process_is_one_call_to_every_node() {
         let held = acquire(&locks, &lock).await;
         carried(&recorder, 1).await;
         let since = Instant::now();
-        let waiter = line_up(&locks, &lock).await;
-        // Its own try was refused everywhere.
+        let waiter = start_waiting(&locks, &lock).await;
+        // All nodes refused the waiter's own attempt.
         carried(&recorder, 1).await;
-        locks.release(&lock, &held.token).await.expect("it is held");
+        locks.release(&lock, &held.token).await.expect("the lock is held");
         let (lease, granted) = waiter.await.expect("no panic");
         if granted - since < BEFORE_THE_POLL {
             undisturbed += 1;
             assert_eq!(
                 carried(&recorder, 2).await,
                 vec![vec![2]; 5],
-                "release and acquire together"
+                "release and acquire in one call"
             );
             assert_eq!(*recorder.hand_overs.lock().unwrap(), [HandoffRoute::Local]);
         }
         assert!(lease.token.fencing() > held.token.fencing());
-        locks.release(&lock, &lease.token).await.expect("it is held");
+        locks.release(&lock, &lease.token).await.expect("the lock is held");
         locks.drained().await;
     }
-    assert!(undisturbed > ROUNDS / 2, "only {undisturbed} handoffs came before a poll");
+    assert!(undisturbed > ROUNDS / 2, "only {undisturbed} handoffs happened before a poll");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
+async fn waiters_dropped_at_any_moment_leave_no_lock_and_no_slot() {
     const BATCHES: u64 = 25;
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
@@ -190,7 +197,8 @@ async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
     let lock = name("job");
     let mut chance = Chance::of(seed("WAITING_SEED"), 0);
     for _ in 0..BATCHES {
-        // Sometimes held when they come, here or elsewhere, and released at any moment.
+        // The lock may be held when the waiters arrive, here or elsewhere, and is released at any
+        // moment.
         let holder = [Some(&locks), Some(&other), None][chance.below(3)];
         let held = match holder {
             Some(holder) => Some((holder, acquire(holder, &lock).await)),
@@ -203,14 +211,14 @@ async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
                 let life = Duration::from_micros(chance.below(8_000) as u64);
                 tokio::spawn(async move {
                     if let Ok(Ok(lease)) = timeout(life, wait_for(&locks, &lock, PATIENCE)).await {
-                        locks.release(&lock, &lease.token).await.expect("it is held");
+                        locks.release(&lock, &lease.token).await.expect("the lock is held");
                     }
                 })
             })
             .collect();
         tokio::time::sleep(Duration::from_micros(chance.below(4_000) as u64)).await;
         if let Some((holder, held)) = held {
-            holder.release(&lock, &held.token).await.expect("it is held");
+            holder.release(&lock, &held.token).await.expect("the lock is held");
         }
         for task in dropped {
             task.await.expect("no panic");
@@ -219,31 +227,31 @@ async fn waiters_that_are_dropped_at_any_moment_leave_no_lock_and_no_place() {
         nothing_is_left(&cluster, &other, &lock).await;
     }
     let lease = acquire(&locks, &lock).await;
-    locks.release(&lock, &lease.token).await.expect("it is held");
+    locks.release(&lock, &lease.token).await.expect("the lock is held");
 }
 
 #[tokio::test]
-async fn a_waiter_with_next_to_no_patience_makes_one_whole_try_at_the_head_of_a_line() {
+async fn a_first_waiter_with_a_tiny_wait_makes_one_whole_attempt() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
     for patience in [Duration::ZERO, Duration::from_millis(1)] {
-        let lease = wait_for(&locks, &lock, patience).await.expect("it is free");
+        let lease = wait_for(&locks, &lock, patience).await.expect("the lock is free");
         let refused = wait_for(&locks, &lock, patience).await;
         let Err(LockError::Held(by)) = &refused else { panic!("{refused:?}") };
-        assert_eq!(by.fencing, Some(lease.token.fencing()), "it has asked");
-        let waiter = line_up(&locks, &lock).await;
+        assert_eq!(by.fencing, Some(lease.token.fencing()), "the waiter has asked");
+        let waiter = start_waiting(&locks, &lock).await;
         let refused = wait_for(&locks, &lock, patience).await;
         assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
-        locks.release(&lock, &lease.token).await.expect("it is held");
+        locks.release(&lock, &lease.token).await.expect("the lock is held");
         let (next, _) = waiter.await.expect("no panic");
-        locks.release(&lock, &next.token).await.expect("it is held");
+        locks.release(&lock, &next.token).await.expect("the lock is held");
     }
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
 #[tokio::test]
-async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
+async fn waiters_beyond_a_limit_are_refused_with_that_limit() {
     let node =
         |n| MemoryNode::new(format!("node-{n}"), Arc::new(SystemClock), NodeSettings::default());
     let nodes = (0..3).map(|n| Arc::new(node(n)) as Arc<dyn Node>).collect();
@@ -252,7 +260,7 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
     let full = name("full");
     let other = name("other");
     let held = [acquire(&locks, &full).await, acquire(&locks, &other).await];
-    let mut waiters = vec![line_up(&locks, &full).await, line_up(&locks, &full).await];
+    let mut waiters = vec![start_waiting(&locks, &full).await, start_waiting(&locks, &full).await];
     let refused = |lock: LockName| {
         let locks = locks.clone();
         async move { wait_for(&locks, &lock, PATIENCE).await.expect_err("too many") }
@@ -262,7 +270,7 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
         LockError::TooManyWaiters { max: 2, limit: WaitLimit::OfLock }
     );
     assert_eq!(locks.waiting(), Waiting { waiters: 2, locks: 1 });
-    waiters.push(line_up(&locks, &other).await);
+    waiters.push(start_waiting(&locks, &other).await);
     for lock in [&full, &other] {
         assert_eq!(
             refused(lock.clone()).await,
@@ -271,16 +279,18 @@ async fn more_waiters_than_allowed_are_refused_by_the_bound_they_meet() {
     }
     assert_eq!(locks.waiting(), Waiting { waiters: 3, locks: 2 });
     waiters.drain(..).for_each(|waiter| waiter.abort());
-    eventually("they are gone", async || (locks.waiting() == Waiting::default()).then_some(()))
-        .await;
+    eventually("the waiters are gone", async || {
+        (locks.waiting() == Waiting::default()).then_some(())
+    })
+    .await;
     for (lock, held) in [(&full, &held[0]), (&other, &held[1])] {
-        locks.release(lock, &held.token).await.expect("it is held");
-        assert!(wait_for(&locks, lock, Duration::ZERO).await.is_ok(), "there are places again");
+        locks.release(lock, &held.token).await.expect("the lock is held");
+        assert!(wait_for(&locks, lock, Duration::ZERO).await.is_ok(), "there are free slots again");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
+async fn contenders_in_three_processes_need_few_rounds_a_grant() {
     const TASKS: usize = 2;
     let cluster = Cluster::start(5).await;
     let lock = name("job");
@@ -292,9 +302,9 @@ async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
         tokio::spawn(async move {
             let mut rounds = Vec::new();
             while Instant::now() < until {
-                let lease = wait_for(&locks, &lock, PATIENCE).await.expect("it comes round");
+                let lease = wait_for(&locks, &lock, PATIENCE).await.expect("the waiter is served");
                 rounds.push(lease.rounds);
-                locks.release(&lock, &lease.token).await.expect("it is held");
+                locks.release(&lock, &lease.token).await.expect("the lock is held");
             }
             rounds
         })
@@ -310,8 +320,9 @@ async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
     let rounds: usize = distribution.iter().map(|(rounds, count)| *rounds as usize * count).sum();
     let mean = rounds as f64 / grants as f64;
     println!("{grants} grants, {mean:.2} rounds each: {distribution:?}");
-    // A waiter that loses against two others competes once more at the end of each of their turns: few do for long. Found on two
-    // busy cores: 1.5 rounds, one in a hundred above 10, the worst of 2,300 around 40.
+    // A waiter that loses against two others competes again after each of their handoff quotas,
+    // rarely for long. Measured on two busy cores: 1.5 rounds on average, one in a hundred above
+    // 10, the worst of 2,300 around 40.
     let above = |limit: u32| distribution.range(limit + 1..).map(|(_, count)| count).sum::<usize>();
     assert!(mean < 3.0, "{mean:.2}: {distribution:?}");
     assert!(above(25) <= grants.div_ceil(100) && above(100) == 0, "{distribution:?}");
@@ -320,7 +331,7 @@ async fn contenders_in_three_processes_need_few_rounds_for_a_grant() {
     }
 }
 
-/// Nodes in memory, of which not all may be reached, and how many acquires they are asked for.
+/// Nodes in memory, of which only some are reachable, and the number of acquires that they receive.
 fn in_memory(
     count: usize,
     reached: impl Fn(usize) -> bool,
@@ -344,13 +355,14 @@ fn in_memory(
     (nodes, asked, redlock(counted, Duration::from_secs(1)))
 }
 
-/// It looks whether the lock is its own; a try of its own would pass all who came before, if the lock was just free.
+/// The waiter only inspects whether the lock is its own. An acquire of its own would overtake
+/// earlier waiters if the lock were just free.
 #[tokio::test]
-async fn a_waiter_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() {
+async fn a_waiter_with_another_owner_asks_only_when_it_is_first() {
     let (_, asked, locks) = in_memory(3, |_| true);
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
-    let first = line_up(&locks, &lock).await;
+    let first = start_waiting(&locks, &lock).await;
     let before = asked.load(Ordering::Relaxed);
     let options = AcquireOptions {
         owner: OwnerChoice::Shared(OsEntropy.owner()),
@@ -360,12 +372,12 @@ async fn a_waiter_with_an_owner_of_its_own_asks_for_the_lock_only_in_its_turn() 
         locks.acquire_within(&lock, ttl(LONG_MS), options, Duration::from_millis(100), || Ok(()));
     assert!(matches!(keyed.await, Err(LockError::Held(_))));
     assert_eq!(asked.load(Ordering::Relaxed), before);
-    locks.release(&lock, &held.token).await.expect("it is held");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     first.await.expect("served");
 }
 
 #[tokio::test]
-async fn votes_that_are_split_while_a_node_is_down_are_asked_for_again() {
+async fn split_votes_with_a_node_down_are_asked_for_again() {
     let (nodes, asked, locks) = in_memory(5, |n| n < 4);
     let lock = Lock::new("job");
     for node in &nodes[..2] {
@@ -373,7 +385,7 @@ async fn votes_that_are_split_while_a_node_is_down_are_asked_for_again() {
     }
     let refused = locks.acquire(&name("job"), ttl(LONG_MS), AcquireOptions::default()).await;
     assert!(matches!(refused, Err(LockError::NoQuorum(_))), "{refused:?}");
-    assert_eq!(asked.load(Ordering::Relaxed), 4 * 5, "one try and three more");
+    assert_eq!(asked.load(Ordering::Relaxed), 4 * 5, "one attempt and three repetitions");
     locks.drained().await;
-    assert_eq!(nodes[2].run(&lock.inspect()), Vote::Missing, "what it was granted is given back");
+    assert_eq!(nodes[2].run(&lock.inspect()), Vote::Missing, "the late grant is released");
 }

@@ -1,5 +1,5 @@
-//! How often nodes are asked by those who wait, and for whom: by many, by those who can never be granted a lock, and while
-//! there is no quorum.
+//! How often waiters ask the nodes: with many waiters, with waiters that can never be granted a
+//! lock, and without a quorum.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -32,7 +32,7 @@ fn locks(node: impl Fn(Arc<MemoryNode>) -> Arc<dyn Node>, node_timeout: Duration
     Redlock::new(nodes, settings, Env::default()).expect("good settings")
 }
 
-/// Nodes that can be silenced; and how many acquires each was asked for, together.
+/// Nodes that can be silenced, and the number of acquires that each receives.
 fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
     let asked = Arc::new(AtomicU32::new(0));
     let silent = Arc::new(AtomicBool::new(false));
@@ -55,15 +55,15 @@ fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
     (locks, asked, silent)
 }
 
-/// How often an acquire was asked for in a time, by rounds.
+/// Rounds of acquires within a period.
 async fn rounds_in(asked: &AtomicU32, length: Duration) -> u32 {
     let before = asked.load(Ordering::Relaxed);
     sleep(length).await;
     (asked.load(Ordering::Relaxed) - before) / NODES as u32
 }
 
-/// Waits in line, with a TTL, until it is granted the lock or there is an error.
-async fn line_up(
+/// Queues with a TTL until the lock is granted or an error ends the wait.
+async fn start_waiting(
     locks: &Redlock,
     lock: &LockName,
     millis: u64,
@@ -83,28 +83,29 @@ async fn line_up(
     waiter
 }
 
-/// Somebody waits for each of so many locks, which are held.
-async fn line_up_for_each(
+/// One waiter for each of many held locks.
+async fn start_waiting_for_each(
     locks: &Redlock,
     names: usize,
 ) -> Vec<JoinHandle<Result<Lease, LockError>>> {
     let mut waiters = Vec::new();
     for lock in (0..names).map(|n| name(&format!("job-{n}"))) {
         acquire(locks, &lock).await;
-        waiters.push(line_up(locks, &lock, LONG_MS).await);
+        waiters.push(start_waiting(locks, &lock, LONG_MS).await);
     }
     waiters
 }
 
-// What went wrong once. Where time is paused it passes when nothing else is to be done.
+// The remaining tests cover past faults. With paused time, the clock advances only when all tasks
+// are idle.
 
 #[tokio::test(start_paused = true)]
-async fn thousands_of_names_that_are_waited_for_are_polled_at_a_bounded_rate() {
+async fn thousands_of_awaited_names_are_polled_at_a_bounded_rate() {
     const NAMES: usize = 8_000;
     let (locks, asked, _) = counted();
-    let waiters = line_up_for_each(&locks, NAMES).await;
+    let waiters = start_waiting_for_each(&locks, NAMES).await;
     assert_eq!(locks.waiting().locks, NAMES);
-    // The first to come were still alone.
+    // The first waiters were still sole clients.
     sleep(Duration::from_secs(2)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
     assert!((5_000..=12_000).contains(&rounds), "{rounds} rounds in 20 s");
@@ -112,28 +113,28 @@ async fn thousands_of_names_that_are_waited_for_are_polled_at_a_bounded_rate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_without_quorum_backs_off_and_comes_back_soon_after_the_quorum_does() {
+async fn a_queue_without_quorum_backs_off_and_resumes_soon() {
     let (locks, asked, silent) = counted();
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
     let mut waiters = Vec::new();
     for _ in 0..5 {
-        waiters.push(line_up(&locks, &lock, LONG_MS).await);
+        waiters.push(start_waiting(&locks, &lock, LONG_MS).await);
     }
-    // Long enough to see that there is none.
+    // Long enough to notice the missing quorum.
     silent.store(true, Ordering::Relaxed);
     sleep(Duration::from_secs(3)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
     assert!((8..=22).contains(&rounds), "{rounds} rounds in 20 s");
     silent.store(false, Ordering::Relaxed);
     let since = Instant::now();
-    locks.release(&lock, &held.token).await.expect("it is held");
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     let served = waiters.into_iter().map(|waiter| {
         let locks = locks.clone();
         let lock = lock.clone();
         tokio::spawn(async move {
             let lease = waiter.await.expect("no panic").expect("there is a quorum");
-            locks.release(&lock, &lease.token).await.expect("it is held");
+            locks.release(&lock, &lease.token).await.expect("the lock is held");
         })
     });
     for one in served.collect::<Vec<_>>() {
@@ -143,10 +144,10 @@ async fn a_line_without_quorum_backs_off_and_comes_back_soon_after_the_quorum_do
 }
 
 #[tokio::test(start_paused = true)]
-async fn thousands_of_lines_without_quorum_do_not_hammer_the_nodes() {
+async fn thousands_of_queues_without_quorum_spare_the_nodes() {
     const NAMES: usize = 3_000;
     let (locks, asked, silent) = counted();
-    let waiters = line_up_for_each(&locks, NAMES).await;
+    let waiters = start_waiting_for_each(&locks, NAMES).await;
     silent.store(true, Ordering::Relaxed);
     sleep(Duration::from_secs(20)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
@@ -154,7 +155,7 @@ async fn thousands_of_lines_without_quorum_do_not_hammer_the_nodes() {
     waiters.iter().for_each(JoinHandle::abort);
 }
 
-/// A node that takes its time for every operation, one after the other.
+/// A node that is slow for every operation, one after the other.
 fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
     let queue = Arc::new(Mutex::new(VecDeque::<Task>::new()));
     let micros = micros.clone();
@@ -172,7 +173,7 @@ fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
         let node = node.clone();
         tokio::spawn(async move {
             sleep_until(due).await;
-            // In the order in which they came, whoever is woken first.
+            // In order of arrival, whichever task wakes first.
             let next = queue.lock().unwrap().pop_front();
             next.into_iter().for_each(|task| pass_on(&node, task));
         });
@@ -180,35 +181,35 @@ fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
 }
 
 #[tokio::test]
-async fn a_tiny_ttl_at_the_head_of_a_line_does_not_keep_those_behind_from_a_free_lock() {
+async fn a_tiny_ttl_at_the_head_of_a_queue_blocks_nobody_behind() {
     let micros = Arc::new(AtomicU64::new(8_000));
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
-    // Rounds are given a tenth of it: 1 and 2 ms.
-    let hasty = [line_up(&locks, &lock, 10).await, line_up(&locks, &lock, 20).await];
-    let first = line_up(&locks, &lock, LONG_MS).await;
-    let second = line_up(&locks, &lock, LONG_MS).await;
-    locks.release(&lock, &held.token).await.expect("it is held");
+    // Rounds get a tenth of the TTL: 1 and 2 ms.
+    let short_ttls =
+        [start_waiting(&locks, &lock, 10).await, start_waiting(&locks, &lock, 20).await];
+    let first = start_waiting(&locks, &lock, LONG_MS).await;
+    let second = start_waiting(&locks, &lock, LONG_MS).await;
+    locks.release(&lock, &held.token).await.expect("the lock is held");
     let granted = |waiter: JoinHandle<Result<Lease, LockError>>| async {
-        let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds it");
+        let lease = timeout(Duration::from_secs(5), waiter).await.expect("nobody holds the lock");
         lease.expect("no panic").expect("granted")
     };
     let lease = granted(first).await;
-    locks.release(&lock, &lease.token).await.expect("it is held");
+    locks.release(&lock, &lease.token).await.expect("the lock is held");
     let next = granted(second).await;
     assert!(next.ticket > lease.ticket, "{next:?} after {lease:?}");
-    locks.release(&lock, &next.token).await.expect("it is held");
+    locks.release(&lock, &next.token).await.expect("the lock is held");
     assert!(
-        hasty.iter().all(|waiter| !waiter.is_finished()),
-        "they wait on, and were granted nothing"
+        short_ttls.iter().all(|waiter| !waiter.is_finished()),
+        "the waiters with short TTLs wait without a grant"
     );
-    hasty.iter().for_each(JoinHandle::abort);
+    short_ttls.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test]
-async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_do_until_they_are_faster()
- {
+async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum() {
     let micros = Arc::new(AtomicU64::new(6_000));
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
     let tiny = ttl(10);
@@ -216,7 +217,10 @@ async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_d
         let locks = locks.clone();
         async move { locks.acquire(&name(lock), ttl, AcquireOptions::default()).await }
     };
-    assert!(matches!(ask("job", tiny).await, Err(LockError::NoQuorum(_))), "nothing is known yet");
+    assert!(
+        matches!(ask("job", tiny).await, Err(LockError::NoQuorum(_))),
+        "no round times are known yet"
+    );
     for n in 0..40 {
         acquire(&locks, &name(&format!("other-{n}"))).await;
     }
@@ -228,9 +232,10 @@ async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_d
         asked == tiny && round >= Duration::from_millis(6) && least.millis() >= 80,
         "{refused:?}"
     );
-    // On a busy machine perhaps one a little longer, and not at once.
+    // On a busy machine the stated minimum may be slightly too short, and rounds may need time to
+    // become faster.
     let least = Mutex::new(least);
-    let lease = eventually("what was said would do", async || {
+    let lease = eventually("the stated minimum is accepted", async || {
         let ttl = *least.lock().unwrap();
         match ask("job", ttl).await {
             Err(LockError::TtlTooShort { least: longer, .. }) => *least.lock().unwrap() = longer,
@@ -239,7 +244,7 @@ async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_d
         None
     })
     .await;
-    // It may have expired.
+    // The lock may have expired.
     let _ = locks.release(&name("job"), &lease.token).await;
 
     micros.store(0, Ordering::Relaxed);
@@ -252,6 +257,8 @@ async fn a_ttl_too_short_for_rounds_as_they_are_is_refused_with_one_that_would_d
     })
     .await
     .expect("rounds are fast again");
-    eventually("it is free again", async || ask("job", ttl(LONG_MS)).await.is_ok().then_some(()))
-        .await;
+    eventually("the lock is free again", async || {
+        ask("job", ttl(LONG_MS)).await.is_ok().then_some(())
+    })
+    .await;
 }

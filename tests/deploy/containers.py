@@ -1,7 +1,9 @@
-"""Containers without an engine: what an image's process sees, made of namespaces. For `tests/deploy/start`.
+"""Containers without an engine, made of namespaces, as an image's process sees them. For
+`tests/deploy/start`.
 
-Each has a network of its own with the names that it may look up, a root folder with the files that it is given and nothing of this
-repository, its user, its environment and no privileges. Not modelled: cgroups (memory), seccomp, NetworkPolicy, published ports.
+Each container has its own network with resolvable names, a root folder with its files and nothing of
+this repository, its user, its environment, and no privileges. Not modelled: cgroups (memory), seccomp,
+NetworkPolicy, published ports.
 Needs root, iproute2 and util-linux.
 """
 
@@ -25,7 +27,7 @@ def ip(*words, check=True):
 
 
 class Cluster:
-    """Networks and the containers in them; taken down at the end, whatever happens."""
+    """Networks and their containers; always taken down at the end."""
 
     def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="containers-"))
@@ -44,7 +46,7 @@ class Cluster:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def network(self, name):
-        """The bridge of a network; an IPv4 and an IPv6 one in one."""
+        """The bridge of a network, for IPv4 and IPv6."""
         if name not in self.networks:
             number = len(self.networks) + 1
             bridge = self.networks[name] = f"{PREFIX}b{number}"
@@ -53,7 +55,7 @@ class Cluster:
         return self.networks[name]
 
     def connect(self, netns, networks, number):
-        """Puts a namespace into networks, and says under which addresses."""
+        """Puts a namespace into networks. Returns its addresses."""
         ip("netns", "add", netns)
         ip("-n", netns, "link", "set", "lo", "up")
         found = {}
@@ -78,7 +80,7 @@ class Cluster:
         return container
 
     def hosts(self, container):
-        """Names of those that share a network, IPv6 first, as a dual-stack cluster may answer."""
+        """The names of containers that share a network, IPv6 first, as a dual-stack cluster may answer."""
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for other in self.containers.values():
             for network in set(container.networks) & set(other.networks):
@@ -91,7 +93,7 @@ class Cluster:
 class Container:
     def __init__(self, name, command, networks, user="0:0", env=None, files=None, data=None, root=None, aliases=(),
                  read_only=True, six_only=False):
-        """`files`: path inside -> (path here); `data`: folders inside that outlive it; `root`: the image as a folder, or
+        """`files`: path inside -> (path here); `data`: folders that outlive the container; `root`: the image as a folder, or
         the programs of this machine."""
         self.name, self.command, self.networks, self.user = name, command, networks, user
         self.env, self.files, self.data, self.root = env or {}, files or {}, data or [], root
@@ -118,18 +120,18 @@ class Container:
         enter = ["ip", "netns", "exec", self.netns, sys.executable, __file__, spec]
         self.process = subprocess.Popen(enter, stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
 
-    def said(self):
+    def output_text(self):
         return (self.dir / "log").read_text(errors="replace")
 
     def run(self, command, timeout=10):
-        """A command inside, as the container's user: a probe."""
+        """Runs a command inside as the container's user, such as a probe."""
         uid, gid = self.user.split(":")
         enter = ["nsenter", "--target", str(self.process.pid), "--mount", "--net", "--root", "--wd", "--setuid", uid, "--setgid", gid]
         return subprocess.run([*enter, "--", *command], capture_output=True, text=True, timeout=timeout,
                               env={"PATH": "/usr/local/bin:/usr/bin:/bin"})
 
     def stop(self, grace):
-        """SIGTERM; the exit status, or SIGKILL's after the grace."""
+        """Sends SIGTERM, and SIGKILL after the grace. Returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(grace)
@@ -143,17 +145,17 @@ class Container:
             self.process.wait()
 
     def wipe(self):
-        """What a new disk has on it."""
+        """The content of a new disk."""
         for folder in self.spec()["folders"].values():
             shutil.rmtree(folder)
 
     def alive(self):
         if self.process.poll() is not None:
-            raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.said()[-3000:]}")
+            raise AssertionError(f"{self.name} ended with {self.process.returncode}:\n{self.output_text()[-3000:]}")
 
 
 def until(what, holds, limit, alive=()):
-    """Asks ten times a second; what it answers, or an error after the limit."""
+    """Asks ten times a second. Returns the answer, or raises an error after the limit."""
     end = time.monotonic() + limit
     while True:
         for container in alive:
@@ -162,13 +164,13 @@ def until(what, holds, limit, alive=()):
         if found:
             return found
         if time.monotonic() > end:
-            said = "\n".join(f"--- {container.name}:\n{container.said()[-1500:]}" for container in alive)
-            raise AssertionError(f"not within {limit} s: {what}\n{said}")
+            outputs = "\n".join(f"--- {container.name}:\n{container.output_text()[-1500:]}" for container in alive)
+            raise AssertionError(f"not within {limit} s: {what}\n{outputs}")
         time.sleep(0.1)
 
 
 def enter(spec):
-    """In the new network: makes the root folder, goes there for good, gives up everything, and becomes the program."""
+    """In the new network: makes the root folder, changes into it, drops all privileges, and becomes the program."""
     root = spec["mount"]
 
     def mount(*words):

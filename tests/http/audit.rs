@@ -1,4 +1,4 @@
-//! What is recorded of those who use keys: in a file of its own, or in the log.
+//! The audit record of clients with keys: in its own file, or in the log.
 
 use http::Method;
 use rustix::process::Signal;
@@ -13,7 +13,7 @@ use crate::support::metrics::Samples;
 use crate::support::waiters::waiting_is;
 
 #[tokio::test]
-async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
+async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     let log = Scratch::new("audit.jsonl", "");
     let holder = key("holder", HOLDER, "*").await;
     let chief = key("chief", "force", "deploy/*").await;
@@ -36,7 +36,7 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     let both =
         chief.call(&gateway, Method::DELETE, &format!("{}?force=true", lock_path("deploy/app")));
     both.header("lock-token", &lease.token).send().await.problem(400, "invalid_parameter");
-    // Another Redlock client's lock is not ours to judge.
+    // Force does not release the lock of another Redlock client.
     servers.iter().for_each(|server| {
         drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody", "PX", "60000"]))
     });
@@ -54,8 +54,8 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
     assert_eq!(holder.delete(&gateway, "deploy/app", &next.token).await.status, 204);
     force(&chief, "deploy/app", "force=true").await.problem(404, "lock_not_found");
 
-    // The last of them.
-    let lines = eventually("all is on the record", async || {
+    // Waits for the last record.
+    let lines = eventually("all records are written", async || {
         let lines = audit_lines(&log);
         let is_last = |line: &Value| line["what"] == "force" && line["outcome"] == "lock_not_found";
         lines.iter().any(is_last).then_some(lines)
@@ -89,7 +89,7 @@ async fn force_takes_a_lock_from_whoever_holds_it_and_says_who_did() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_moved_away_is_opened_anew() {
+async fn a_rotated_log_is_opened_again() {
     let log = Scratch::new("audit.jsonl", "");
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
@@ -105,7 +105,7 @@ async fn a_log_that_is_moved_away_is_opened_anew() {
     std::fs::remove_file(moved).unwrap();
 }
 
-/// A record on a disk that is full, until it is [`mended`].
+/// An audit file on a full disk, until [`Self::replace_disk`].
 struct FullDisk(Scratch);
 
 impl FullDisk {
@@ -116,8 +116,8 @@ impl FullDisk {
         Self(path)
     }
 
-    /// There is another disk now, and the gateway is told.
-    fn mended(&self, gateway: &Gateway) {
+    /// Replaces the full disk and signals the gateway to open the file again.
+    fn replace_disk(&self, gateway: &Gateway) {
         std::fs::remove_file(self.0.path()).unwrap();
         gateway.signal(Signal::HUP);
     }
@@ -128,7 +128,7 @@ async fn failures(gateway: &Gateway) -> f64 {
 }
 
 #[tokio::test]
-async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_room() {
+async fn a_full_disk_delays_audit_records_and_no_locks() {
     let disk = FullDisk::new();
     let mut gateway = Launch::embedded().flag("--audit-log", disk.0.path()).start().await;
     assert_eq!(failures(&gateway).await, 0.0);
@@ -136,14 +136,14 @@ async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_ro
         let lease = gateway.acquire(&format!("job-{n}")).await;
         assert_eq!(gateway.delete(&format!("job-{n}"), &lease.token).await.status, 204);
     }
-    eventually("it is counted and said", async || {
+    eventually("the failure is counted and logged", async || {
         (failures(&gateway).await >= 1.0
             && gateway.stdout().contains("a line could not be written"))
         .then_some(())
     })
     .await;
-    disk.mended(&gateway);
-    let lines = eventually("all is on the record", async || {
+    disk.replace_disk(&gateway);
+    let lines = eventually("all records are written", async || {
         let lines = std::path::Path::new(disk.0.path()).exists().then(|| audit_lines(&disk.0));
         lines.filter(|lines| lines.len() == 100)
     })
@@ -151,8 +151,8 @@ async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_ro
     let locks: Vec<_> =
         lines.iter().map(|line| line["lock"].as_str().unwrap().to_owned()).collect();
     let expected: Vec<_> = (0..50).flat_map(|n| [format!("job-{n}"), format!("job-{n}")]).collect();
-    assert_eq!(locks, expected, "in order, and each once");
-    // The end waits for what is on its way.
+    assert_eq!(locks, expected, "the records are in order, each once");
+    // The shutdown waits for records in flight.
     for n in 0..50 {
         gateway.acquire(&format!("late-{n}")).await;
     }
@@ -162,12 +162,12 @@ async fn on_a_full_disk_locks_go_on_and_their_record_is_written_when_there_is_ro
 }
 
 #[tokio::test]
-async fn on_a_full_disk_no_lock_is_changed_unrecorded_where_that_is_asked_for() {
+async fn a_required_audit_on_a_full_disk_refuses_changes() {
     let disk = FullDisk::new();
     let launch =
         Launch::embedded().flag("--audit-log", disk.0.path()).flag("--audit-on-failure", "refuse");
     let mut gateway = launch.start().await;
-    // Nothing has failed yet.
+    // No write has failed yet.
     let lease = gateway.acquire("job").await;
     let refused = eventually("the failure is noticed", async || {
         let answer = gateway.post("other", json!({})).await;
@@ -178,10 +178,14 @@ async fn on_a_full_disk_no_lock_is_changed_unrecorded_where_that_is_asked_for() 
     gateway.post("third", json!({})).await.problem(503, "audit_unavailable");
     gateway.patch("job", &lease.token, 60_000).await.problem(503, "audit_unavailable");
     gateway.delete("job", &lease.token).await.problem(503, "audit_unavailable");
-    assert_eq!(gateway.look("third").await["state"], "free", "what changes nothing is served");
+    assert_eq!(
+        gateway.inspect("third").await["state"],
+        "free",
+        "a request without changes is served"
+    );
     assert_eq!(gateway.readyz().await.status, 200);
-    disk.mended(&gateway);
-    let next = eventually("it can be recorded again", async || {
+    disk.replace_disk(&gateway);
+    let next = eventually("records can be written again", async || {
         Some(gateway.post("third", json!({})).await).filter(|answer| answer.status == 201)
     })
     .await;
@@ -195,20 +199,20 @@ async fn on_a_full_disk_no_lock_is_changed_unrecorded_where_that_is_asked_for() 
 }
 
 #[tokio::test]
-async fn a_disk_that_hangs_holds_up_no_request() {
-    // Nobody reads: it takes so many lines, and then no more.
+async fn a_hung_disk_delays_no_request() {
+    // Nobody reads the pipe: it takes a limited number of lines, and then no more.
     let pipe = Scratch::new("pipe", "");
     std::fs::remove_file(pipe.path()).unwrap();
     let made =
         std::process::Command::new("mkfifo").arg(pipe.path()).status().expect("mkfifo starts");
     assert!(made.success());
-    // Opened to read and write it waits for nobody.
+    // Opening a pipe for reading and writing does not block.
     let _other_end = std::fs::File::options().read(true).write(true).open(pipe.path()).unwrap();
     let gateway =
         Launch::embedded().flag("--audit-log", pipe.path()).env("RUST_LOG", "info").start().await;
     let since = std::time::Instant::now();
     let name = |n| format!("{}-{n}", "n".repeat(200));
-    // Twice what a pipe takes.
+    // Twice the capacity of a pipe.
     for n in 0..300 {
         gateway.acquire(&name(n)).await;
     }
@@ -218,13 +222,13 @@ async fn a_disk_that_hangs_holds_up_no_request() {
 
 fn audit_lines(log: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(log.path()).unwrap();
-    // The last line may be on its way.
+    // The last line may be incomplete.
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.map(|line| serde_json::from_str(line).expect("one object a line")).collect()
 }
 
 #[tokio::test]
-async fn without_a_file_of_its_own_the_record_is_in_the_log_whatever_its_level() {
+async fn without_an_audit_file_records_go_to_the_log_at_any_level() {
     let known = key("known", HOLDER, "a").await;
     let file = file(&[&known]);
     let gateway = with_keys(&file).env("RUST_LOG", "error").start_quiet().await;
@@ -234,7 +238,7 @@ async fn without_a_file_of_its_own_the_record_is_in_the_log_whatever_its_level()
         .header("authorization", "Bearer rlk.known.x")
         .send()
         .await;
-    eventually("both are recorded", async || {
+    eventually("both changes are recorded", async || {
         let lines = audit_in_log(&gateway);
         let who: Vec<_> = lines.iter().map(|line| &line["who"]).collect();
         (who == [&json!("known"), &json!("known (not proven)")]).then_some(())
@@ -254,7 +258,7 @@ async fn without_a_file_of_its_own_the_record_is_in_the_log_whatever_its_level()
     assert_eq!(what, expected.each_ref().map(|(what, lock)| (what, lock)), "denials only");
 }
 
-/// What is recorded in the log.
+/// The audit records in the log.
 pub(super) fn audit_in_log(gateway: &Gateway) -> Vec<Value> {
     let log = gateway.stdout();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -1,4 +1,5 @@
-//! API keys: who gets in, what they may do to which names, and whom a lock belongs to.
+//! API keys: who is admitted, which operations and names a key allows, and which principal a lock
+//! belongs to.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;
@@ -11,13 +12,15 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::resp::Resp;
 
-/// A majority of its nodes may vote.
+/// Waits until a majority of the gateway's nodes may vote.
 pub(super) async fn is_ready(gateway: &Gateway) {
-    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(()))
-        .await;
+    eventually("the gateway is ready", async || {
+        (gateway.get("/readyz").await.status == 200).then_some(())
+    })
+    .await;
 }
 
-/// Status and code; no code where it went well.
+/// Status and problem code; the code is empty on success.
 fn outcome(answer: &Answer) -> (u16, String) {
     let code = match answer.header("content-type") {
         "application/problem+json" => answer.json()["code"].as_str().expect("a string").to_owned(),
@@ -36,11 +39,11 @@ const ALL_VERBS: [&str; 7] =
 /// The callers of a gateway that knows the keys `right`, `elsewhere`, `without` and an expired one.
 struct Callers {
     right: Key,
-    /// For other names.
+    /// A key for other names.
     elsewhere: Key,
-    /// One for each verb, that may do everything else.
+    /// One key for each verb, with every right except that verb.
     without: Vec<(&'static str, Key)>,
-    /// What strangers show.
+    /// Credentials of strangers.
     strangers: Vec<Option<String>>,
 }
 
@@ -77,7 +80,7 @@ impl Callers {
     }
 }
 
-/// What is answered to a key that may do this here, and to one that may do it elsewhere.
+/// An endpoint with its answers to a key with the right, and to a key that has the right elsewhere.
 struct Endpoint {
     method: Method,
     path: String,
@@ -114,7 +117,7 @@ fn endpoints() -> impl Iterator<Item = Endpoint> {
 }
 
 impl Endpoint {
-    /// A lock that is there or free, as the endpoint wants it; its token, should it be asked for.
+    /// Makes the lock free for a POST, and held otherwise. Returns the lease of a held lock.
     async fn prepare(&self, gateway: &Gateway, right: &Key) -> Option<Lease> {
         right
             .call(gateway, Method::DELETE, &format!("{}?force=true", lock_path(LOCK)))
@@ -142,7 +145,7 @@ impl Endpoint {
         call.send().await
     }
 
-    /// Every kind of caller.
+    /// Tries every kind of caller.
     async fn is_guarded(&self, gateway: &Gateway, callers: &Callers) {
         let Callers { right, elsewhere, without, strangers } = callers;
         let at = |who: &str| format!("{who} at {} {}", self.method, self.path);
@@ -177,14 +180,14 @@ impl Endpoint {
             assert_eq!(
                 right.get(gateway, &lock_path(LOCK)).await.json()["state"],
                 "free",
-                "nobody got it"
+                "nobody got the lock"
             );
         } else if self.path.starts_with(&lock_path(LOCK)) {
             let look = right.get(gateway, &lock_path(LOCK)).await.json();
             assert_eq!(
                 (&look["state"], &look["key"]),
                 (&json!("held"), &json!("right")),
-                "the lock still stands"
+                "the lock is still held"
             );
         }
         for shown in [
@@ -200,15 +203,16 @@ impl Endpoint {
 }
 
 #[tokio::test]
-async fn nobody_gets_in_where_they_do_not_belong() {
+async fn a_key_opens_only_its_own_locks_and_operations() {
     let (callers, file) = Callers::new().await;
     let gateway = with_keys(&file).flag("--public", "none").start().await;
     for endpoint in endpoints() {
         endpoint.is_guarded(&gateway, &callers).await;
     }
-    // A list shows what its reader may list; the lock of the last round is still held.
+    // A listing shows only the locks that its reader may list; the lock of the last round is still
+    // held.
     for query in ["", "?prefix=deploy%2Fapp&limit=1", "?prefix=none&limit=1"] {
-        // Not even by a page that ends where there is something that one may not see.
+        // Not even a page's end may reveal a lock that the reader must not see.
         let listed = callers.elsewhere.get(&gateway, &format!("/locks{query}")).await.json();
         assert_eq!(listed, json!({ "locks": [] }), "{query}");
     }
@@ -217,7 +221,7 @@ async fn nobody_gets_in_where_they_do_not_belong() {
 }
 
 #[tokio::test]
-async fn a_stolen_token_is_worth_nothing_to_another_key() {
+async fn a_stolen_token_is_useless_with_another_key() {
     let servers = masters(3);
     let holder = key("holder", HOLDER, "*").await;
     let thief = key("thief", HOLDER, "*").await;
@@ -231,10 +235,10 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
     }
 
     let lease = holder.acquire(&gateway, "job").await;
-    // Nodes do not know what the client shows.
+    // Nodes store another token than the client shows.
     let all_store =
         || servers.iter().map(|server| server.cmd(&["GET", "lock:job"]).text()).collect::<Vec<_>>();
-    eventually("all nodes have it", async || {
+    eventually("all nodes have the lock", async || {
         all_store().iter().all(|text| !text.is_empty()).then_some(())
     })
     .await;
@@ -246,7 +250,7 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
         thief.delete(gateway, "job", &lease.token).await.problem(409, "not_holder");
         assert_eq!(all_store(), before);
     }
-    // What another lock's file says of the nodes is no token either.
+    // The token and owner that the nodes store do not make a valid lock token either.
     let raw = format!("1.{}.{}", &stored[..16], &stored[17..57]);
     holder.delete(&gateway, "job", &raw).await.problem(409, "not_holder");
 
@@ -259,7 +263,8 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
     assert_eq!(chief.patch(&other_gateway, "job", &lease.token).await.status, 200);
     let released = chief.delete(&gateway, "job", &lease.token).await;
     assert_eq!(released.status, 204);
-    let recorded = eventually("it is on the record", async || audit_in_log(&gateway).pop()).await;
+    let recorded =
+        eventually("the change is recorded", async || audit_in_log(&gateway).pop()).await;
     assert_eq!(
         (&recorded["who"], &recorded["what"]),
         (&json!("chief"), &json!("release")),
@@ -271,7 +276,7 @@ async fn a_stolen_token_is_worth_nothing_to_another_key() {
 }
 
 #[tokio::test]
-async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
+async fn a_refused_release_does_not_change_anothers_lock() {
     let servers = masters(3);
     let holder = key("holder", HOLDER, "*").await;
     let thief = key("thief", HOLDER, "*").await;
@@ -284,8 +289,8 @@ async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
         let key = format!("{{lock:{name}}}:fence");
         servers.iter().map(|server| server.cmd(&["GET", &key])).collect::<Vec<_>>()
     };
-    // The mark of an extended lock, without which a master that loses it would not get it back.
-    let marked = eventually("all nodes have marked it", async || {
+    // The flag of an extended lock allows its repair on a master that loses the lock.
+    let marked = eventually("all nodes have set the extended flag", async || {
         let fences = fences("job");
         fences
             .iter()
@@ -295,17 +300,19 @@ async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
     .await;
     let soon = std::time::SystemTime::now() + std::time::Duration::from_millis(900);
     let soon = soon.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    let nobody = "1".repeat(40);
-    for token in
-        [lease.token.clone(), format!("1.{}.{nobody}", lease.fencing), format!("1.{soon}.{nobody}")]
-    {
+    let invented = "1".repeat(40);
+    for token in [
+        lease.token.clone(),
+        format!("1.{}.{invented}", lease.fencing),
+        format!("1.{soon}.{invented}"),
+    ] {
         thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
         assert_eq!(fences("job"), marked, "{token}");
     }
-    // What nobody can have been granted yet would drive the fencing tokens of other locks ahead.
+    // A token from the future would drive the fencing tokens of other locks ahead.
     let late = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
     let late = late.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    for future in [format!("1.{late}.{nobody}"), format!("1.{}.{nobody}", late - 30_000_000)] {
+    for future in [format!("1.{late}.{invented}"), format!("1.{}.{invented}", late - 30_000_000)] {
         thief.delete(&gateway, "free", &future).await.problem(404, "lock_not_found");
         assert!(fences("free").iter().all(|fence| *fence == Resp::Nil));
         holder.delete(&gateway, "job", &future).await.problem(409, "not_holder");
@@ -315,7 +322,7 @@ async fn a_refused_release_leaves_no_mark_on_what_belongs_to_somebody_else() {
 }
 
 #[tokio::test]
-async fn a_browser_that_has_kept_a_key_gives_it_to_no_other_site() {
+async fn a_browser_sends_a_stored_key_to_no_other_site() {
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
     let gateway = with_keys(&file).start().await;
@@ -355,15 +362,15 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
     assert_eq!((&first.token, first.fencing), (&again.token, again.fencing));
     acquire(&two).await.problem(409, "lock_held");
     assert_eq!(one.delete(&gateway, "job", &again.token).await.status, 204);
-    // To know an idempotency key is not to know the token that it leads to.
+    // An idempotency key does not reveal the token that it leads to.
     assert_ne!(Lease::from(&acquire(&two).await).owner(), first.owner());
 }
 
 #[tokio::test]
-async fn what_is_public_is_what_was_said_to_be() {
-    let nobody = key("nobody", "acquire", "*").await;
+async fn only_the_named_paths_are_public() {
+    let invented = key("nobody", "acquire", "*").await;
     let watcher = key("watcher", "metrics", "*").await;
-    let file = file(&[&nobody, &watcher]);
+    let file = file(&[&invented, &watcher]);
     for (public, docs, metrics) in [
         (None, 200, 401),
         (Some("none"), 401, 401),
@@ -385,11 +392,11 @@ async fn what_is_public_is_what_was_said_to_be() {
         }
         gateway.get("/locks").await.problem(401, "unauthenticated");
         gateway.get("/locks/a").await.problem(401, "unauthenticated");
-        // Which nodes there are is not for everybody.
+        // The list of nodes is not public.
         for path in ["/readyz", "/healthz"] {
             let wrong =
                 gateway.call(Method::GET, path).header("authorization", "Bearer x").send().await;
-            for answer in [gateway.get(path).await, nobody.get(&gateway, path).await, wrong] {
+            for answer in [gateway.get(path).await, invented.get(&gateway, path).await, wrong] {
                 assert_eq!((answer.status, answer.json()), (200, json!({ "status": "ready" })));
             }
         }
@@ -399,14 +406,14 @@ async fn what_is_public_is_what_was_said_to_be() {
 }
 
 #[tokio::test]
-async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_world() {
+async fn without_keys_force_and_addresses_are_local_only() {
     let loopback = Launch::embedded().start().await;
     loopback.acquire("job").await;
     assert_eq!(loopback.call(Method::DELETE, "/locks/job?force=true").send().await.status, 204);
     let gateway = Launch::embedded()
         .flag("--listen", "0.0.0.0:0")
-        .word("--embedded")
-        .word("--allow-anonymous")
+        .argument("--embedded")
+        .argument("--allow-anonymous")
         .start()
         .await;
     let lease = gateway.acquire("job").await;
@@ -414,9 +421,10 @@ async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_wor
     denied.problem(403, "forbidden");
     assert!(
         !denied.headers.contains_key("www-authenticate"),
-        "there is nothing to bring: {denied:?}"
+        "no credentials can help: {denied:?}"
     );
-    let recorded = eventually("it is on the record", async || audit_in_log(&gateway).pop()).await;
+    let recorded =
+        eventually("the change is recorded", async || audit_in_log(&gateway).pop()).await;
     assert_eq!(
         (&recorded["who"], &recorded["what"]),
         (&json!("anonymous"), &json!("force")),
@@ -438,7 +446,7 @@ async fn without_keys_nobody_forces_from_elsewhere_and_nobody_listens_to_the_wor
         "{}",
         both.stderr
     );
-    let world = with_keys(&file).flag("--listen", "0.0.0.0:0").word("--embedded").start().await;
+    let world = with_keys(&file).flag("--listen", "0.0.0.0:0").argument("--embedded").start().await;
     // The banner comes after the first line of the log.
     let caution = "CAUTION: keys and tokens travel as plain text";
     eventually(caution, async || world.stderr().contains(caution).then_some(())).await;

@@ -1,4 +1,5 @@
-//! What browsers are told: which pages may be shown where and load what, and whose scripts may call.
+//! Headers for browsers: where pages may be framed, what pages may load, and whose scripts may
+//! call.
 
 use http::{HeaderMap, Method};
 use serde_json::json;
@@ -16,7 +17,7 @@ fn words(headers: &HeaderMap, name: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
+async fn pages_declare_their_sources_and_forbid_framing() {
     let gateway = Launch::embedded().start().await;
     for (path, status) in [
         ("/docs", 303),
@@ -51,7 +52,7 @@ async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
             assert_eq!(answer.header(name), value, "{path}");
         }
     }
-    // Inline scripts and styles are what the policy forbids: the page must have none.
+    // The policy forbids inline scripts and styles, so the page must have none.
     let page = gateway.get("/docs/").await.text();
     for inline in ["<style", "style=", "onload=", "onclick=", "javascript:"] {
         assert!(!page.contains(inline), "{inline} in\n{page}");
@@ -61,17 +62,17 @@ async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
         "{page}"
     );
 
-    // What the digest is of: openssl dgst -sha256 -binary | base64.
+    // The digest is made by: openssl dgst -sha256 -binary | base64.
     let logo = ".logo_small_svg__cls-2{fill:#fff}.logo_small_svg__cls-3{fill:#85ea2d}";
     let script = gateway.get("/docs/swagger-ui-standalone-preset.js").await.text();
     assert!(
         script.contains(&format!("createElement(\"style\",null,\"{logo}\")")),
-        "its digest is another one"
+        "the digest of the inline style differs"
     );
     assert_eq!(
         script.matches("createElement(\"style\",").count(),
         1,
-        "there are more inline styles: name them"
+        "there are more inline styles: add their digests"
     );
 
     for answer in [
@@ -82,7 +83,11 @@ async fn pages_say_what_they_load_and_that_nobody_may_frame_them() {
         for name in
             ["content-security-policy", "x-frame-options", "access-control-allow-origin", "vary"]
         {
-            assert_eq!(answer.header(name), "", "nobody reads it: {answer:?}");
+            assert_eq!(
+                answer.header(name),
+                "",
+                "no page of this origin may read the answer: {answer:?}"
+            );
         }
     }
 }
@@ -101,7 +106,7 @@ fn allowed_origin(answer: &Answer) -> &str {
 }
 
 #[tokio::test]
-async fn without_a_word_no_page_of_another_origin_may_call() {
+async fn by_default_no_page_of_another_origin_may_call() {
     let gateway = Launch::embedded().start().await;
     let asked = preflight(&gateway, "/locks/job", PAGE, "POST").send().await;
     assert_eq!(allowed_origin(&asked), "");
@@ -112,7 +117,7 @@ async fn without_a_word_no_page_of_another_origin_may_call() {
 }
 
 #[tokio::test]
-async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
+async fn only_pages_of_named_origins_may_call() {
     let other = "http://localhost:3000";
     let file = Scratch::new("gateway.toml", &format!("cors_origins = ['{PAGE}', '{other}']"));
     for launch in [
@@ -146,7 +151,7 @@ async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
             assert_eq!(allowed_origin(&called), "", "{origin}");
             assert!(
                 words(&called.headers, "vary").contains(&"origin".to_owned()),
-                "a cache must tell them apart"
+                "a cache must distinguish origins"
             );
         }
     }
@@ -177,7 +182,7 @@ async fn pages_of_the_origins_that_are_named_may_call_and_others_may_not() {
 }
 
 #[tokio::test]
-async fn an_origin_that_is_none_is_refused_at_the_start() {
+async fn an_invalid_origin_is_refused_at_the_start() {
     for (origin, word) in [
         ("*", "every page"),
         ("https://*.example.com", "every page"),

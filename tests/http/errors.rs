@@ -1,5 +1,5 @@
-//! What is wrong with a request, and that the answer says so: one table of bad requests with the status, the code, and
-//! the words by which somebody could mend the request. Nothing is clamped, nothing is guessed.
+//! Errors of requests, as one table of bad requests with status, code, and the words that help to
+//! correct the request. The gateway clamps nothing and guesses nothing.
 
 use bytes::Bytes;
 use http::Method;
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::client::{Answer, Call, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 
-/// A token of some other time.
+/// A token from another time.
 const FOREIGN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
 
 #[track_caller]
@@ -27,13 +27,13 @@ async fn assert_all_bad(cases: Vec<(&str, Call, u16, &str, &[&str])>) {
     }
 }
 
-/// A body as text for each call that takes one.
+/// A body as text for each call that takes a body.
 fn with_body(gateway: &Gateway, text: impl Into<Bytes>) -> Call {
     gateway.call(Method::POST, "/locks/job").header("content-type", "application/json").body(text)
 }
 
 #[tokio::test]
-async fn bad_names_are_named() {
+async fn bad_lock_names_are_refused_with_the_reason() {
     let gateway = Launch::embedded().start().await;
     let allowed = "1 to 255 bytes of [A-Za-z0-9._:@/+~-]";
     let too_long = format!("/locks/{}", "n".repeat(256));
@@ -123,12 +123,12 @@ async fn bad_ttls_are_quoted_with_the_allowed_range() {
     assert_eq!(
         (whole.status, &whole.json()["ttl_ms"]),
         (201, &json!(60_000)),
-        "an integer, as JSON Schema has it"
+        "an integer in the sense of JSON Schema"
     );
     let shortest = gateway.post("shortest", json!({ "ttl_ms": 10 })).await;
     assert_ne!(
         shortest.status, 400,
-        "nothing is left of it on a busy machine, but it is allowed: {shortest:?}"
+        "the shortest TTL is valid, though a busy machine may leave nothing of it: {shortest:?}"
     );
 }
 
@@ -176,7 +176,7 @@ async fn bad_bodies_are_refused_with_their_defect() {
         let answer = with_body(&gateway, body.to_vec()).send().await;
         assert_bad(what, &answer, 400, "invalid_body", words);
     }
-    // They show a text as another than it is.
+    // These characters disguise a text.
     for c in "\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}".chars() {
         let text = format!("a{c}b");
         let asked = [
@@ -195,7 +195,7 @@ async fn bad_bodies_are_refused_with_their_defect() {
             );
         }
     }
-    assert_eq!(gateway.look("job").await["state"], "free", "one of them got the lock");
+    assert_eq!(gateway.inspect("job").await["state"], "free", "one of them got the lock");
     let most = json!({ "owner": "é".repeat(255), "metadata": { "k": "v".repeat(1_023) } });
     assert_eq!(gateway.post("most", most).await.status, 201);
 }
@@ -233,14 +233,14 @@ async fn a_body_must_say_that_it_is_json() {
 }
 
 #[tokio::test]
-async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
+async fn a_body_beyond_the_limit_is_413_however_it_is_sent() {
     let gateway = Launch::embedded().start().await;
     let two_mebibytes = vec![b' '; 2 << 20];
     let limit = ["larger than 16384 bytes"];
 
     let mut raw = gateway.raw().await;
     raw.announce("POST", "job", "", two_mebibytes.len()).await;
-    // The gateway may stop reading at any time: what matters is that its answer arrives.
+    // The gateway may stop reading at any time; only its answer has to arrive.
     let _ = raw.try_write(&two_mebibytes).await;
     assert_bad("by content-length", &raw.answer().await, 413, "body_too_large", &limit);
 
@@ -276,7 +276,7 @@ async fn a_body_beyond_the_limit_is_413_however_its_length_is_told() {
 }
 
 #[tokio::test]
-async fn a_token_must_be_there_once_and_be_one() {
+async fn a_lock_token_must_be_present_once_and_valid() {
     let gateway = Launch::embedded().start().await;
     let lease = gateway.acquire("job").await;
     let other = gateway.acquire("another").await;
@@ -324,11 +324,15 @@ async fn a_token_must_be_there_once_and_be_one() {
             "{problem:#}"
         );
     }
-    assert_eq!(gateway.delete("job", &lease.token).await.status, 204, "none of them did anything");
+    assert_eq!(
+        gateway.delete("job", &lease.token).await.status,
+        204,
+        "no refused request changed anything"
+    );
 }
 
 #[tokio::test]
-async fn waiting_times_that_are_none_or_too_long_are_refused() {
+async fn invalid_or_too_long_waiting_times_are_refused() {
     let gateway = Launch::embedded().flag("--max-wait", "20s").start().await;
     let words: &[&str] = &["allowed are whole milliseconds from 0 to 20000"];
     for (what, body) in [
@@ -361,7 +365,7 @@ async fn waiting_times_that_are_none_or_too_long_are_refused() {
             &["Prefer", "allowed are 0 to 20 whole seconds"],
         );
     }
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
     let body_wins =
         preferring("wait=21").json(&json!({ "wait_ms": 0, "ttl_ms": 60_000 })).send().await;
     assert_eq!(
@@ -428,7 +432,7 @@ async fn bad_query_parameters_of_a_listing_are_named() {
         ("a long prefix", get(&long), 400, "invalid_parameter", &["prefix", "256 bytes"]),
         ("an unknown parameter", get("offset=5"), 400, "invalid_parameter", &["offset", "prefix"]),
         ("a parameter twice", get("limit=5&limit=6"), 400, "invalid_parameter", &["limit"]),
-        // Ignored, it would silently give the default TTL.
+        // An ignored field would silently give the default TTL.
         (
             "a ttl beside the path",
             gateway.call(Method::POST, "/locks/job?ttl_ms=5"),
@@ -441,7 +445,7 @@ async fn bad_query_parameters_of_a_listing_are_named() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_told_what_there_is() {
+async fn unknown_paths_and_methods_get_the_existing_ones() {
     let gateway = Launch::embedded().start().await;
     let call = |method: &str, path: &str| {
         gateway.call(Method::from_bytes(method.as_bytes()).unwrap(), path)
@@ -482,7 +486,7 @@ async fn unknown_paths_and_methods_are_told_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_head_beyond_the_limit_is_431_and_what_is_no_http_is_400() {
+async fn a_head_beyond_the_limit_is_431_and_invalid_http_is_400() {
     let gateway = Launch::embedded().start().await;
     let mut raw = gateway.raw().await;
     let _ = raw
@@ -501,13 +505,13 @@ async fn a_head_beyond_the_limit_is_431_and_what_is_no_http_is_400() {
 }
 
 #[tokio::test]
-async fn two_requests_on_one_connection_are_two_requests() {
+async fn two_requests_on_one_connection_get_two_answers() {
     let gateway = Launch::embedded().start().await;
     let mut raw = gateway.raw().await;
     for status in [201, 409] {
         raw.announce("POST", "job", "", 16).await;
         raw.write("{\"ttl_ms\": 60000}".get(..16).unwrap()).await;
-        // The body is one byte short of JSON: the rest of the connection must not be read as its end.
+        // The body is one byte short of JSON: the rest of the connection must not complete it.
         assert_eq!(raw.answer().await.status, 400);
         raw.announce("POST", "job", "", 2).await;
         raw.write("{}").await;
@@ -516,7 +520,7 @@ async fn two_requests_on_one_connection_are_two_requests() {
 }
 
 #[tokio::test]
-async fn the_request_id_is_the_callers_when_it_is_usable() {
+async fn the_callers_request_id_is_used_when_it_is_valid() {
     let gateway = Launch::embedded().start().await;
     let with = |id: &[u8]| gateway.call(Method::GET, "/locks/").header("x-request-id", id);
     let longest = "i".repeat(128);
@@ -540,6 +544,6 @@ async fn the_request_id_is_the_callers_when_it_is_usable() {
             .iter()
             .map(|answer| answer.header("x-request-id").to_owned())
             .collect();
-    assert_eq!(ids.len(), 3, "every answer has an id of its own: {ids:?}");
+    assert_eq!(ids.len(), 3, "every answer has a different id: {ids:?}");
     assert!(!ids.contains(""));
 }

@@ -1,6 +1,6 @@
-//! Fencing tokens as a resource sees them: every later grant of a lock carries a larger one, whichever gateway granted it
-//! and whatever its clock says. One of two gateways runs half a second ahead, by a small library that is preloaded into it
-//! alone; the clock of this machine stays as it is.
+//! Fencing tokens as a resource sees them: every later grant of a lock carries a larger token,
+//! whichever gateway granted it and whatever that gateway's clock shows. A preloaded library lets
+//! one of two gateways run half a second ahead; the machine's clock stays unchanged.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const AHEAD: Duration = Duration::from_millis(500);
 const CLIENTS: usize = 64;
 const GRANTS: usize = 240;
 
-/// Two gateways over the same masters; the second one's clock is ahead.
+/// Two gateways over the same masters. The second gateway's clock is ahead.
 async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
     let shim = clock_shim("clock_shim.c");
     let shifted = Launch::over(servers)
@@ -25,7 +25,7 @@ async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
         .env("CLOCK_SHIM_OFFSET_MS", &AHEAD.as_millis().to_string());
     let ahead = shifted.ready().await;
     let exact = Launch::over(servers).ready().await;
-    // The shifted one is asked first, so that without the shift its token would be the smaller one.
+    // The shifted gateway is asked first. Without the shift its token would be the smaller one.
     let since = Instant::now();
     let early = ahead.acquire("which-clock-ahead").await.fencing;
     let late = exact.acquire("which-clock-exact").await.fencing;
@@ -35,7 +35,7 @@ async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
 }
 
 #[tokio::test]
-async fn a_gateway_whose_clock_is_behind_grants_larger_tokens_all_the_same() {
+async fn a_gateway_with_a_slow_clock_grants_larger_tokens() {
     let servers = masters(3);
     let (exact, ahead) = two_gateways(&servers).await;
     let mut last = 0;
@@ -48,10 +48,10 @@ async fn a_gateway_whose_clock_is_behind_grants_larger_tokens_all_the_same() {
 }
 
 #[tokio::test]
-async fn tokens_grow_with_every_grant_among_64_clients_of_two_gateways_with_different_clocks() {
+async fn tokens_grow_for_64_clients_of_two_skewed_gateways() {
     let servers = masters(5);
     let (exact, ahead) = two_gateways(&servers).await;
-    // Written to only while the lock is held, so its order is the order of the grants.
+    // Clients write only while they hold the lock, so the list has the order of the grants.
     let grants = Arc::new(Mutex::new(Vec::<(u64, usize)>::new()));
     let clients: Vec<_> = (0..CLIENTS)
         .map(|client| {
@@ -74,7 +74,7 @@ async fn tokens_grow_with_every_grant_among_64_clients_of_two_gateways_with_diff
                             assert_eq!(released.status, 204, "{released:?}");
                             pause = Duration::from_millis(2 + client as u64);
                         }
-                        // A split vote is "held" to most and no quorum to nobody: all masters are up.
+                        // All masters are up, so a split vote mostly appears as "held" (409).
                         409 => pause = (pause * 2).min(Duration::from_millis(100)),
                         503 => {
                             answer.problem(503, "quorum_unavailable");
@@ -97,6 +97,6 @@ async fn tokens_grow_with_every_grant_among_64_clients_of_two_gateways_with_diff
     }
     assert!(grants.windows(2).any(|pair| pair[0].1 != pair[1].1), "the gateways never took turns");
     for pair in grants.windows(2) {
-        assert!(pair[0].0 < pair[1].0, "{pair:?} in this order");
+        assert!(pair[0].0 < pair[1].0, "tokens out of order: {pair:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! What a newcomer meets: the way to the documentation, names with slashes, small requests, and all of it behind a real proxy.
+//! First steps of a newcomer: the way to the documentation, names with slashes, small requests, and
+//! all of it behind a real proxy.
 
 use std::net::SocketAddr;
 use std::process::{Child, Stdio};
@@ -53,24 +54,25 @@ async fn an_extension_without_a_body_extends_by_the_default_ttl() {
 }
 
 #[tokio::test]
-async fn what_a_holder_stored_is_shown_to_whoever_looks() {
+async fn the_holders_label_is_shown_to_everyone() {
     let gateway = Launch::embedded().start().await;
     gateway.post("job", json!({ "owner": "ci", "metadata": { "run": "4711" } })).await;
     let page = gateway.get("/locks").await.json();
-    for status in [gateway.look("job").await, page["locks"][0].clone()] {
+    for status in [gateway.inspect("job").await, page["locks"][0].clone()] {
         assert_eq!(
             (&status["owner"], &status["metadata"]),
             (&json!("ci"), &json!({ "run": "4711" }))
         );
     }
-    let free = gateway.look("other").await;
+    let free = gateway.inspect("other").await;
     assert!(free.get("metadata").is_none(), "{free}");
 }
 
 #[tokio::test]
-async fn whoever_was_still_sending_a_body_that_is_too_large_saw_a_reset_and_no_answer() {
+async fn a_client_still_sending_a_too_large_body_gets_the_answer() {
     let gateway = Launch::embedded().start().await;
-    // More than the buffers of a connection hold: an answer that does not wait for the rest closes while it is sent.
+    // More than the connection's buffers hold: a gateway that does not read the rest closes while
+    // the client sends.
     for length in [20_000, 900_000] {
         let mut raw = gateway.raw().await;
         raw.announce("POST", "job", "connection: close\r\n", length).await;
@@ -80,7 +82,7 @@ async fn whoever_was_still_sending_a_body_that_is_too_large_saw_a_reset_and_no_a
 }
 
 #[tokio::test]
-async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
+async fn a_conflict_on_extend_or_release_has_no_retry_after() {
     let gateway = Launch::embedded().start().await;
     let old = gateway.acquire_for("job", 60_000).await;
     gateway.delete("job", &old.token).await;
@@ -97,7 +99,7 @@ async fn extending_or_releasing_what_is_another_s_was_told_when_to_try_again() {
 }
 
 #[tokio::test]
-async fn a_key_that_ends_on_no_date_was_told_of_a_boolean_in_line_five() {
+async fn an_invalid_end_date_of_a_key_is_reported_as_such() {
     let made = Launch::bare(&["key", "new", "ci", "--expires", "tomorrow"]).finish().await;
     assert_eq!(made.code, Some(2));
     assert!(
@@ -119,7 +121,8 @@ impl Nginx {
         let port = free_port();
         let here = folder.path().display();
         let to = gateway.address();
-        // With a path, proxy_pass decodes the request's and replaces the prefix; without one it passes on what came.
+        // With a path, proxy_pass decodes the request's path and replaces the prefix; without a
+        // path it passes the original on.
         let text = format!(
             "daemon off; worker_processes 1; pid {here}/pid; error_log stderr;
              events {{}}
@@ -158,7 +161,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // Its worker goes when the master does.
+        // nginx's worker ends with its master.
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.process),
             rustix::process::Signal::QUIT,
@@ -168,8 +171,7 @@ impl Drop for Nginx {
 }
 
 #[tokio::test]
-async fn names_with_slashes_and_the_documentation_work_behind_nginx_at_the_root_and_under_a_prefix()
-{
+async fn slashes_and_documentation_work_behind_nginx() {
     let gateway = Launch::embedded().start().await;
     let nginx = Nginx::start(&gateway).await;
     let call = async |method: Method, path: &str, token: &str| -> Answer {
@@ -179,7 +181,7 @@ async fn names_with_slashes_and_the_documentation_work_behind_nginx_at_the_root_
         for name in ["a/b", "a%2Fb"] {
             let path = format!("{prefix}/locks/{name}");
             let lease = Lease::from(&call(Method::POST, &path, "").await);
-            assert_eq!(gateway.look("a/b").await["state"], "held", "{path}");
+            assert_eq!(gateway.inspect("a/b").await["state"], "held", "{path}");
             assert_eq!(call(Method::PATCH, &path, &lease.token).await.status, 200, "{path}");
             assert_eq!(call(Method::DELETE, &path, &lease.token).await.status, 204, "{path}");
         }

@@ -1,11 +1,13 @@
-//! Ten thousand requests that nobody means well with, on several connections at once, against a gateway over real
-//! masters. Whatever they hold, they are refused or mean what they say: no answer beyond the contract, nothing on the
-//! masters that is not a named lock's, no command that the gateway does not use, and no harm to those who hold locks.
+//! Ten thousand hostile requests on several connections at once, against a gateway over real
+//! masters. The gateway refuses them or does what they say. No answer breaks the contract. The
+//! masters store only keys of named locks and receive only the gateway's commands. Holders of locks
+//! come to no harm.
 //!
-//! What the HTTP library cannot read it answers itself, 400, 414 or 431 without a body and without an id, and closes the
-//! connection: that is accepted. So is no answer to what broke off.
+//! The HTTP library itself answers requests that it cannot read, with 400, 414 or 431 without a
+//! body and without an id, and closes the connection. The test accepts that, and also a missing
+//! answer to an incomplete request.
 //!
-//! Every run draws new requests and prints their seed; `REDLOCK_FUZZ_SEED=<seed>` makes the same ones.
+//! Every run draws new requests and prints their seed; `REDLOCK_FUZZ_SEED=<seed>` repeats them.
 
 mod dictionary;
 mod requests;
@@ -27,14 +29,14 @@ use crate::support::resp::Resp;
 const REQUESTS: usize = 10_000;
 const CONNECTIONS: usize = 8;
 const HOUR_MS: u64 = 3_600_000;
-/// Apart in more than one letter: no slip of one byte makes one of another.
+/// The names differ in more than one letter: a changed byte does not turn one into another.
 const HELD: [&str; 6] =
     ["held/alpha", "held/bravo-2", "CHARLIE", "d:e:l:t:a", "echo@host~1", "..foxtrot"];
-/// Known to nobody but their holders.
+/// Names that only their holders know.
 const ELSEWHERE: [&str; 4] =
     ["elsewhere/one", "elsewhere/second", "elsewhere/No-3", "elsewhere/fourth+"];
 
-/// What the gateway and its script say to a master, and what this test says to it.
+/// The commands that the gateway, its script and this test send to a master.
 const COMMANDS: [&str; 25] = [
     "auth",
     "client|id",
@@ -63,20 +65,20 @@ const COMMANDS: [&str; 25] = [
     "unsubscribe",
 ];
 
-/// What the requests met.
+/// The answers to the requests.
 #[derive(Default)]
 struct Seen {
-    /// By status, and code where there is one.
+    /// Counts by status, and by code where the answer has one.
     answers: BTreeMap<String, usize>,
     unanswered: usize,
-    /// What must not be.
+    /// Violations.
     wrong: Vec<String>,
     /// Names that a request may have locked.
     names: BTreeSet<String>,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
+async fn ten_thousand_hostile_requests_get_valid_answers() {
     let seed = seed("REDLOCK_FUZZ_SEED");
     let servers = masters(3);
     let launch = Launch::over(&servers).flag("--max-ttl", "1h").flag("--max-wait", "50ms");
@@ -105,14 +107,14 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
     println!("{:#?}\nunanswered: {}", seen.answers, seen.unanswered);
     assert!(
         seen.wrong.is_empty(),
-        "{} of them: {}",
+        "{} violations: {}",
         seen.wrong.len(),
         seen.wrong[..seen.wrong.len().min(9)].join("\n\n")
     );
     assert_everything_was_met(&seen);
 
     for (name, lease) in &held {
-        let status = gateway.look(name).await;
+        let status = gateway.inspect(name).await;
         assert_eq!(
             (&status["state"], &status["owner"]),
             (&json!("held"), &json!("the holder")),
@@ -141,7 +143,7 @@ async fn ten_thousand_hostile_requests_are_refused_or_mean_what_they_say() {
     servers.iter().for_each(|server| holds_nothing_else(server, &seen.names));
 }
 
-/// Every so many-th request of the run, one after the other.
+/// Sends every n-th request of the run, one after the other.
 async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, first: usize) -> Seen {
     let mut seen = Seen::default();
     let mut kept: Option<Raw> = None;
@@ -178,13 +180,13 @@ async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, fir
     seen
 }
 
-/// The answer to a request on a connection that is used again.
+/// The answer to a request on a reused connection.
 async fn answered(
     gateway: &Gateway,
     kept: &mut Option<Raw>,
     request: &HostileRequest,
 ) -> Option<Answer> {
-    // One that was closed after the last answer tells only now.
+    // A connection that was closed after its last answer fails only now.
     if let Some(mut old) = kept.take()
         && old.try_write(&request.bytes).await.is_ok()
         && let Some(answer) = old.try_answer(request.method() == b"HEAD").await
@@ -199,7 +201,7 @@ async fn answered(
     Some(answer)
 }
 
-/// All answers on a connection of its own, until the gateway closes it.
+/// All answers on a new connection, until the gateway closes it.
 async fn all_answers(gateway: &Gateway, request: &HostileRequest) -> Vec<Answer> {
     let mut raw = gateway.raw().await;
     if raw.try_write(&request.bytes).await.is_ok() && request.ending == Ending::BrokenOff {
@@ -212,7 +214,7 @@ async fn all_answers(gateway: &Gateway, request: &HostileRequest) -> Vec<Answer>
     answers
 }
 
-/// What an answer is, or what is wrong with it.
+/// The kind of an answer, or its defect.
 fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
     const HEADERS: [&str; 25] = [
         "allow",
@@ -243,7 +245,7 @@ fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
     ];
     let status = answer.status;
     if let Some(strange) = answer.headers.keys().find(|name| !HEADERS.contains(&name.as_str())) {
-        return Err(format!("the header {strange} is none of the gateway's"));
+        return Err(format!("the gateway does not use the header {strange}"));
     }
     let is_forged = request.bytes.windows(16).any(|sixteen| sixteen == FAR_AHEAD.as_bytes());
     let ahead = request.method() == b"DELETE" && is_forged && is_clock_alone(answer);
@@ -267,8 +269,9 @@ fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
     Ok(format!("{status} {code}"))
 }
 
-/// A T that no gateway has drawn yet. A release leaves no tombstone for it, and says so: whether the lock was released is
-/// unknown, by the clocks of all nodes that answered.
+/// A token with a time that no gateway has reached yet. A release leaves no tombstone for it, and
+/// reports this: whether the lock was released is unknown, by the clocks of all nodes that
+/// answered.
 fn is_clock_alone(answer: &Answer) -> bool {
     let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     let nodes = body["nodes"].as_array().into_iter().flatten();
@@ -276,12 +279,12 @@ fn is_clock_alone(answer: &Answer) -> bool {
         && nodes.clone().all(|node| node["state"] == "clock" || node["state"] == "pending")
 }
 
-/// Holds an answer against the document, where it is the answer to what stands first in the request.
+/// Checks an answer against the document if it answers the first request on the connection.
 fn hold(request: &HostileRequest, answer: &Answer) {
     let (Ending::Kept, Ok(method)) = (request.ending, Method::from_bytes(request.method())) else {
         return;
     };
-    // Methods are told apart by case.
+    // Methods are case-sensitive.
     if !request.method().iter().all(u8::is_ascii_uppercase) {
         return;
     }
@@ -290,7 +293,7 @@ fn hold(request: &HostileRequest, answer: &Answer) {
     }
 }
 
-/// A run that was all refused by the parser, or all answered the same, would show nothing.
+/// A run whose requests were all refused by the parser, or all answered alike, would show nothing.
 fn assert_everything_was_met(seen: &Seen) {
     for (what, least) in [
         ("200", 100),
@@ -318,8 +321,8 @@ fn assert_everything_was_met(seen: &Seen) {
     assert!(answered > REQUESTS * 8 / 10, "only {answered} were answered");
 }
 
-/// Every key is the marker, a lock or a fence of a name that was asked for, with a life and of the right form; and the
-/// master has been told nothing else.
+/// Every key is the marker, or a lock or watermark of a requested name, with an expiry and in the
+/// right form. The master has received no other commands.
 fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
     let mut cursor = "0".to_owned();
     let mut keys = 0;
@@ -341,15 +344,17 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
     assert!(keys > 100, "{server:?}: only {keys} keys");
     let keyspace = server.cmd(&["INFO", "keyspace"]).text();
     assert_eq!(keyspace.matches("db").count(), 1, "another database is used: {keyspace}");
-    let told = server.cmd(&["INFO", "commandstats"]).text();
-    let told: Vec<&str> =
-        told.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next()).collect();
+    let commands = server.cmd(&["INFO", "commandstats"]).text();
+    let commands: Vec<&str> = commands
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next())
+        .collect();
     // The script's name, or the module's.
     let votes = ["evalsha", "redlock.call"];
-    assert!(votes.iter().any(|call| told.contains(call)), "{told:?}");
+    assert!(votes.iter().any(|call| commands.contains(call)), "{commands:?}");
     let strange: Vec<_> =
-        told.iter().filter(|call| !COMMANDS.contains(call) && !votes.contains(call)).collect();
-    assert!(strange.is_empty(), "{server:?} was told {strange:?}");
+        commands.iter().filter(|call| !COMMANDS.contains(call) && !votes.contains(call)).collect();
+    assert!(strange.is_empty(), "{server:?} received {strange:?}");
 }
 
 fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
@@ -373,7 +378,7 @@ fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
     assert!(is_name(name), "{server:?} has the key {text:?}");
     assert!(names.contains(name), "{server:?} has {text:?}, and nobody has asked for {name:?}");
     let left = server.cmd(&["PTTL", text]).integer();
-    // -2: it has just expired.
+    // -2: the key has just expired.
     assert!((1..=2 * HOUR_MS as i64).contains(&left) || left == -2, "{text:?} lives for {left} ms");
     let Resp::Bytes(value) = server.cmd(&["GET", text]) else { return };
     let value = String::from_utf8(value).unwrap_or_else(|error| panic!("{text:?} holds {error}"));

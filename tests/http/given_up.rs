@@ -1,4 +1,5 @@
-//! A client that gave up before the answer to its POST releases by the `Idempotency-Key` of that POST: it never got the token.
+//! A client that gave up before the answer to its POST never got the token. It releases by the
+//! `Idempotency-Key` of that POST.
 
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ async fn release(gateway: &Gateway, name: &str, key: &str) -> Answer {
     gateway.call(Method::DELETE, lock_path(name)).header("idempotency-key", key).send().await
 }
 
-/// Sends a POST, and hangs up after so long without reading.
+/// Sends a POST, and disconnects after a delay without reading.
 async fn give_up(gateway: &Gateway, name: &str, after: Duration) {
     let mut client = gateway.raw().await;
     let body = format!(r#"{{"ttl_ms":{LONG_MS}}}"#);
@@ -35,15 +36,17 @@ async fn give_up(gateway: &Gateway, name: &str, after: Duration) {
 }
 
 #[tokio::test]
-async fn release_by_key_frees_a_lock_whose_answer_nobody_read() {
+async fn release_by_key_frees_a_lock_with_an_unread_answer() {
     let servers = masters(3);
     let one = Launch::over(&servers).ready().await;
     let two = Launch::over(&servers).ready().await;
     let mut client = one.raw().await;
     client.announce("POST", "job", &format!("idempotency-key: {KEY}\r\n"), 2).await;
     client.write("{}").await;
-    eventually("it is granted", async || (two.look("job").await["state"] == "held").then_some(()))
-        .await;
+    eventually("the lock is granted", async || {
+        (two.inspect("job").await["state"] == "held").then_some(())
+    })
+    .await;
     drop(client);
 
     let released = release(&two, "job", KEY).await;
@@ -68,16 +71,16 @@ async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
     let mut released = 0;
     for n in 0..200_u64 {
         let name = format!("gone-{n}");
-        // Anywhere between before the request is read and after the answer is written.
+        // The delay ends anywhere between the reading of the request and the writing of the answer.
         give_up(&gateway, &name, Duration::from_micros(n * 30)).await;
         match release(&gateway, &name, KEY).await.status {
             204 => released += 1,
             404 => {}
             status => panic!("{name}: {status}"),
         }
-        // A request that was read after the release is cancelled by itself.
-        let is_free = async || (gateway.look(&name).await["state"] == "free").then_some(());
-        eventually("it is free long before its TTL", is_free).await;
+        // A request that the gateway reads after the release cancels itself.
+        let is_free = async || (gateway.inspect(&name).await["state"] == "free").then_some(());
+        eventually("the lock is free long before its TTL", is_free).await;
     }
     assert!(released > 0, "none of them was granted before it was released");
 }
@@ -105,7 +108,11 @@ async fn a_principal_releases_nothing_by_the_key_of_another() {
         .send()
         .await
         .problem(401, "unauthenticated");
-    assert_eq!(holder.patch(&gateway, "job", &lease.token).await.status, 200, "it is held on");
+    assert_eq!(
+        holder.patch(&gateway, "job", &lease.token).await.status,
+        200,
+        "the other holder keeps its lock"
+    );
 
     assert_eq!(call(&holder, Method::DELETE).send().await.status, 204);
     holder.patch(&gateway, "job", &lease.token).await.problem(404, "lock_not_found");
@@ -122,8 +129,12 @@ async fn a_lock_token_wins_over_the_key_beside_it() {
     };
     both(&other.token, KEY).await.problem(409, "not_holder");
     both("nonsense", KEY).await.problem(400, "invalid_token");
-    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
-    assert_eq!(both(&lease.token, "short").await.status, 204, "what nobody asks is not judged");
+    assert_eq!(gateway.inspect("job").await["fencing_token"], lease.fencing);
+    assert_eq!(
+        both(&lease.token, "short").await.status,
+        204,
+        "nodes that are not asked do not count"
+    );
     release(&gateway, "job", "short").await.problem(400, "invalid_parameter");
     gateway.call(Method::DELETE, lock_path("job")).send().await.problem(400, "missing_token");
 }
@@ -136,8 +147,8 @@ async fn release_by_key_is_unknown_without_a_majority() {
     servers[1..].iter().for_each(RedisServer::stop);
     release(&gateway, "job", KEY).await.problem(503, "outcome_unknown");
     servers[1..].iter().for_each(RedisServer::cont);
-    // By a repetition, or by what the first one has left to be done.
-    eventually("it is released", async || {
+    // A repetition releases the lock, or a pending release of the first request does.
+    eventually("the lock is released", async || {
         let again = release(&gateway, "job", KEY).await;
         assert!([204, 404, 503].contains(&again.status), "{again:?}");
         (again.status != 503).then_some(())

@@ -1,4 +1,4 @@
-//! API keys by themselves: how they are made, read again while a gateway runs, ended, and held to limits of their own.
+//! API keys: how they are made, reloaded while a gateway runs, ended, and limited.
 
 use http::Method;
 use rustix::process::Signal;
@@ -9,13 +9,13 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::eventually;
 use crate::support::waiters::waiting_is;
 
-/// A key, and what stands for it in the file.
+/// A key, and its entry in the file.
 pub(crate) struct Key {
     pub(crate) text: String,
     pub(crate) entry: String,
 }
 
-/// Made by the program itself.
+/// Makes a key with the program itself.
 pub(crate) async fn key(name: &str, verbs: &str, names: &str) -> Key {
     let made =
         Launch::bare(&["key", "new", name, "--verbs", verbs, "--names", names]).finish().await;
@@ -67,7 +67,7 @@ impl Key {
 }
 
 #[tokio::test]
-async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones() {
+async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     let old = key("ci", HOLDER, "*").await;
     let new = key("ci", HOLDER, "*").await;
     let file = file(&[&old]);
@@ -76,19 +76,19 @@ async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones(
     let knows = async |key: &Key| key.get(&gateway, "/locks/job").await.status == 200;
     assert!(knows(&old).await && !knows(&new).await);
 
-    // Nothing is lost of the requests while the file changes.
+    // No request is lost while the file changes.
     std::fs::write(file.path(), &new.entry).unwrap();
     eventually("the new key is known", async || {
         let old_is_known = knows(&old).await;
         let new_is_known = knows(&new).await;
         if !new_is_known {
-            assert!(old_is_known, "one of them always is");
+            assert!(old_is_known, "one of the two keys is always valid");
         }
         new_is_known.then_some(())
     })
     .await;
     assert!(!knows(&old).await);
-    // A lock belongs to the principal, not to one of its keys.
+    // A lock belongs to the principal and not to one of its keys.
     assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200);
 
     std::fs::write(file.path(), format!("{}\n[[key]]\nname = 'x'", new.entry)).unwrap();
@@ -99,17 +99,17 @@ async fn keys_are_read_again_without_a_gap_and_a_broken_file_keeps_the_old_ones(
     })
     .await;
     assert!(knows(&new).await);
-    let says = async |what: &str| {
+    let logs_failure = async |what: &str| {
         eventually(what, async || gateway.stdout().contains(what).then_some(())).await
     };
     std::fs::write(file.path(), "\n").unwrap();
-    says("it is empty").await;
+    logs_failure("it is empty").await;
     std::fs::remove_file(file.path()).unwrap();
     gateway.signal(Signal::HUP);
-    says("No such file").await;
-    // Reading it would never end.
+    logs_failure("No such file").await;
+    // Reading this file would never end.
     std::os::unix::fs::symlink("/dev/zero", file.path()).unwrap();
-    says("it is not a regular file").await;
+    logs_failure("it is not a regular file").await;
     assert!(knows(&new).await);
     std::fs::remove_file(file.path()).unwrap();
     std::fs::write(file.path(), &old.entry).unwrap();
@@ -129,20 +129,20 @@ async fn a_key_that_ends_while_its_request_waits_gets_no_lock() {
         tokio::spawn(waiter.call(&gateway, Method::POST, "/locks/job").json(&body).send());
     waiting_is(&gateway, 1, 1).await;
     std::fs::write(file.path(), &holder.entry).unwrap();
-    eventually("its key is gone", async || {
+    eventually("the key is gone", async || {
         (waiter.get(&gateway, "/locks/job").await.status == 401).then_some(())
     })
     .await;
     assert_eq!(holder.delete(&gateway, "job", &lease.token).await.status, 204);
     waiting.await.unwrap().problem(401, "unauthenticated");
-    eventually("what it was granted is released", async || {
+    eventually("the waiter's grant is released", async || {
         (holder.get(&gateway, "/locks/job").await.json()["state"] == "free").then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
+async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
     let mut short = key("short", HOLDER, "*").await;
     short.entry.push_str("max_ttl = '2s'\nmax_hold = '1h'\n");
     let mut brief = key("brief", HOLDER, "*").await;
@@ -155,15 +155,15 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
         async |ttl: Value| short.call(&gateway, Method::POST, "/locks/job").json(&ttl).send().await;
     let problem = ask(json!({ "ttl_ms": 2_001 })).await.problem(400, "invalid_ttl");
     assert!(problem["detail"].as_str().unwrap().contains("10 to 2000"), "{problem}");
-    // The gateway's default is more than the key may have.
+    // The gateway's default is longer than the key allows.
     let granted = ask(json!({})).await;
     assert_eq!(granted.json()["ttl_ms"], 2_000);
     let token = Lease::from(&granted).token;
     short.patch(&gateway, "job", &token).await.problem(400, "invalid_ttl");
     let held = brief.call(&gateway, Method::POST, "/locks/brief").send().await;
-    assert_eq!(held.json()["ttl_ms"], 3_000, "nobody gets for once what may not be held");
+    assert_eq!(held.json()["ttl_ms"], 3_000, "a TTL beyond max_hold is refused at once");
     let token = Lease::from(&held).token;
-    eventually("it has been held for too long", async || {
+    eventually("the lock has reached max_hold", async || {
         let call = brief.call(&gateway, Method::PATCH, "/locks/brief").header("lock-token", &token);
         let answer = call.json(&json!({ "ttl_ms": 3_000 })).send().await;
         (answer.status == 409).then(|| answer.problem(409, "max_hold_reached"))
@@ -173,7 +173,7 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
     for _ in 0..2 {
         assert_eq!(slow.get(&gateway, "/locks/other").await.status, 200, "the burst");
     }
-    // One more is let in with every second that this machine stands still.
+    // A machine that stands still allows one more request every second.
     let refused = eventually("the rate is used up", async || {
         let answer = slow.get(&gateway, "/locks/other").await;
         (answer.status != 200).then_some(answer)
@@ -182,11 +182,15 @@ async fn a_key_is_held_to_its_own_ttl_hold_and_rate() {
     let problem = refused.problem(429, "rate_limited");
     assert!((1..=1000).contains(&problem["retry_after_ms"].as_u64().unwrap()), "{problem}");
     assert_eq!(refused.header("retry-after"), "1");
-    assert_eq!(short.get(&gateway, "/locks/other").await.status, 200, "it is another key's rate");
+    assert_eq!(
+        short.get(&gateway, "/locks/other").await.status,
+        200,
+        "another key's rate is not used up"
+    );
 }
 
 #[tokio::test]
-async fn a_file_of_keys_that_others_can_read_or_write_is_warned_of() {
+async fn a_key_file_open_to_others_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt;
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
@@ -220,11 +224,11 @@ async fn a_file_of_keys_that_others_can_read_or_write_is_warned_of() {
     assert_eq!(warnings(), 0);
     set(0o644);
     gateway.signal(Signal::HUP);
-    eventually("it is said", async || (warnings() == 1).then_some(())).await;
+    eventually("the log has the line", async || (warnings() == 1).then_some(())).await;
     let other = with_keys(&file).start().await;
     assert!(other.stdout().contains("its mode is 0644"), "at the start too");
 
-    // A key that goes into a file is in that file.
+    // Output that goes to a file leaves the key in that file, so the file's mode matters.
     let out = Scratch::new("key", "");
     for (mode, is_warned_of) in [(0o600, false), (0o640, true), (0o644, true)] {
         std::fs::set_permissions(out.path(), PermissionsExt::from_mode(mode)).unwrap();

@@ -1,4 +1,5 @@
-//! Listings beside locks: what they must not take from others, and whose cursors are good for what.
+//! Listings beside locks: listings must not take capacity from locks, and a cursor is valid only
+//! for its own listing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,7 +36,10 @@ async fn held_locks_are_listed_page_by_page() {
         assert_eq!(answer.status, 200, "{answer:?}");
         let page = answer.json();
         pages += 1;
-        assert!(page["locks"].as_array().unwrap().len() <= 10, "a limit is a limit: {page:#}");
+        assert!(
+            page["locks"].as_array().unwrap().len() <= 10,
+            "the page has more locks than its limit: {page:#}"
+        );
         for lock in page["locks"].as_array().unwrap() {
             assert_eq!(
                 (&lock["state"], &lock["owner"]),
@@ -82,7 +86,7 @@ async fn a_forged_cursor_is_400() {
     }
     let first = one.get(&gateway, "/locks?prefix=a%2F&limit=5").await.json();
     let cursor = first["next_cursor"].as_str().expect("there is more").to_owned();
-    // Whichever replica a load balancer picks.
+    // A load balancer may pick any replica.
     for gateway in [&gateway, &other] {
         assert_eq!(page(&one, gateway, "prefix=a%2F&limit=5", &cursor).await.status, 200);
     }
@@ -106,7 +110,7 @@ async fn a_forged_cursor_is_400() {
     page(&one, &gateway, "limit=5", &cursor).await.problem(400, "invalid_parameter");
 }
 
-/// Lists without a pause until it is enough; counts its pages and its refusals.
+/// Lists without a pause until it is stopped. Counts its pages and refusals.
 async fn lists_on(
     lister: Key,
     gateway: Arc<Gateway>,
@@ -134,7 +138,7 @@ async fn lists_on(
 
 const TRIES: usize = 300;
 
-/// How many of the tries to acquire and to release went well, and how long the slowest of 99 % took.
+/// The number of successful acquires and releases, and the 99th percentile of their times.
 async fn locked(victim: &Key, gateway: &Gateway) -> (usize, Duration) {
     let mut done = 0;
     let mut times = Vec::new();
@@ -168,7 +172,7 @@ fn fill(servers: &[RedisServer]) {
 }
 
 #[tokio::test]
-async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_others() {
+async fn eight_listings_of_a_full_master_delay_no_lock() {
     let servers = masters(3);
     let mut listers = Vec::new();
     for number in 0..8 {
@@ -180,8 +184,10 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
         Launch::over(&servers).flag("--auth-keys", keys.path()).flag("--public", "metrics");
     let launch = launch.flag("--node-timeout", "100ms").env("RUST_LOG", "info");
     let gateway = Arc::new(launch.start().await);
-    eventually("it is ready", async || (gateway.get("/readyz").await.status == 200).then_some(()))
-        .await;
+    eventually("the gateway is ready", async || {
+        (gateway.get("/readyz").await.status == 200).then_some(())
+    })
+    .await;
     fill(&servers);
     let votes = async || -> u64 {
         Samples::of(&gateway)
@@ -197,14 +203,15 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
     let (enough, pages, refused): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) =
         Default::default();
     let mut lines = Vec::new();
-    // Several connections of each.
+    // Several connections for each client.
     for lister in listers.iter().cycle().take(24) {
         let lister = Key { text: lister.text.clone(), entry: String::new() };
         let pages = Arc::clone(&pages);
         let refused = Arc::clone(&refused);
         lines.push(tokio::spawn(lists_on(lister, gateway.clone(), enough.clone(), pages, refused)));
     }
-    eventually("they list", async || (pages.load(Ordering::Relaxed) > 0).then_some(())).await;
+    eventually("the listings run", async || (pages.load(Ordering::Relaxed) > 0).then_some(()))
+        .await;
     let began = votes().await;
     let (attacked, attacked_p99) = locked(&victim, &gateway).await;
     let attacked_votes = votes().await - began;
@@ -219,16 +226,16 @@ async fn eight_clients_that_list_a_full_master_take_no_lock_and_no_vote_from_oth
     );
     assert!(attacked * 100 >= quiet * 99, "{attacked} of {TRIES} beside listings, {quiet} without");
     assert!(pages > 0 && refused > pages, "{pages} pages, {refused} refusals");
-    // What the victim asks for is all that is asked of the masters as an operation, here and there one more time.
+    // Listings cause no vote operations. 5 % more leaves room for repeated attempts.
     assert!(
         attacked_votes * 20 <= quiet_votes * 21,
         "{attacked_votes} votes beside listings, {quiet_votes} without"
     );
 }
 
-/// Over two connections, while a master that hangs keeps the first of them busy for seconds.
+/// Over two connections, while a hung master keeps the first one busy for seconds.
 #[tokio::test]
-async fn a_client_that_lists_while_it_lists_is_429_and_says_when() {
+async fn a_second_listing_of_one_client_is_429_with_retry_after() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     servers[0].stop();
@@ -242,7 +249,7 @@ async fn a_client_that_lists_while_it_lists_is_429_and_says_when() {
     );
     assert_eq!(refused.header("retry-after"), "1");
     assert_ne!(other.status, 429, "one of the two is served: {other:?}");
-    eventually("its place is free again", async || {
+    eventually("the slot is free again", async || {
         (gateway.get("/locks").await.status == 200).then_some(())
     })
     .await;

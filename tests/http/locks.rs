@@ -1,7 +1,8 @@
-//! The life of a lock by HTTP: on nodes inside the gateway, on one, three and five real masters, through two gateways over
-//! the same masters, beside another Redlock client, and while masters are dead or hang.
+//! The life of a lock by HTTP: on embedded nodes, on one, three and five real masters, through two
+//! gateways over the same masters, beside another Redlock client, and while masters are dead or
+//! hung.
 //!
-//! Nothing waits for a length of time: a lock has expired when GET says so.
+//! No test waits for a fixed time: a lock has expired when GET says so.
 
 use std::time::{Duration, Instant};
 
@@ -14,24 +15,24 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::{clean_for_good, stored_on};
 use crate::support::resp::Resp;
 
-/// Masters that lose nothing in a crash, and therefore vote at once when they are back.
+/// Masters that lose nothing in a crash, and therefore vote at once after a restart.
 fn durable_masters(count: usize) -> Vec<RedisServer> {
     let options = || RedisOptions { append_only: true, ..RedisOptions::default() };
     (0..count).map(|_| RedisServer::start_with(options())).collect()
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// `2025-11-21T11:39:54.822Z`, and nothing looser.
+/// Exactly the form `2025-11-21T11:39:54.822Z`.
 fn is_rfc3339(value: &Value) -> bool {
     let shape: String =
         value.as_str().unwrap().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
     shape == "0000-00-00T00:00:00.000Z"
 }
 
-/// Everything a grant says.
+/// Checks every field of a grant.
 #[track_caller]
 fn assert_granted(
     answer: &Answer,
@@ -63,9 +64,9 @@ fn assert_lease(body: &Value, name: &str, ttl_ms: u64, owner: Option<&str>, node
     assert!(secret.len() == 40 && secret.bytes().all(|byte| byte.is_ascii_hexdigit()), "{token}");
     assert!(
         (1_700_000_000_000_000..1 << 53).contains(&fencing),
-        "{fencing} is no time in microseconds below 2^53"
+        "{fencing} is not a time in microseconds below 2^53"
     );
-    // A hundredth and 2 ms for drift; what is left is for a busy machine.
+    // 1 % and 2 ms for drift; the rest is for a busy machine.
     let validity = number(&body["validity_ms"]);
     let elapsed = number(&body["elapsed_ms"]);
     let most = ttl_ms - ttl_ms / 100 - 2;
@@ -85,7 +86,7 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
     assert_eq!(problem.get("holder").map(|holder| holder.as_str().unwrap()), holder);
     let left = number(&problem["expires_in_ms"]);
     assert!(left <= ttl_ms && left + 5_000 > ttl_ms, "{left} of {ttl_ms} ms are left");
-    // A holder may release early, so nobody is sent away for longer than 5 s.
+    // A holder may release early, so no client has to wait for longer than 5 s.
     if let Some(pause) = problem["retry_after_ms"].as_u64() {
         assert!((left.min(4_500)..=left.min(5_000) * 11 / 10).contains(&pause), "{problem:#}");
         assert_eq!(answer.header("retry-after"), pause.div_ceil(1000).to_string());
@@ -96,10 +97,10 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
     );
 }
 
-/// One lock from nobody's to nobody's.
+/// The life of one lock, from free to free.
 async fn lifecycle(gateway: &Gateway, nodes: u64) {
     let name = "reports/nightly@eu-1";
-    let free = gateway.look(name).await;
+    let free = gateway.inspect(name).await;
     assert_eq!((&free["name"], &free["state"]), (&json!(name), &json!("free")));
     for absent in ["owner", "fencing_token", "expires_in_ms", "acquired_at"] {
         assert!(free.get(absent).is_none(), "{free:#}");
@@ -120,7 +121,7 @@ async fn lifecycle(gateway: &Gateway, nodes: u64) {
         "{refused:?}"
     );
 
-    let held = gateway.look(name).await;
+    let held = gateway.inspect(name).await;
     assert_eq!((&held["state"], &held["owner"]), (&json!("held"), &json!("host-7 \"blue\"")));
     assert_eq!(held["fencing_token"], lease.fencing);
     assert!((50_000..=60_000).contains(&number(&held["expires_in_ms"])), "{held:#}");
@@ -144,12 +145,12 @@ async fn lifecycle(gateway: &Gateway, nodes: u64) {
         (&body["token"], &body["fencing_token"]),
         (&json!(lease.token), &json!(lease.fencing))
     );
-    assert!(number(&gateway.look(name).await["expires_in_ms"]) > 100_000);
+    assert!(number(&gateway.inspect(name).await["expires_in_ms"]) > 100_000);
 
     let released = gateway.delete(name, &format!("<{}>", lease.token)).await;
     assert_eq!((released.status, released.body.len()), (204, 0), "{released:?}");
     assert!(!released.header("x-request-id").is_empty());
-    assert_eq!(gateway.look(name).await["state"], "free");
+    assert_eq!(gateway.inspect(name).await["state"], "free");
     gateway.delete(name, &lease.token).await.problem(404, "lock_not_found");
     gateway.patch(name, &lease.token, 1_000).await.problem(404, "lock_not_found");
 
@@ -206,14 +207,14 @@ async fn a_request_without_a_body_gets_the_default_ttl_and_no_label() {
 }
 
 #[tokio::test]
-async fn every_character_of_a_name_survives_the_way_to_the_masters_and_back() {
+async fn every_character_of_a_name_reaches_the_masters_and_returns() {
     let servers = masters(1);
     let gateway = Launch::over(&servers).ready().await;
     let name = "AZaz09._:@/+~-";
     let granted = gateway.post(name, json!({ "ttl_ms": 60_000 })).await;
     let lease = assert_granted(&granted, name, 60_000, None, 1);
     assert_eq!(stored_on(&servers, name, |_| true), [0]);
-    // The location is a path that leads to the lock, and all of it may as well be percent-encoded.
+    // The location is a path that leads to the lock. Its characters may be percent-encoded.
     assert_eq!(gateway.get(granted.header("location")).await.json()["name"], name);
     let encoded: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
     assert_eq!(
@@ -235,7 +236,7 @@ async fn a_lock_that_nobody_extends_expires() {
     for gateway in [Launch::embedded().start().await, Launch::over(&masters(3)).ready().await] {
         let lease = Lease::from(&gateway.post("short", json!({ "ttl_ms": 400 })).await);
         eventually("the lock is free", async || {
-            (gateway.look("short").await["state"] == "free").then_some(())
+            (gateway.inspect("short").await["state"] == "free").then_some(())
         })
         .await;
         gateway.patch("short", &lease.token, 60_000).await.problem(404, "lock_not_found");
@@ -265,23 +266,24 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
         60_000,
     );
     gateway.delete("never-held", &second.token).await.problem(404, "lock_not_found");
-    assert_eq!(gateway.look("first").await["fencing_token"], first.fencing);
+    assert_eq!(gateway.inspect("first").await["fencing_token"], first.fencing);
     assert_eq!(gateway.delete("first", &first.token).await.status, 204);
 }
 
-/// Also where a minority has it for longer still.
+/// Also where a minority stores the lock for longer.
 #[tokio::test]
-async fn an_extension_never_shortens_and_its_validity_is_what_a_majority_stores() {
+async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "2s").ready().await;
     let lease = gateway.acquire("job").await;
     servers[0].cmd(&["PEXPIRE", "lock:job", "290000"]);
     let extended = gateway.patch("job", &lease.token, 100).await;
     assert_eq!((extended.status, &extended.json()["ttl_ms"]), (200, &json!(100)));
-    for left in [&extended.json()["validity_ms"], &gateway.look("job").await["expires_in_ms"]] {
+    for left in [&extended.json()["validity_ms"], &gateway.inspect("job").await["expires_in_ms"]] {
         assert!((50_000..=60_000).contains(&number(left)), "{left}");
     }
-    // Somebody has prolonged it by hand: masters that forget are trusted again after --max-ttl, so no more is promised.
+    // The keys were prolonged by hand. A master that loses data votes again after --max-ttl, so no
+    // answer promises more.
     for server in &servers {
         server.cmd(&["PEXPIRE", "lock:job", "300000000000000"]);
     }
@@ -293,7 +295,7 @@ async fn an_extension_never_shortens_and_its_validity_is_what_a_majority_stores(
 }
 
 #[tokio::test]
-async fn a_lock_is_not_extended_beyond_the_longest_hold() {
+async fn a_lock_is_not_extended_beyond_max_hold() {
     let gateway = Launch::embedded()
         .flag("--max-ttl", "1s")
         .flag("--default-ttl", "1s")
@@ -306,7 +308,11 @@ async fn a_lock_is_not_extended_beyond_the_longest_hold() {
     .await;
     let problem = refused.problem(409, "max_hold_reached");
     assert!(problem["detail"].as_str().unwrap().contains("may be for 1s"), "{problem:#}");
-    assert_eq!(gateway.delete("job", &lease.token).await.status, 204, "it can still be released");
+    assert_eq!(
+        gateway.delete("job", &lease.token).await.status,
+        204,
+        "the lock can still be released"
+    );
 }
 
 #[tokio::test]
@@ -324,10 +330,10 @@ async fn two_gateways_over_the_same_masters_exclude_each_other() {
         60_000,
     );
 
-    // No gateway knows its locks: the token is enough for any of them.
+    // No gateway stores its locks: the token is valid at any gateway.
     let extended = two.patch("job", &first.token, 90_000).await;
     assert_eq!(extended.status, 200, "{extended:?}");
-    assert_eq!(two.look("job").await["fencing_token"], first.fencing);
+    assert_eq!(two.inspect("job").await["fencing_token"], first.fencing);
     assert_eq!(two.delete("job", &first.token).await.status, 204);
     let second = two.acquire("job").await;
     assert!(second.fencing > first.fencing);
@@ -337,7 +343,7 @@ async fn two_gateways_over_the_same_masters_exclude_each_other() {
 }
 
 #[tokio::test]
-async fn two_gateways_that_list_the_masters_in_another_order_are_one_cluster() {
+async fn the_order_of_masters_does_not_split_a_cluster() {
     let mut servers = masters(3);
     let one = Launch::over(&servers).ready().await;
     servers.reverse();
@@ -359,7 +365,7 @@ async fn another_redlock_client_excludes_us_and_is_excluded_by_us() {
         assert_eq!(set_nx_px(server, "theirs"), Resp::Text("OK".into()));
     }
     assert_held_by(&gateway.post("theirs", json!({})).await, "lock_held", None, 60_000);
-    let seen = gateway.look("theirs").await;
+    let seen = gateway.inspect("theirs").await;
     assert_eq!(
         (&seen["state"], seen.get("owner"), seen.get("fencing_token")),
         (&json!("held"), None, None),
@@ -382,7 +388,7 @@ async fn two_dead_masters_of_five_change_nothing_for_a_client() {
     let lease = gateway.acquire("job").await;
     assert_held_by(&gateway.post("before", json!({})).await, "lock_held", Some("me"), 60_000);
     assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
-    assert_eq!(gateway.look("job").await["state"], "held");
+    assert_eq!(gateway.inspect("job").await["state"], "held");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     assert_eq!(gateway.delete("before", &Lease::from(&held).token).await.status, 204);
     assert_eq!(gateway.readyz().await.status, 200);
@@ -413,22 +419,18 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
             ),
         }
     }
-    eventually("what was set has been released", async || {
+    eventually("the orphaned lock has been released", async || {
         stored_on(&servers, "job", alive).is_empty().then_some(())
     })
     .await;
     gateway.patch("held-before", &lease.token, 60_000).await.problem(503, "outcome_unknown");
-    assert_eq!(gateway.look("held-before").await["state"], "unknown");
+    assert_eq!(gateway.inspect("held-before").await["state"], "unknown");
     gateway.get("/locks").await.problem(503, "quorum_unavailable");
 
     let unready = gateway.readyz().await;
     assert_eq!((unready.status, &unready.json()["status"]), (503, &json!("no_quorum")));
     assert_eq!(gateway.get("/healthz").await.status, 503);
-    assert_eq!(
-        gateway.get("/livez").await.status,
-        200,
-        "a failure of Redis is no reason to restart gateways"
-    );
+    assert_eq!(gateway.get("/livez").await.status, 200, "/livez does not depend on Redis");
     let connecting = unready.json()["nodes"]
         .as_array()
         .unwrap()
@@ -443,7 +445,7 @@ async fn three_dead_masters_of_five_are_503_until_one_is_back() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_starts_before_its_masters_becomes_ready_with_them() {
+async fn a_gateway_started_before_its_masters_becomes_ready() {
     let mut servers = durable_masters(3);
     drop(Launch::over(&servers).ready().await);
     servers.iter_mut().for_each(RedisServer::kill);
@@ -457,7 +459,7 @@ async fn a_gateway_that_starts_before_its_masters_becomes_ready_with_them() {
 }
 
 #[tokio::test]
-async fn a_hung_master_delays_nobody_and_keeps_no_orphan() {
+async fn a_hung_master_delays_nobody_and_keeps_no_orphaned_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     servers[2].stop();
@@ -467,7 +469,7 @@ async fn a_hung_master_delays_nobody_and_keeps_no_orphan() {
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     assert!(
         since.elapsed() < WELL_BELOW_A_TIMEOUT,
-        "the node's time-out was waited for: {:?}",
+        "the answer waited for the node timeout: {:?}",
         since.elapsed()
     );
     servers[2].cont();
@@ -475,13 +477,13 @@ async fn a_hung_master_delays_nobody_and_keeps_no_orphan() {
 }
 
 #[tokio::test]
-async fn a_release_reaches_a_hung_master_whose_connection_was_given_up_before() {
+async fn a_release_reaches_a_hung_master_after_its_connection_ended() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     servers[4].stop();
     let lease = gateway.acquire("job").await;
-    // The acquire lies in the socket of the connection that is given up here, and may still run.
-    eventually("the connection is given up", async || {
+    // The acquire lies in the socket of the connection that is closed here, and may still run.
+    eventually("the connection is closed", async || {
         let health = gateway.readyz().await.json();
         (health["nodes"][4]["state"] == "connecting").then_some(())
     })
@@ -492,7 +494,7 @@ async fn a_release_reaches_a_hung_master_whose_connection_was_given_up_before() 
 }
 
 #[tokio::test]
-async fn three_hung_masters_are_503_after_the_node_timeout_and_keep_no_orphan() {
+async fn three_hung_masters_are_503_and_keep_no_orphaned_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).flag("--node-timeout", "300ms").ready().await;
     for attempt in 1.. {
@@ -513,8 +515,8 @@ async fn three_hung_masters_are_503_after_the_node_timeout_and_keep_no_orphan() 
         if tokio::time::timeout(Duration::from_secs(5), clean).await.is_ok() {
             return;
         }
-        // A master that had a heartbeat to answer first was not told of a lock that nobody waited for any more, and has no
-        // fence of it.
+        // A master that had to answer a heartbeat first never received the acquire of the abandoned
+        // request, so it has no watermark of it.
         assert_eq!(stored_on(&servers, &job, |_| true), Vec::<usize>::new());
     }
 }

@@ -1,8 +1,9 @@
-//! Clients whose answers are lost, while masters and gateways hang and connections break: what an answer has promised once, heard or not,
-//! is what every repetition of its request is told, at whichever gateway.
+//! Clients whose answers are lost, while masters and gateways hang and connections break. A promise
+//! that an answer made once, received or not, holds for every repetition of the request, at any
+//! gateway.
 //!
-//! Every run draws anew who asks what and which faults there are, and prints the seed; `SWALLOWED_SEED=<seed>` makes the same
-//! ones.
+//! Every run draws new clients and faults, and prints the seed; `SWALLOWED_SEED=<seed>` repeats
+//! them.
 
 mod history;
 mod order;
@@ -27,13 +28,12 @@ const CLIENTS: usize = 24;
 const LOCKS: usize = 36;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same_grant_under_faults()
- {
+async fn a_retry_after_a_lost_answer_gets_the_same_grant() {
     let seed = seed("SWALLOWED_SEED");
     let servers = masters(5);
     let mut gateways = Vec::new();
     for _ in 0..3 {
-        // A talkative log would be searched for a thousand keys.
+        // A search for a thousand keys in a trace log would take too long.
         let launch = Launch::over(&servers).flag("--node-timeout", "500ms").env("RUST_LOG", "info");
         gateways.push(launch.ready().await);
     }
@@ -49,13 +49,13 @@ async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same
     let plain = history.plain_denials();
     println!("{ORDERS} orders in {took:.1?} with {faults} faults: {:#?}", history.counts);
     println!(
-        "of {} denials {plain} while another client knew that it held the lock",
+        "{plain} of {} denials while another client knowingly held the lock",
         history.denials.len()
     );
     let wrong = history.judged();
     assert!(
         wrong.is_empty(),
-        "{} things are wrong: {}",
+        "{} violations: {}",
         wrong.len(),
         wrong[..wrong.len().min(9)].join("\n\n")
     );
@@ -69,7 +69,7 @@ async fn a_keyed_post_whose_answer_was_swallowed_is_answered_again_with_the_same
     }
 }
 
-/// Every so many-th order of the run, one after the other, as long as nothing is wrong.
+/// Every n-th order of the run, one after the other, until something is wrong.
 async fn share(run: Arc<Run>, first: usize) -> History {
     let mut history = History::default();
     for number in (first..ORDERS).step_by(CLIENTS) {
@@ -81,7 +81,7 @@ async fn share(run: Arc<Run>, first: usize) -> History {
     history
 }
 
-/// A run in which nothing was lost_responses, refused or broken would show nothing.
+/// A run in which nothing was lost, refused or broken would show nothing.
 fn assert_something_was_met(history: &History, faults: usize) {
     let of = |what: &str| history.how_often(what);
     assert_eq!(history.holds.len(), ORDERS);
@@ -90,9 +90,9 @@ fn assert_something_was_met(history: &History, faults: usize) {
     for (what, least) in [
         ("read and lost", ORDERS / 3),
         ("closed without reading", ORDERS / 3),
-        ("told again: the same grant", ORDERS / 3),
-        ("told first: the grant of one that was lost", 10),
-        ("told first: a grant of its own after one that was lost", 10),
+        ("repeated: the same grant", ORDERS / 3),
+        ("first answer: the grant of a lost request", 10),
+        ("first answer: a new grant after a lost request", 10),
         ("POST: 409 lock_held", 10),
         ("POST: 503 quorum_unavailable", 1),
     ] {
@@ -101,9 +101,9 @@ fn assert_something_was_met(history: &History, faults: usize) {
     assert!(faults >= 5, "{faults}");
 }
 
-/// One spell of bad weather after the other, until all is `over`. Each has two masters of five that hang and whose
-/// connections break, now and then with a gateway that hangs, too; then the connections to all masters break at once, and there
-/// is time to come back. No master forgets anything.
+/// One period of faults after the other, until `over`. In each period two masters of five hang and
+/// lose connections, sometimes together with a gateway that hangs. Then the connections to all
+/// masters break at once, and all get time to come back. No master loses data.
 async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> usize {
     let mut chance = Chance::of(run.seed, ORDERS);
     let mut count = 0;
@@ -122,8 +122,8 @@ async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> 
     count
 }
 
-/// A gateway backoff for up to a second before it connects again, and a client that was refused as long before it asks again:
-/// then there is clear weather for both.
+/// A gateway waits for up to a second before it connects again, and a refused client for as long
+/// before it asks again. The rest of the time is free of faults for both.
 const COMES_BACK: Duration = Duration::from_millis(2_500);
 
 async fn hang(pair: &[&RedisServer], run: &Run, chance: &mut Chance) {
@@ -138,7 +138,7 @@ async fn hang(pair: &[&RedisServer], run: &Run, chance: &mut Chance) {
     sleep(Duration::from_millis(50 + chance.below(300) as u64)).await;
 }
 
-/// Breaks all connections to a server but those that listen to hints.
+/// Breaks all connections to a server, except those that listen for hints.
 fn cut(server: &RedisServer) {
     server.cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
 }
@@ -152,7 +152,8 @@ async fn keyed(gateway: &Gateway, name: &str) -> Answer {
     decided(&call.json(&json!({ "ttl_ms": TTL_MS }))).await
 }
 
-/// A machine that stands still for a tenth of the TTL looks like masters that do not answer: then it is asked again.
+/// Repeats a call without a quorum: a machine that stands still for a tenth of the TTL looks like
+/// masters that do not answer.
 async fn decided(call: &Call) -> Answer {
     eventually("masters answer", async || {
         Some(call.clone().send().await).filter(|answer| answer.status != 503)
@@ -160,7 +161,8 @@ async fn decided(call: &Call) -> Answer {
     .await
 }
 
-/// Repeats the request at both gateways in turn until it is refused: told the same grant, and only as long as it may be held.
+/// Repeats the request at both gateways in turn until it is refused. Every answer has the same
+/// grant, and none comes after max_hold.
 async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answer) {
     let first = keyed(gateways[0], name).await;
     let lease = Lease::from(&first);
@@ -176,7 +178,7 @@ async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answe
             (Lease::from(&answer), answer.header("idempotency-replayed")),
             (lease.clone(), "true")
         );
-        assert!(sent < first.at + HOLD, "told again {:?} after its grant", sent - first.at);
+        assert!(sent < first.at + HOLD, "repeated {:?} after the grant", sent - first.at);
         None
     })
     .await;
@@ -184,7 +186,7 @@ async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answe
     (lease, refused)
 }
 
-/// Then the lock ends: it is released, or left alone.
+/// Then the lock ends: by a release, or by its expiry.
 async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) {
     let (lease, refused) = kept_by_repeating(gateways, name).await;
     let problem = refused.problem(409, "max_hold_reached");
@@ -193,7 +195,7 @@ async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) 
     assert!(detail.contains("may be for 3s; release and compete again"), "{detail}");
     assert_eq!(refused.header("idempotency-replayed"), "");
 
-    // A refusal takes nothing away, and gives no time.
+    // A refusal neither takes the lock away nor prolongs it.
     decided(&gateways[0].call(Method::POST, lock_path(name))).await.problem(409, "lock_held");
     if released {
         let release =
@@ -207,7 +209,7 @@ async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) 
             return Some(answer);
         }
         answer.problem(409, "max_hold_reached");
-        assert!(!released, "it was released");
+        assert!(!released, "the lock was released");
         None
     })
     .await;
@@ -216,7 +218,7 @@ async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) 
 }
 
 #[tokio::test]
-async fn a_lock_is_not_kept_beyond_the_longest_hold_by_repeating_the_request() {
+async fn repeating_a_request_does_not_keep_a_lock_beyond_max_hold() {
     let servers = masters(3);
     let launch = || {
         let times = [("--max-ttl", "2s"), ("--default-ttl", "2s"), ("--max-hold", "3s")];

@@ -1,6 +1,7 @@
-//! The OpenAPI document: that it is what the program prints and serves, that every answer the tests meet is in it, and
-//! that it keeps to what client generators can read. The last part are rules learnt from the generators themselves:
-//! nullable fields and unions are dropped or mistyped by some, `default` answers make every error a success in one.
+//! The OpenAPI document: it equals what the program prints and serves, it lists every answer that
+//! the tests receive, and client generators can read it. The rules of the last part come from the
+//! generators: some drop or mistype nullable fields and unions, and `default` answers make every
+//! error a success in one.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +10,12 @@ use serde_json::{Map, Value};
 use crate::support::gateway::{Launch, binary};
 use crate::support::openapi::{COMMITTED, COMMITTED_TWIN, check, document, twin};
 
-/// Calls `visit` with every object of a document and where it is.
+/// Calls `visit` with every object of a document and its path.
 fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value>)) {
     match value {
         Value::Object(object) => {
             visit(at, object);
-            // Examples are data, and data may look like anything.
+            // Examples are data, and may have any shape.
             for (key, value) in
                 object.iter().filter(|(key, _)| !matches!(key.as_str(), "example" | "examples"))
             {
@@ -31,7 +32,7 @@ fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value
     }
 }
 
-/// The schemas of a document: those that have a name, and everything below a `schema`.
+/// The schemas of a document: the named ones, and everything below a `schema`.
 fn schemas(document: &Value) -> Vec<(String, Map<String, Value>)> {
     let mut found = Vec::new();
     walk(document, "", &mut |at, object| {
@@ -61,7 +62,7 @@ fn operations(document: &Value) -> Vec<(String, &Value)> {
 }
 
 #[tokio::test]
-async fn the_committed_documents_are_those_that_the_program_prints_and_serves() {
+async fn the_committed_documents_are_those_printed_and_served() {
     let gateway = Launch::embedded().start().await;
     for (file, version, path, committed) in [
         ("openapi/openapi.json", "3.1", "/openapi.json", COMMITTED),
@@ -71,7 +72,7 @@ async fn the_committed_documents_are_those_that_the_program_prints_and_serves() 
         assert_eq!((printed.code, printed.stderr.as_str()), (Some(0), ""));
         assert!(
             printed.stdout == committed,
-            "{file} is out of date; make it anew: {} openapi --version {version} > {file}",
+            "{file} is out of date; run: {} openapi --version {version} > {file}",
             binary().display()
         );
         let served = gateway.get(path).await;
@@ -94,7 +95,7 @@ async fn the_committed_documents_are_those_that_the_program_prints_and_serves() 
 }
 
 #[test]
-fn the_documents_say_which_version_they_are_and_describe_the_same_operations() {
+fn both_documents_state_their_version_and_list_all_operations() {
     let document = document();
     let twin = twin();
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1."), "{}", document["openapi"]);
@@ -130,7 +131,7 @@ fn every_operation_has_a_name_of_its_own() {
                 .unwrap_or_else(|| panic!("{name} has no operationId"));
             assert!(
                 id.chars().all(|c| c.is_ascii_alphanumeric()),
-                "{id} does not read well in code"
+                "{id} is not a good method name"
             );
             id.to_owned()
         })
@@ -180,7 +181,7 @@ fn every_named_schema_has_an_example_of_itself() {
 }
 
 #[test]
-fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_type() {
+fn every_operation_lists_its_statuses_and_types() {
     let reading = ["400", "401", "403", "421", "429", "500", "503"];
     let with_a_body = ["400", "401", "403", "408", "409", "413", "415", "421", "429", "500", "503"];
     let expected = |name: &str| -> Vec<&str> {
@@ -192,7 +193,7 @@ fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_ty
             "get /readyz" | "get /healthz" => vec!["200", "503"],
             "get /livez" => vec!["200", "421", "500"],
             "get /metrics" => vec!["200", "401", "403", "421", "429", "500"],
-            _ => panic!("{name} is new: say here what it answers"),
+            _ => panic!("{name} is new: list its statuses here"),
         }
     };
     let document = document();
@@ -208,7 +209,7 @@ fn every_operation_lists_all_its_statuses_with_one_success_type_and_one_error_ty
                 .flat_map(|(_, response)| response["content"].as_object().into_iter().flatten())
                 .map(|(media_type, content)| format!("{media_type} {}", content["schema"]))
                 .collect();
-            assert!(types.len() <= 1, "{name} has more than one type for one outcome: {types:?}");
+            assert!(types.len() <= 1, "{name} has several types for one result: {types:?}");
         }
     }
 }
@@ -225,7 +226,7 @@ fn every_error_shows_an_example_of_each_of_its_codes() {
                     continue;
                 };
                 let examples = content["examples"].as_object().unwrap();
-                assert!(!examples.is_empty(), "{name} {status} has none");
+                assert!(!examples.is_empty(), "{name} {status} has no example");
                 for (code, example) in examples {
                     check(&document, schema, &example["value"], &format!("{name} {status} {code}"));
                     assert_eq!(example["value"]["code"], **code);
@@ -238,7 +239,7 @@ fn every_error_shows_an_example_of_each_of_its_codes() {
 }
 
 #[test]
-fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
+fn the_older_document_uses_no_newer_features() {
     let twin = twin();
     assert!(twin["info"]["license"].get("identifier").is_none());
     assert!(twin.get("webhooks").is_none() && twin.get("jsonSchemaDialect").is_none());
@@ -260,7 +261,7 @@ fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
                 "{at} has a number for {keyword}"
             );
         }
-        // In 3.0 everything beside a reference is ignored.
+        // OpenAPI 3.0 ignores everything beside a reference.
         assert!(
             !schema.contains_key("$ref") || schema.len() == 1,
             "{at} has more than a reference: {schema:?}"
@@ -269,7 +270,7 @@ fn the_older_twin_has_nothing_that_only_the_newer_version_knows() {
 }
 
 #[tokio::test]
-async fn the_documentation_page_needs_nobody_else() {
+async fn the_documentation_page_loads_nothing_from_elsewhere() {
     let gateway = Launch::embedded().start().await;
     let moved = gateway.get("/docs").await;
     assert_eq!((moved.status, moved.header("location")), (303, "docs/"), "{moved:?}");
@@ -279,7 +280,7 @@ async fn the_documentation_page_needs_nobody_else() {
     let html = page.text();
     assert!(
         !html.contains("http://") && !html.contains("https://"),
-        "the page leads elsewhere:\n{html}"
+        "the page loads from elsewhere:\n{html}"
     );
 
     let assets: Vec<&str> = ["href=\"", "src=\""]
@@ -290,7 +291,10 @@ async fn the_documentation_page_needs_nobody_else() {
         .collect();
     assert!(assets.len() >= 4, "{assets:?}");
     for asset in assets {
-        assert!(!asset.starts_with("//") && !asset.contains(':'), "{asset} is somebody else's");
+        assert!(
+            !asset.starts_with("//") && !asset.contains(':'),
+            "{asset} is not served by the gateway"
+        );
         let path = if asset.starts_with('/') {
             asset.to_owned()
         } else {

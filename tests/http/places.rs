@@ -1,4 +1,5 @@
-//! Places among the requests in flight: nobody takes those of the others, nor one for a request that is not whole.
+//! Slots of requests in flight: no client takes the slots of others, and an incomplete request
+//! takes none.
 
 use http::Method;
 use serde_json::json;
@@ -7,7 +8,7 @@ use crate::support::gateway::Launch;
 use crate::support::harness::{RedisServer, eventually};
 
 #[tokio::test]
-async fn bodies_that_never_come_take_no_places() {
+async fn missing_bodies_take_no_slots() {
     let gateway = Launch::embedded().flag("--max-in-flight", "4").start().await;
     let held = gateway.acquire("held").await;
     let mut endless = Vec::new();
@@ -17,8 +18,8 @@ async fn bodies_that_never_come_take_no_places() {
         let (method, headers) =
             if n % 2 == 0 { ("POST", "expect: 100-continue\r\n") } else { ("PATCH", &token[..]) };
         raw.announce(method, "held", headers, 10).await;
-        // Now it waits for the body.
-        raw.told_to_continue().await;
+        // Now the gateway waits for the body.
+        raw.wait_for_continue().await;
         endless.push(raw);
     }
     assert_eq!(gateway.post("free", json!({})).await.status, 201);
@@ -26,9 +27,10 @@ async fn bodies_that_never_come_take_no_places() {
     assert_eq!(gateway.delete("held", &held.token).await.status, 204);
 }
 
-/// The only master answers nothing, so that every request stays for as long as the gateway waits for it.
+/// The only master answers nothing, so every request stays for as long as the gateway waits for the
+/// master.
 #[tokio::test]
-async fn beyond_its_share_a_client_is_503_and_what_is_about_a_held_lock_and_probes_are_served() {
+async fn beyond_its_share_a_client_gets_503_for_acquires_only() {
     let server = RedisServer::start();
     let gateway =
         Launch::over(std::slice::from_ref(&server)).flag("--max-in-flight", "8").ready().await;
@@ -48,14 +50,14 @@ async fn beyond_its_share_a_client_is_503_and_what_is_about_a_held_lock_and_prob
         }
     );
     let mut posted = [a, b, c, d];
-    // Three of the six places for what is about no held lock: as many as were free.
+    // Acquires got three of the six slots: as many as were free.
     posted.sort_by_key(|answer| answer.json()["code"].to_string());
     posted[0].problem(503, "overloaded");
     assert_eq!(posted[0].header("retry-after"), "1");
     posted[1..].iter().for_each(|answer| drop(answer.problem(503, "quorum_unavailable")));
     extended.problem(503, "outcome_unknown");
     server.cont();
-    eventually("there is a place again", async || {
+    eventually("there is a free slot again", async || {
         (gateway.post("third", json!({})).await.status == 201).then_some(())
     })
     .await;

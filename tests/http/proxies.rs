@@ -1,4 +1,4 @@
-//! Clients behind a trusted proxy: each has limits, refusals and audit lines of its own.
+//! Clients behind a trusted proxy: each has its own limits, refusals and audit lines.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use super::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::Call;
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::eventually;
-use crate::support::waiters::{LONG_MS, line_up, patient};
+use crate::support::waiters::{LONG_MS, start_waiting, waiting_acquire};
 
 const ONE: &str = "203.0.113.1";
 const OTHER: &str = "203.0.113.2";
@@ -21,13 +21,13 @@ async fn with_one_waiter_per_client(trusted: &str) -> Gateway {
 }
 
 fn waits_for(gateway: &Gateway, header: &str, value: &str) -> Call {
-    patient(gateway, "job", LONG_MS).header(header, value)
+    waiting_acquire(gateway, "job", LONG_MS).header(header, value)
 }
 
 #[tokio::test]
-async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
+async fn clients_behind_a_trusted_proxy_have_separate_limits() {
     let gateway = with_one_waiter_per_client("127.0.0.0/8").await;
-    let _one = line_up(&gateway, waits_for(&gateway, "x-forwarded-for", ONE)).await;
+    let _one = start_waiting(&gateway, waits_for(&gateway, "x-forwarded-for", ONE)).await;
     for (header, value) in [
         ("x-forwarded-for", "203.0.113.1"),
         ("x-forwarded-for", "203.0.113.2, ::ffff:203.0.113.1, 127.0.0.9"),
@@ -35,17 +35,17 @@ async fn clients_behind_a_trusted_proxy_have_limits_of_their_own() {
     ] {
         waits_for(&gateway, header, value).send().await.problem(429, "too_many_waiters");
     }
-    let _other = line_up(&gateway, waits_for(&gateway, "forwarded", "for=203.0.113.2")).await;
+    let _other = start_waiting(&gateway, waits_for(&gateway, "forwarded", "for=203.0.113.2")).await;
     waits_for(&gateway, "x-forwarded-for", OTHER).send().await.problem(429, "too_many_waiters");
-    // Without an address to go by, the proxy itself is the client.
-    let _proxy = line_up(&gateway, waits_for(&gateway, "x-forwarded-for", "unknown")).await;
-    patient(&gateway, "job", LONG_MS).send().await.problem(429, "too_many_waiters");
+    // Without a usable address, the proxy itself is the client.
+    let _proxy = start_waiting(&gateway, waits_for(&gateway, "x-forwarded-for", "unknown")).await;
+    waiting_acquire(&gateway, "job", LONG_MS).send().await.problem(429, "too_many_waiters");
 }
 
 #[tokio::test]
-async fn a_client_that_is_no_trusted_proxy_cannot_forge_an_address() {
+async fn a_client_that_is_not_a_trusted_proxy_forges_no_address() {
     let gateway = with_one_waiter_per_client("10.0.0.0/8").await;
-    let _one = line_up(&gateway, waits_for(&gateway, "x-forwarded-for", ONE)).await;
+    let _one = start_waiting(&gateway, waits_for(&gateway, "x-forwarded-for", ONE)).await;
     for (header, value) in [
         ("x-forwarded-for", OTHER),
         ("forwarded", "for=203.0.113.2"),
@@ -67,7 +67,7 @@ async fn log_and_audit_show_the_address_of_the_client() {
         known.call(&gateway, Method::POST, "/locks/job").header("x-forwarded-for", client)
     };
     assert_eq!(from("203.0.113.1:4711").json(&json!({})).send().await.status, 201);
-    // The first refusal of each client has a line of its own.
+    // The first refusal of each client has its own line.
     for client in [ONE, OTHER] {
         let stranger = gateway.call(Method::POST, "/locks/job").header("x-forwarded-for", client);
         stranger.send().await.problem(401, "unauthenticated");
@@ -82,8 +82,8 @@ async fn log_and_audit_show_the_address_of_the_client() {
     };
     let lines =
         [("done", "203.0.113.1:4711"), ("unauthenticated", ONE), ("unauthenticated", OTHER)];
-    eventually("all are on the record", async || {
-        let text = std::fs::read_to_string(log.path()).expect("it is there");
+    eventually("all changes are recorded", async || {
+        let text = std::fs::read_to_string(log.path()).expect("the address is listed");
         lines.iter().all(|(outcome, address)| audited(&text, outcome, address)).then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! Shares of the masters' memory: free while there is enough, enforced when it is short.
+//! Shares of the masters' memory: not limited while memory is free, enforced when it is short.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +16,7 @@ use crate::support::metrics::Samples;
 
 const CONNECTIONS: u32 = 8;
 
-/// Masters that refuse writes beyond so much memory.
+/// Masters that refuse writes beyond this much memory.
 fn small_masters(max_memory: &str) -> Vec<RedisServer> {
     let args = ["--maxmemory", max_memory, "--maxmemory-policy", "noeviction"].map(String::from);
     (0..3)
@@ -29,7 +29,7 @@ fn small_masters(max_memory: &str) -> Vec<RedisServer> {
         .collect()
 }
 
-/// Takes new names over several connections, each request as soon as the one before is answered.
+/// Takes new names over several connections, each request right after the previous answer.
 struct Taker {
     connections: JoinSet<()>,
     counts: Arc<Counts>,
@@ -72,7 +72,7 @@ impl Taker {
         Self { connections, counts }
     }
 
-    /// Until one request was not granted.
+    /// Waits until a request was not granted.
     async fn until_refused(&self) {
         eventually("a request is not granted", async || {
             let not_granted = [&self.counts.refused, &self.counts.failed];
@@ -81,7 +81,7 @@ impl Taker {
         .await;
     }
 
-    /// How many were granted, refused by share, and failed.
+    /// The numbers of requests that were granted, refused by share, and failed.
     async fn end(self) -> (u32, u32, u32) {
         let Self { connections, counts } = self;
         counts.is_over.store(true, Ordering::Relaxed);
@@ -119,7 +119,8 @@ async fn post(gateway: &Gateway, key: &Key, name: &str, body: Value) -> Answer {
     key.call(gateway, Method::POST, &lock_path(name)).json(&body).send().await
 }
 
-/// Acquires and releases names one after the other; how many requests of each kind were served.
+/// Acquires and releases names one after the other. Returns how many requests of each kind
+/// succeeded.
 async fn is_served(gateway: &Gateway, key: &Key, names: u32) -> u32 {
     let mut served = 0;
     for number in 0..names {
@@ -134,7 +135,7 @@ async fn is_served(gateway: &Gateway, key: &Key, names: u32) -> u32 {
     served
 }
 
-/// A minute brought 60,000 names, and 10,000 at once: then one address was refused beside empty masters.
+/// 20,000 names from one address are not refused beside empty masters.
 #[tokio::test]
 async fn one_address_takes_names_at_full_speed_while_memory_is_free() {
     let servers = masters(3);
@@ -143,9 +144,9 @@ async fn one_address_takes_names_at_full_speed_while_memory_is_free() {
     assert_eq!(Taker::start(&gateway, None, names).await.finish().await, (names, 0, 0));
 }
 
-/// The greedy client filled the masters: then nobody got a lock.
+/// A greedy client must not fill the masters so that nobody else gets a lock.
 #[tokio::test]
-async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
+async fn a_modest_client_is_served_beside_a_greedy_one() {
     let servers = small_masters("5mb");
     let greedy = key("greedy", HOLDER, "*").await;
     let modest = key("modest", HOLDER, "*").await;
@@ -185,7 +186,7 @@ async fn a_modest_client_is_served_beside_a_greedy_one_on_small_masters() {
 }
 
 #[tokio::test]
-async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
+async fn full_masters_limit_holders_and_refusals_say_why() {
     let servers = masters(3);
     let holder = key("holder", HOLDER, "*").await;
     let newcomer = key("newcomer", HOLDER, "*").await;
@@ -204,7 +205,7 @@ async fn full_masters_bound_holders_at_once_and_newcomers_hear_why() {
         }
     };
     all("1");
-    eventually("who holds much is refused", async || {
+    eventually("a client with many locks is refused", async || {
         (post(&gateway, &holder, "more", json!({})).await.status == 429).then_some(())
     })
     .await;
@@ -240,7 +241,7 @@ async fn embedded_nodes_share_half_of_the_memory_budget() {
     let metrics = Samples::of(&gateway).await;
     let node = [("node", "embedded-1")];
     let max = metrics.get("redlock_node_max_memory_bytes", &node);
-    // Half of what the process itself leaves, for five nodes.
+    // Half of the memory that the process leaves, divided among five nodes.
     assert_eq!(max, f64::from((8 << 20) / 5_u32));
     let used = metrics.get("redlock_node_used_memory_bytes", &node);
     assert!(used > max / 2.0 && used < max, "{used} of {max}");
@@ -260,9 +261,9 @@ async fn metrics_show_the_memory_of_each_master() {
     }
 }
 
-/// They outlived their locks by half an hour: tiny TTLs filled the masters.
+/// Watermarks that outlive tiny locks for long would fill the masters.
 #[tokio::test]
-async fn what_a_tiny_ttl_or_the_release_of_a_free_lock_leaves_on_the_masters_is_gone_in_seconds() {
+async fn watermarks_of_short_locks_are_gone_in_seconds() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--clock-skew", "100ms").ready().await;
     let tiny = gateway.acquire_for("tiny", 4_000).await;

@@ -1,4 +1,4 @@
-//! How much is written of requests that are refused.
+//! The size of the log for refused requests.
 
 use http::Method;
 use rustix::process::Signal;
@@ -12,7 +12,7 @@ use crate::support::harness::PATIENCE;
 
 const REFUSED: usize = 3000;
 
-/// Lines of JSON that have this word somewhere.
+/// Lines of JSON that contain this word.
 fn lines(log: &str, word: &str) -> Vec<Value> {
     log.lines()
         .filter(|line| line.contains(word))
@@ -21,7 +21,7 @@ fn lines(log: &str, word: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn thousands_of_refused_requests_filled_the_log() {
+async fn thousands_of_refusals_do_not_fill_the_log() {
     let known = key("known", HOLDER, "a").await;
     let file = file(&[&known]);
     let mut gateway = with_keys(&file).env("RUST_LOG", "info").start().await;
@@ -32,11 +32,13 @@ async fn thousands_of_refused_requests_filled_the_log() {
         stream.write_all(&request.repeat(100)).await.expect("the gateway reads");
         let mut answers = Vec::new();
         while answers.windows(13).filter(|text| text == b"HTTP/1.1 401 ").count() < 100 {
-            let got = timeout(PATIENCE, stream.read_buf(&mut answers)).await.expect("it answers");
-            assert_ne!(got.expect("it stays open"), 0);
+            let got = timeout(PATIENCE, stream.read_buf(&mut answers))
+                .await
+                .expect("the gateway answers");
+            assert_ne!(got.expect("the connection stays open"), 0);
         }
     }
-    // A key's denials are not hidden by a stranger's.
+    // A stranger's refusals do not hide those of a key.
     known.call(&gateway, Method::POST, "/locks/b").send().await.problem(403, "forbidden");
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));

@@ -1,5 +1,5 @@
-//! Requests that are repeated and clients that go away: an answer that was lost must cost nobody more than a repetition,
-//! and a lock that nobody waits for any more must not stay behind.
+//! Repeated requests and clients that leave. A lost answer costs a client no more than a
+//! repetition, and a lock without a waiting client does not stay behind.
 
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ fn left(status: &Value) -> u64 {
     status["expires_in_ms"].as_u64().unwrap()
 }
 
-/// The same request at each gateway in turn: always the same grant, each time with a full TTL.
+/// Sends the same request to each gateway in turn: always the same grant, each time with a full
+/// TTL.
 async fn repeated(gateways: &[&Gateway]) {
     let mut leases: Vec<Lease> = Vec::new();
     for (n, gateway) in gateways.iter().enumerate() {
@@ -37,7 +38,7 @@ async fn repeated(gateways: &[&Gateway]) {
         }
         assert_eq!(answer.headers.contains_key("idempotency-replayed"), n > 0);
         assert!(
-            left(&gateway.look("job").await) > ttl_ms - 5_000,
+            left(&gateway.inspect("job").await) > ttl_ms - 5_000,
             "the repetition gets its full TTL"
         );
         leases.push(lease);
@@ -58,23 +59,23 @@ async fn repeated(gateways: &[&Gateway]) {
         "one key for two locks must not give them one secret"
     );
 
-    // No repetition has made an answer void.
+    // No repetition has voided an answer.
     assert_eq!(one.patch("job", &first.token, 60_000).await.status, 200);
-    assert_eq!(other.look("job").await["fencing_token"], last.fencing);
+    assert_eq!(other.inspect("job").await["fencing_token"], last.fencing);
     assert_eq!(one.delete("job", &last.token).await.status, 204);
-    assert_eq!(other.look("job").await["state"], "free");
+    assert_eq!(other.inspect("job").await["state"], "free");
     let again = Lease::from(&keyed(other, "job", KEY, 60_000).await);
     assert!(again.fencing > last.fencing);
 }
 
 #[tokio::test]
-async fn a_repeated_request_gets_its_own_lock_again_on_embedded_nodes() {
+async fn a_repeated_request_gets_its_lock_again_on_embedded_nodes() {
     let gateway = Launch::embedded().start().await;
     repeated(&[&gateway, &gateway, &gateway]).await;
 }
 
 #[tokio::test]
-async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
+async fn a_repeated_request_gets_its_lock_again_from_any_gateway() {
     let servers = masters(5);
     let one = Launch::over(&servers).ready().await;
     let two = Launch::over(&servers).ready().await;
@@ -82,7 +83,7 @@ async fn a_repeated_request_gets_its_own_lock_again_from_any_gateway() {
 }
 
 #[tokio::test]
-async fn gateways_of_different_clusters_derive_different_secrets_from_one_key() {
+async fn clusters_derive_different_secrets_from_one_key() {
     let one = Launch::embedded().flag("--cluster", "one");
     let two = Launch::embedded().flag("--cluster", "two");
     let one = one.start().await;
@@ -102,7 +103,7 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     client.announce("POST", "job", "", body.len()).await;
     client.write(body).await;
     let reachable = |at| at < 2;
-    eventually("the acquire is under way", async || {
+    eventually("the acquire is in flight", async || {
         (stored_on(&servers, "job", reachable).len() == 2).then_some(())
     })
     .await;
@@ -121,14 +122,14 @@ async fn a_client_that_leaves_during_an_acquire_leaves_no_lock() {
     servers[2..].iter().for_each(RedisServer::cont);
     clean_for_good(&servers, "job", before + 1).await;
     eventually("the lock is free", async || {
-        (gateway.look("job").await["state"] == "free").then_some(())
+        (gateway.inspect("job").await["state"] == "free").then_some(())
     })
     .await;
     gateway.acquire("job").await;
 }
 
 #[tokio::test]
-async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
+async fn clients_leaving_at_any_moment_hold_nothing_beyond_the_ttl() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     for n in 0..200_u64 {
@@ -141,7 +142,7 @@ async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
             .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
             .await
             .unwrap();
-        // Anywhere between before the request is read and after the answer is written.
+        // The delay ends anywhere between the reading of the request and the writing of the answer.
         tokio::time::sleep(Duration::from_micros(n * 20)).await;
     }
     eventually("no lock is held", async || {
@@ -157,5 +158,5 @@ async fn clients_that_leave_at_any_moment_hold_nothing_beyond_the_ttl() {
                 .get("redlock_operations_total", &[("operation", "acquire"), ("outcome", outcome)])
         })
         .sum();
-    assert!(acquires > 100.0, "only {acquires} requests came so far as to be tried");
+    assert!(acquires > 100.0, "only {acquires} requests reached an attempt");
 }

@@ -1,4 +1,5 @@
-//! What is told to whom: nodes, locks of others, and secrets that were pasted into the wrong place.
+//! Information by permission: nodes, locks of others, and secrets that were pasted into the wrong
+//! place.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use crate::support::gateway::{Launch, Scratch};
 use crate::support::harness::{RedisServer, eventually, masters};
 
 #[tokio::test]
-async fn a_key_without_the_metrics_permission_learns_no_address_of_a_node() {
+async fn without_the_metrics_permission_node_addresses_are_hidden() {
     let mut servers = masters(3);
     let plain = key("plain", HOLDER, "*").await;
     let watcher = key("watcher", &format!("{HOLDER},metrics"), "*").await;
@@ -26,9 +27,9 @@ async fn a_key_without_the_metrics_permission_learns_no_address_of_a_node() {
         [plain.acquire(&gateway, "plain").await, watcher.acquire(&gateway, "watcher").await];
 
     let nodes = |answer: &Answer| answer.json()["nodes"].as_array().expect("a list").clone();
-    let looked = plain.get(&gateway, "/locks/plain").await;
-    assert!(looked.status == 200 && !shows_ports(&looked), "{looked:?}");
-    let names: Vec<_> = nodes(&looked).iter().map(|node| node["node"].clone()).collect();
+    let inspected = plain.get(&gateway, "/locks/plain").await;
+    assert!(inspected.status == 200 && !shows_ports(&inspected), "{inspected:?}");
+    let names: Vec<_> = nodes(&inspected).iter().map(|node| node["node"].clone()).collect();
     assert_eq!(names, ["node-1", "node-2", "node-3"]);
     assert!(shows_ports(&watcher.get(&gateway, "/locks/plain").await));
 
@@ -50,23 +51,23 @@ async fn a_key_without_the_metrics_permission_learns_no_address_of_a_node() {
             assert_eq!(shows_ports(&answer), name == "watcher", "{answer:?}");
             let has_details = nodes(&answer).iter().any(|node| node.get("detail").is_some());
             assert!(name == "watcher" || !has_details, "{answer:?}");
-            assert_eq!(nodes(&answer).len(), 3, "that there are three is no secret");
+            assert_eq!(nodes(&answer).len(), 3, "the number of nodes is not secret");
         }
     }
 }
 
-/// It holds nothing.
+/// A token that holds nothing.
 const OTHER_TOKEN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
 
-/// All of a problem but for the id of its request.
-fn told(answer: &Answer) -> Value {
+/// A problem without the id of its request.
+fn without_request_id(answer: &Answer) -> Value {
     let mut problem = answer.json();
     problem.as_object_mut().expect("an object").remove("request_id");
     problem
 }
 
 #[tokio::test]
-async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_others() {
+async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
     let holder = key("holder", HOLDER, "*").await;
     let cleaner = key("cleaner", "release", "*").await;
     let extender = key("extender", "extend", "*").await;
@@ -76,25 +77,26 @@ async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_ot
     let gateway = with_keys(&file).start().await;
     let lease = holder.acquire(&gateway, "held").await;
 
-    // As somebody would make one up.
+    // An invented token.
     let made_up = format!("1.{}.{}", lease.fencing, "a".repeat(40));
     for token in [&made_up, &lease.token] {
         let held = cleaner.delete(&gateway, "held", token).await;
         let free = cleaner.delete(&gateway, "free", token).await;
         held.problem(404, "lock_not_found");
         assert_eq!(
-            (told(&held), held.header("retry-after")),
-            (told(&free), free.header("retry-after"))
+            (without_request_id(&held), held.header("retry-after")),
+            (without_request_id(&free), free.header("retry-after"))
         );
         let held = extender.patch(&gateway, "held", token).await;
         let free = extender.patch(&gateway, "free", token).await;
         held.problem(404, "lock_not_found");
         assert_eq!(
-            (told(&held), held.header("retry-after")),
-            (told(&free), free.header("retry-after"))
+            (without_request_id(&held), held.header("retry-after")),
+            (without_request_id(&free), free.header("retry-after"))
         );
 
-        // Who may acquire learns that it is held by trying, and by whom; here it is not told what it did not ask for.
+        // A client that may acquire can learn the holder by trying. A release or extension does not
+        // show the holder.
         for answer in [
             worker.delete(&gateway, "held", token).await,
             worker.patch(&gateway, "held", token).await,
@@ -124,7 +126,7 @@ async fn a_key_that_may_only_release_or_extend_learns_nothing_of_the_locks_of_ot
 }
 
 #[tokio::test]
-async fn a_secret_that_is_pasted_into_a_path_is_in_no_log_no_record_and_no_answer() {
+async fn a_secret_pasted_into_a_path_appears_nowhere() {
     let record = Scratch::new("audit.jsonl", "");
     let known = key("known", &format!("{HOLDER},list"), "*").await;
     let file = file(&[&known]);
@@ -175,7 +177,7 @@ async fn a_secret_that_is_pasted_into_a_path_is_in_no_log_no_record_and_no_answe
     })
     .await;
     known.get(&gateway, "/locks/job").await;
-    let recorded = eventually("it is on the record", async || {
+    let recorded = eventually("the change is recorded", async || {
         let text = std::fs::read_to_string(record.path()).unwrap();
         text.contains("unauthenticated").then_some(text)
     })
@@ -188,7 +190,7 @@ async fn a_secret_that_is_pasted_into_a_path_is_in_no_log_no_record_and_no_answe
 }
 
 #[tokio::test]
-async fn a_key_beyond_its_rate_is_shown_no_more_of_readyz_than_anybody() {
+async fn a_key_beyond_its_rate_sees_only_the_public_readyz() {
     let mut watcher = key("watcher", "metrics", "*").await;
     watcher.entry.push_str("rate = 1\nburst = 3\n");
     let file = file(&[&watcher]);
@@ -208,7 +210,7 @@ async fn a_key_beyond_its_rate_is_shown_no_more_of_readyz_than_anybody() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_revoked_while_the_body_of_its_request_is_on_its_way_does_nothing() {
+async fn a_key_revoked_during_its_request_body_does_nothing() {
     let stays = key("stays", HOLDER, "*").await;
     let revoked = key("revoked", HOLDER, "*").await;
     let file = file(&[&stays, &revoked]);
@@ -221,7 +223,7 @@ async fn a_key_that_is_revoked_while_the_body_of_its_request_is_on_its_way_does_
             format!("authorization: {}\r\nlock-token: {}\r\n", revoked.bearer(), lease.token);
         let mut raw = gateway.raw().await;
         raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
-        raw.told_to_continue().await;
+        raw.wait_for_continue().await;
         on_their_way.push(raw);
     }
     std::fs::write(file.path(), &stays.entry).unwrap();
@@ -234,6 +236,6 @@ async fn a_key_that_is_revoked_while_the_body_of_its_request_is_on_its_way_does_
         raw.answer().await.problem(401, "unauthenticated");
     }
     let look = stays.get(&gateway, "/locks/job").await.json();
-    assert!(look["expires_in_ms"].as_u64().unwrap() <= 30_000, "it was not extended: {look}");
+    assert!(look["expires_in_ms"].as_u64().unwrap() <= 30_000, "the lock was not extended: {look}");
     assert_eq!(stays.get(&gateway, "/locks/other").await.json()["state"], "free");
 }

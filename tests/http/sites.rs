@@ -1,4 +1,5 @@
-//! Pages of other sites, and names that others point here: what a browser adds by itself lets nobody in from there.
+//! Pages of other sites, and foreign names that resolve to this machine. Credentials that a browser
+//! adds by itself give such pages no access.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;
@@ -19,13 +20,13 @@ async fn send(gateway: &Gateway, method: Method, path: &str, headers: Headers<'_
     headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
 }
 
-/// What browsers say of a request that a page of another site has made them send.
+/// Headers that browsers add to requests from a page of another site.
 const FOREIGN: [Headers<'_>; 8] = [
     &[("sec-fetch-site", "cross-site")],
     &[("sec-fetch-site", "same-site")],
     &[("sec-fetch-site", "cross-site"), ("origin", EVIL)],
     &[("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")],
-    // From browsers of old, and where a page is neither HTTPS nor loopback.
+    // From old browsers, and from pages that are neither HTTPS nor loopback.
     &[("origin", EVIL)],
     &[("origin", "null")],
     &[("origin", "http://127.0.0.1:1")],
@@ -33,7 +34,7 @@ const FOREIGN: [Headers<'_>; 8] = [
 ];
 
 #[tokio::test]
-async fn a_page_of_another_site_takes_and_releases_no_lock_where_there_are_no_keys() {
+async fn without_keys_a_page_of_another_site_changes_no_lock() {
     let gateway = Launch::embedded().start().await;
     let lease = gateway.acquire("held").await;
     for headers in FOREIGN {
@@ -58,12 +59,12 @@ async fn a_page_of_another_site_takes_and_releases_no_lock_where_there_are_no_ke
             assert_eq!(
                 send(&gateway, Method::GET, path, headers).await.status,
                 200,
-                "{path} is for people and probes"
+                "{path} is for browsers and probes"
             );
         }
     }
-    assert_eq!(gateway.look("free").await["state"], "free");
-    assert_eq!(gateway.look("held").await["fencing_token"], lease.fencing);
+    assert_eq!(gateway.inspect("free").await["state"], "free");
+    assert_eq!(gateway.inspect("held").await["fencing_token"], lease.fencing);
 
     let own = format!("http://{}", gateway.address());
     let ours: [Headers<'_>; 4] = [
@@ -83,7 +84,7 @@ async fn a_page_of_another_site_takes_and_releases_no_lock_where_there_are_no_ke
 }
 
 #[tokio::test]
-async fn without_keys_the_pages_of_listed_origins_and_no_others_may_call() {
+async fn without_keys_only_pages_of_listed_origins_may_call() {
     let gateway = Launch::embedded().more("--cors-origin", OPS).start().await;
     for (n, site) in ["cross-site", "same-site"].into_iter().enumerate() {
         let path = format!("/locks/job-{n}");
@@ -100,7 +101,7 @@ async fn without_keys_the_pages_of_listed_origins_and_no_others_may_call() {
 }
 
 #[tokio::test]
-async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_own() {
+async fn other_pages_get_no_stored_password_and_need_a_bearer_key() {
     let known = key("known", HOLDER, "*").await;
     let file = file(&[&known]);
     let gateway =
@@ -127,12 +128,12 @@ async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_
             "{headers:?}"
         );
         send(&gateway, Method::POST, "/locks/free", headers).await.problem(401, "unauthenticated");
-        // Nothing is told of the nodes either.
+        // The nodes are hidden, too.
         let ready = send(&gateway, Method::GET, "/readyz", &with(&basic)).await;
         assert_eq!(ready.json(), json!({ "status": "ready" }));
     }
     assert_eq!(known.get(&gateway, "/locks/free").await.json()["state"], "free");
-    // Who follows a link is shown the page, and no page looks into it.
+    // A link from elsewhere shows the page, but no other page can read the page.
     let page = |mode| {
         [
             ("sec-fetch-site", "cross-site"),
@@ -146,7 +147,7 @@ async fn a_kept_password_is_lent_to_no_other_page_and_a_bearer_key_is_the_pages_
 }
 
 #[tokio::test]
-async fn a_certificate_that_a_browser_shows_counts_for_our_own_pages_only() {
+async fn a_browsers_certificate_counts_for_our_own_pages_only() {
     let authority = Authority::new();
     let server = authority.issue("server", "/CN=gateway");
     let own = authority.issue("ci", "/CN=ci");
@@ -170,7 +171,7 @@ async fn a_certificate_that_a_browser_shows_counts_for_our_own_pages_only() {
 }
 
 #[tokio::test]
-async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
+async fn a_foreign_name_that_resolves_to_loopback_is_refused() {
     let gateway = Launch::embedded().start().await;
     let port = gateway.address().port();
     let with_host = async |gateway: &Gateway, host: &str| {
@@ -190,7 +191,7 @@ async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
             answer.problem(421, "misdirected_request");
         }
     }
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
     for host in [
         format!("localhost:{port}"),
         "LOCALHOST".into(),
@@ -217,12 +218,12 @@ async fn a_name_that_somebody_else_points_at_loopback_leads_nowhere() {
 }
 
 #[tokio::test]
-async fn off_loopback_any_name_is_right_until_some_are_named() {
+async fn off_loopback_any_host_counts_until_some_are_named() {
     let world = || {
         Launch::embedded()
             .flag("--listen", "0.0.0.0:0")
-            .word("--embedded")
-            .word("--allow-anonymous")
+            .argument("--embedded")
+            .argument("--allow-anonymous")
     };
     let get = async |gateway: &Gateway, host: &str| {
         gateway.call(Method::GET, "/livez").header("host", host).send().await.status
@@ -234,11 +235,15 @@ async fn off_loopback_any_name_is_right_until_some_are_named() {
         (get(&named, "locks.example.com").await, get(&named, "evil.example").await),
         (200, 421)
     );
-    assert_eq!(get(&named, "10.0.0.1:8080").await, 200, "probes know nothing but the address");
+    assert_eq!(
+        get(&named, "10.0.0.1:8080").await,
+        200,
+        "probes send only the address as their host"
+    );
 }
 
 #[tokio::test]
-async fn a_request_says_once_whom_it_is_for() {
+async fn a_request_names_its_host_once() {
     let gateway = Launch::embedded().start().await;
     for (head, status, code) in [
         ("GET /livez HTTP/1.1\r\n\r\n", 400, "invalid_parameter"),

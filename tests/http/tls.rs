@@ -1,5 +1,5 @@
-//! HTTPS: whom clients can trust and whom the gateway lets in, certificates that are replaced under load, and clients that
-//! do not finish their handshake.
+//! HTTPS: which servers and clients are trusted, certificates that are replaced under load, and
+//! clients that do not finish their handshake.
 
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn logged(gateway: &Gateway, message: &str) -> Vec<Value> {
     let lines = gateway.stdout();
     let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     lines
-        .filter(|line| line["message"].as_str().is_some_and(|said| said.contains(message)))
+        .filter(|line| line["message"].as_str().is_some_and(|entry| entry.contains(message)))
         .collect()
 }
 
@@ -36,7 +36,7 @@ const TAKEN: &str = "new connections get the certificate";
 const NOT_TAKEN: &str = "the previous certificate stays";
 
 #[tokio::test]
-async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
+async fn locks_are_served_over_https_to_trusting_clients() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let gateway = https(&ours.issue("server", "/CN=gateway")).start().await;
@@ -84,13 +84,13 @@ async fn locks_are_served_over_https_to_those_who_trust_the_authority() {
 type Flags<'a> = &'a [(&'a str, &'a str)];
 
 #[tokio::test]
-async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
+async fn unusable_tls_files_are_named_before_anything_is_bound() {
     let authority = Authority::new();
     let [one, other] = ["one", "other"].map(|name| authority.issue(name, "/CN=gateway"));
     let text = Scratch::new("text.pem", "no PEM");
     let keys = Scratch::new("keys.toml", "");
     let client_ca = ("--tls-client-ca", text.path());
-    // Binding it would fail, and be said first.
+    // Binding this address would fail, and be reported first.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let taken = taken.local_addr().expect("bound").to_string();
     let cases: [(Flags, &[&str]); 10] = [
@@ -160,7 +160,8 @@ async fn files_that_cannot_be_used_are_named_before_anything_is_bound() {
     assert_eq!(Client::trusting(&authority).get(gateway.address(), "/livez").await, Ok(200));
 }
 
-/// A directory that a link leads to, as Kubernetes shows a secret: replacing it is turning one link round.
+/// A directory behind a link, as Kubernetes mounts a secret: one rename of the link replaces all
+/// files.
 struct Secret(TempDir);
 
 impl Secret {
@@ -190,7 +191,7 @@ impl Secret {
     }
 }
 
-/// Asks without a pause until it is told to stop; how many answers there were.
+/// Asks without a pause until it is stopped. Returns the number of answers.
 async fn asks(
     client: Client,
     gateway: std::net::SocketAddr,
@@ -214,7 +215,7 @@ async fn asks(
 }
 
 #[tokio::test]
-async fn a_certificate_is_replaced_under_load_and_no_request_is_lost() {
+async fn a_certificate_is_replaced_without_losing_a_request() {
     let authority = Authority::new();
     let versions: Vec<_> =
         (0..3).map(|n| authority.issue(&format!("v{n}"), "/CN=gateway")).collect();
@@ -238,9 +239,12 @@ async fn a_certificate_is_replaced_under_load_and_no_request_is_lost() {
         assert_eq!(
             first.get("/locks/job").await,
             Ok(200),
-            "a connection goes on with what it began with"
+            "an open connection keeps its certificate"
         );
-        eventually("it is said", async || (logged(&gateway, TAKEN).len() == n).then_some(())).await;
+        eventually("the log has the line", async || {
+            (logged(&gateway, TAKEN).len() == n).then_some(())
+        })
+        .await;
     }
     stop.store(true, Ordering::Relaxed);
     for asked in load {
@@ -260,7 +264,7 @@ fn replace(path: &str, content: impl AsRef<[u8]>) {
 }
 
 #[tokio::test]
-async fn a_certificate_that_cannot_be_used_is_not_taken_and_the_next_good_one_is() {
+async fn an_unusable_certificate_is_skipped_for_the_next_good_one() {
     let authority = Authority::new();
     let [live, old, new] = ["live", "old", "new"].map(|name| authority.issue(name, "/CN=gateway"));
     let copy = |from: &str, to: &str| replace(to, std::fs::read(from).expect("a file"));
@@ -279,28 +283,32 @@ async fn a_certificate_that_cannot_be_used_is_not_taken_and_the_next_good_one_is
     .enumerate()
     {
         replace(&live.cert, content);
-        let said =
-            eventually("it is said", async || logged(&gateway, NOT_TAKEN).into_iter().nth(n)).await;
-        assert!(said["level"] == "ERROR" && said.to_string().contains(why), "{said}");
-        assert!(said.to_string().contains(&live.cert), "{said}");
+        let entry = eventually("the log has the line", async || {
+            logged(&gateway, NOT_TAKEN).into_iter().nth(n)
+        })
+        .await;
+        assert!(entry["level"] == "ERROR" && entry.to_string().contains(why), "{entry}");
+        assert!(entry.to_string().contains(&live.cert), "{entry}");
         assert_eq!(shown().await, certificate(&old.cert));
     }
     copy(&new.cert, &live.cert);
     copy(&new.key, &live.key);
-    eventually("the good one is taken", async || {
+    eventually("the good certificate is used", async || {
         (shown().await == certificate(&new.cert)).then_some(())
     })
     .await;
 
     let before = logged(&gateway, TAKEN).len();
     gateway.signal(Signal::HUP);
-    eventually("it is read again", async || (logged(&gateway, TAKEN).len() > before).then_some(()))
-        .await;
+    eventually("the file is read again", async || {
+        (logged(&gateway, TAKEN).len() > before).then_some(())
+    })
+    .await;
     assert_eq!(client.get(gateway.address(), "/livez").await, Ok(200));
 }
 
 #[tokio::test]
-async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused() {
+async fn a_client_certificate_of_another_authority_is_refused() {
     let servers = Authority::new();
     let clients = Authority::new();
     let others = Authority::new();
@@ -317,7 +325,7 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
     assert_eq!(
         Client::trusting(&servers).get(address, "/livez").await,
         Ok(200),
-        "none need be shown"
+        "no client certificate is required"
     );
 
     for (name, subject, text) in [
@@ -331,7 +339,7 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
         ("others", "/L=a/ST=b/serialNumber=1/CN=ci+OU=z", "L=a,ST=b,serialNumber=1,OU=z+CN=ci"),
     ] {
         let own = clients.issue(name, subject);
-        // It stands for the key that names it, and for no other.
+        // The certificate stands for the key with its name, and for no other key.
         let allowed = if name == "ci" { 200 } else { 401 };
         assert_eq!(
             Client::showing(&servers, &own).get(address, "/locks/job").await,
@@ -343,7 +351,7 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
             known.last().is_some_and(|line| line["subject"] == text).then_some(())
         })
         .await;
-        // What the documentation says to find the text with.
+        // The command that the documentation gives for the subject.
         let command = [
             "x509",
             "-noout",
@@ -364,10 +372,11 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
     let stranger = Client::showing(&servers, &others.issue("ci", "/CN=ci"));
     stranger.get(address, "/livez").await.unwrap_err();
     let failed =
-        eventually("it is said", async || logged(&gateway, "handshake failed").pop()).await;
+        eventually("the log has the line", async || logged(&gateway, "handshake failed").pop())
+            .await;
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
 
-    // An authority that is taken out counts no more, also for those who were here before.
+    // A removed authority no longer counts, not even for clients that connected before.
     let known = Client::showing(&servers, &clients.issue("again", "/CN=ci"));
     assert_eq!(known.get(address, "/livez").await, Ok(200));
     replace(trusted.path(), std::fs::read(others.ca()).unwrap());
@@ -377,7 +386,7 @@ async fn clients_may_show_a_certificate_and_one_of_another_authority_is_refused(
 }
 
 #[tokio::test]
-async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on() {
+async fn an_expired_certificate_ends_access_on_an_open_connection() {
     let authority = Authority::new();
     let server = authority.issue("server", "/CN=gateway");
     let own = authority.issue_for("ci", "/CN=ci", 6);
@@ -389,13 +398,13 @@ async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on
     let mut open = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     let mut waits = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
-    // It would be granted the lock that expires, but for its certificate, which ends before.
+    // The waiter would get this lock at its expiry, but its certificate ends earlier.
     assert_eq!(open.post("/locks/short", &json!({ "ttl_ms": 10_000 })).await.unwrap().0, 201);
     let waits =
         tokio::spawn(
             async move { waits.post("/locks/short", &json!({ "wait_ms": 14_000 })).await },
         );
-    let answer = eventually("its time is over", async || {
+    let answer = eventually("the certificate has expired", async || {
         let request = http::Request::get("/locks/job")
             .header("host", "localhost")
             .body(Default::default())
@@ -410,14 +419,14 @@ async fn a_certificate_that_ends_opens_nothing_more_on_a_connection_that_goes_on
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte() {
+async fn a_tls_client_that_hangs_up_after_a_stray_byte_is_noticed() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let client = Client::trusting(&authority);
     let mut open = client.open(gateway.address()).await.unwrap();
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
     let mut waiters_are = async |count: &str| {
-        eventually("so many wait", async || {
+        eventually("the waiters are counted", async || {
             let request = http::Request::get("/metrics")
                 .header("host", "localhost")
                 .body(Default::default())
@@ -447,7 +456,7 @@ async fn a_client_that_hangs_up_has_left_the_line_although_it_sent_a_stray_byte(
 }
 
 #[tokio::test]
-async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_and_no_more() {
+async fn a_silent_handshake_keeps_its_slot_for_at_most_10_s() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway"))
         .flag("--max-connections", "3")
@@ -459,12 +468,12 @@ async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_
     for _ in 0..3 {
         silent.push(gateway.raw().await);
     }
-    // Half a greeting is no more than none.
+    // Half of a greeting is treated like no greeting.
     silent[0].write([22, 3, 1, 2, 0, 1]).await;
     assert_eq!(
         client.get(gateway.address(), "/livez").await,
         Ok(200),
-        "there is a place for who speaks"
+        "there is a slot for a client that sends"
     );
     for one in &mut silent {
         one.closed().await;
@@ -474,7 +483,7 @@ async fn a_client_that_is_silent_in_the_handshake_keeps_a_place_for_ten_seconds_
 }
 
 #[tokio::test]
-async fn a_greeting_that_never_ends_is_not_kept() {
+async fn an_endless_tls_greeting_is_not_buffered() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let mut endless = gateway.raw().await;
@@ -492,7 +501,7 @@ async fn a_greeting_that_never_ends_is_not_kept() {
 }
 
 #[tokio::test]
-async fn handshakes_and_idle_connections_do_not_hold_up_the_end() {
+async fn handshakes_and_idle_connections_do_not_delay_shutdown() {
     let authority = Authority::new();
     let mut gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let mut idle = Client::trusting(&authority).connect(gateway.address()).await.unwrap();
@@ -508,12 +517,12 @@ async fn handshakes_and_idle_connections_do_not_hold_up_the_end() {
     let mut rest = Vec::new();
     timeout(PATIENCE, idle.read_to_end(&mut rest))
         .await
-        .expect("it is closed")
-        .expect("with a farewell");
+        .expect("the connection is closed")
+        .expect("the connection is closed cleanly");
     assert!(
         timeout(PATIENCE, silent.read(&mut answer))
             .await
-            .expect("it is closed")
+            .expect("the connection is closed")
             .is_ok_and(|got| got == 0)
     );
 }

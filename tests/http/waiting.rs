@@ -1,8 +1,8 @@
-//! Waiting by HTTP: a POST that is ready to wait stands in line for its lock, gets it when its turn comes and not before,
-//! and leaves nothing behind when it does not.
+//! Waiting by HTTP: a POST with a wait joins the queue of its lock, gets the lock when it is first
+//! and not before, and leaves nothing behind otherwise.
 //!
-//! A request waits when the gateway counts it among the waiters. Times are taken where the client sees them. Limits for
-//! single times leave room for a busy machine; what a waiter usually gets is held by medians.
+//! A request waits when the gateway counts it among the waiters. Clients measure all times. Limits
+//! for single times leave room for a busy machine; medians check the usual times.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,11 +18,12 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 use crate::support::waiters::{
-    LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting, waiting_is,
+    LONG_MS, answer, median, nothing_is_left, released, start_waiting, waiting, waiting_acquire,
+    waiting_is,
 };
 
-/// A request that waits on a connection that can be broken off.
-async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
+/// A waiting request on a connection that the test can break.
+async fn start_waiting_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
     let (before, _) = waiting(gateway).await;
     let body = json!({ "ttl_ms": ttl_ms, "wait_ms": LONG_MS }).to_string();
     let mut raw = gateway.raw().await;
@@ -34,22 +35,22 @@ async fn line_up_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
 }
 
 #[tokio::test]
-async fn a_waiter_gets_the_lock_when_it_is_released_and_a_larger_token() {
+async fn a_waiter_gets_a_released_lock_with_a_larger_token() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     released(&gateway, "job", &held).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);
     assert!(lease.fencing > held.fencing, "{} after {}", lease.fencing, held.fencing);
     assert_eq!(granted.header("preference-applied"), "");
-    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(gateway.inspect("job").await["fencing_token"], lease.fencing);
     waiting_is(&gateway, 0, 0).await;
     gateway.delete("job", &held.token).await.problem(409, "not_holder");
 
     let prefers = |wait: &str| gateway.call(Method::POST, "/locks/job").header("prefer", wait);
-    let waiter = line_up(&gateway, prefers("respond-async, wait=14")).await;
+    let waiter = start_waiting(&gateway, prefers("respond-async, wait=14")).await;
     released(&gateway, "job", &lease).await;
     let granted = answer(waiter).await;
     let lease = Lease::from(&granted);
@@ -76,7 +77,7 @@ async fn a_waiter_gets_the_lock_when_it_is_released_and_a_larger_token() {
 }
 
 #[tokio::test]
-async fn those_who_wait_at_one_gateway_get_the_lock_in_the_order_in_which_they_came() {
+async fn waiters_at_one_gateway_get_the_lock_in_order_of_arrival() {
     const WAITERS: usize = 20;
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
@@ -84,7 +85,7 @@ async fn those_who_wait_at_one_gateway_get_the_lock_in_the_order_in_which_they_c
     let grants = Arc::new(Mutex::new(Vec::new()));
     let mut waiters = Vec::new();
     for place in 0..WAITERS {
-        let asked = patient(&gateway, "job", LONG_MS);
+        let asked = waiting_acquire(&gateway, "job", LONG_MS);
         let release = gateway.call(Method::DELETE, "/locks/job");
         let grants = grants.clone();
         waiters.push(tokio::spawn(async move {
@@ -105,7 +106,7 @@ async fn those_who_wait_at_one_gateway_get_the_lock_in_the_order_in_which_they_c
 }
 
 #[tokio::test]
-async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
+async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.post("job", json!({ "ttl_ms": 60_000, "owner": "alice" })).await;
@@ -115,10 +116,10 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
     for round in 0..10 {
         let sent = Instant::now();
         plain.push(gateway.post("job", json!({ "ttl_ms": 60_000 })).await.at - sent);
-        // The first of the line and one who never came to try.
+        // The first of the queue, and a waiter that was never first.
         let waits = [100 + round, 130 + round];
         let asked = waits.map(|wait_ms| {
-            let call = patient(&gateway, "job", wait_ms);
+            let call = waiting_acquire(&gateway, "job", wait_ms);
             tokio::spawn(async move { (Instant::now(), call.send().await) })
         });
         for (wait_ms, asked) in waits.into_iter().zip(asked) {
@@ -129,12 +130,12 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
             assert!((30_000..60_000).contains(&left), "{left}");
             let took = refused.at - sent;
             let wait = Duration::from_millis(wait_ms);
-            assert!(took >= wait, "after {took:?} instead of {wait:?}");
+            assert!(took >= wait, "answered after {took:?} instead of {wait:?}");
             late.push(took - wait);
         }
     }
     println!("late by {late:?}");
-    // A wait ends with one more try, which takes as long as this machine is busy.
+    // A wait ends with one last attempt, which takes as long as the machine is busy.
     let plain = median(plain);
     assert!(
         late.iter().all(|late| *late <= Duration::from_millis(200) + 4 * plain),
@@ -145,7 +146,7 @@ async fn a_wait_in_vain_ends_on_time_and_names_the_holder() {
 }
 
 #[tokio::test]
-async fn the_lock_of_a_dead_holder_goes_to_the_next_one_soon_after_it_expires_and_not_before() {
+async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let mut late = Vec::new();
@@ -156,16 +157,16 @@ async fn the_lock_of_a_dead_holder_goes_to_the_next_one_soon_after_it_expires_an
         assert_eq!(held.status, 201, "{held:?}");
         let body = held.json();
         let millis = |field: &str| Duration::from_millis(body[field].as_u64().expect("a number"));
-        // As the holder counts it.
+        // The deadline as the holder counts it.
         let deadline = sent + millis("elapsed_ms") + millis("validity_ms");
-        let next = patient(&gateway, &name, LONG_MS).send().await;
+        let next = waiting_acquire(&gateway, &name, LONG_MS).send().await;
         let lease = Lease::from(&next);
         assert!(
             next.at >= deadline,
             "{:?} before the deadline of the first holder",
             deadline - next.at
         );
-        // The masters count from when the request has come to them.
+        // The masters count from the arrival of the request.
         late.push(next.at.saturating_duration_since(held.at + Duration::from_millis(ttl_ms)));
         released(&gateway, &name, &lease).await;
     }
@@ -175,12 +176,12 @@ async fn the_lock_of_a_dead_holder_goes_to_the_next_one_soon_after_it_expires_an
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_leaves_the_line_at_once_and_the_next_one_is_served() {
+async fn a_client_that_leaves_frees_its_place_at_once() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
-    let gone = line_up_raw(&gateway, "job", 60_000).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let gone = start_waiting_raw(&gateway, "job", 60_000).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     let since = Instant::now();
     drop(gone);
     waiting_is(&gateway, 1, 1).await;
@@ -192,19 +193,19 @@ async fn a_client_that_goes_away_leaves_the_line_at_once_and_the_next_one_is_ser
 }
 
 #[tokio::test]
-async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is_left() {
+async fn when_half_of_the_waiters_leave_the_others_are_served() {
     const EACH: u64 = 20;
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    // The first time all go before anything is released, the second time while the lock goes from hand to hand: then it may
-    // have been granted to them already, and the time they asked for has to pass.
+    // In the first pass all leave before anything is released. In the second pass they leave while
+    // the lock goes from waiter to waiter: a grant to a client that left then ends with its TTL.
     for (goes, ttl_ms) in [("waiting", 60_000), ("served", 300)] {
         let held = gateway.acquire("job").await;
         let mut stay = Vec::new();
         let mut go = Vec::new();
         for _ in 0..EACH {
-            go.push(line_up_raw(&gateway, "job", ttl_ms).await);
-            let asked = patient(&gateway, "job", LONG_MS);
+            go.push(start_waiting_raw(&gateway, "job", ttl_ms).await);
+            let asked = waiting_acquire(&gateway, "job", LONG_MS);
             let release = gateway.call(Method::DELETE, "/locks/job");
             stay.push(tokio::spawn(async move {
                 let lease = Lease::from(&asked.send().await);
@@ -225,12 +226,12 @@ async fn when_half_of_the_waiters_go_away_the_others_get_the_lock_and_nothing_is
         }
         nothing_is_left(&gateway).await;
         let stored = stored_on(&servers, "job", |_| true);
-        assert_eq!(stored, Vec::<usize>::new(), "those who left when {goes}");
+        assert_eq!(stored, Vec::<usize>::new(), "clients that left while {goes}");
     }
 }
 
 #[tokio::test]
-async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_not_work() {
+async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
     let gateway = Launch::embedded()
         .flag("--max-waiters", "3")
         .flag("--max-waiters-per-lock", "2")
@@ -240,10 +241,10 @@ async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_
         .await;
     let held_a = gateway.acquire("a").await;
     let held_b = gateway.acquire("b").await;
-    let first = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
-    let second = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    let first = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
+    let second = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
     let refused = |name: &'static str, word: &'static str| {
-        let asked = patient(&gateway, name, LONG_MS);
+        let asked = waiting_acquire(&gateway, name, LONG_MS);
         async move {
             let refused = asked.send().await;
             let problem = refused.problem(429, "too_many_waiters");
@@ -252,18 +253,18 @@ async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_
         }
     };
     refused("a", "2 requests are waiting for this lock").await;
-    let third = line_up(&gateway, patient(&gateway, "b", LONG_MS)).await;
+    let third = start_waiting(&gateway, waiting_acquire(&gateway, "b", LONG_MS)).await;
     for name in ["a", "b"] {
         refused(name, "3 requests are waiting for locks").await;
     }
-    // More wait than may be worked on, and those who do not wait are served.
+    // More requests wait than may be in flight, and requests that do not wait are served.
     gateway.post("a", json!({})).await.problem(409, "lock_held");
     released(&gateway, "c", &gateway.acquire("c").await).await;
 
     released(&gateway, "a", &held_a).await;
     let lease = Lease::from(&answer(first).await);
     waiting_is(&gateway, 2, 2).await;
-    let fourth = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
+    let fourth = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
     released(&gateway, "a", &lease).await;
     released(&gateway, "b", &held_b).await;
     let lease = Lease::from(&answer(second).await);
@@ -275,13 +276,13 @@ async fn more_waiters_than_allowed_are_429_until_places_are_free_and_waiting_is_
 }
 
 #[tokio::test]
-async fn at_sigterm_those_who_wait_are_sent_away_at_once_and_leave_no_lock() {
+async fn sigterm_sends_waiters_away_and_leaves_no_lock() {
     let servers = masters(5);
     let mut gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
     let mut waiters = Vec::new();
     for _ in 0..8 {
-        waiters.push(line_up(&gateway, patient(&gateway, "job", LONG_MS)).await);
+        waiters.push(start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await);
     }
     let since = Instant::now();
     gateway.signal(Signal::TERM);
@@ -293,12 +294,16 @@ async fn at_sigterm_those_who_wait_are_sent_away_at_once_and_leave_no_lock() {
     assert_eq!(gateway.ended().await, Some(0));
     assert!(
         since.elapsed() < Duration::from_secs(5),
-        "the grace of 20 s was waited for: {:?}",
+        "the shutdown waited for the grace of 20 s: {:?}",
         since.elapsed()
     );
 
     let next = Launch::over(&servers).ready().await;
-    assert_eq!(next.look("job").await["fencing_token"], held.fencing, "the holder keeps it");
+    assert_eq!(
+        next.inspect("job").await["fencing_token"],
+        held.fencing,
+        "the holder keeps the lock"
+    );
     released(&next, "job", &held).await;
     nothing_is_left(&next).await;
     assert_eq!(stored_on(&servers, "job", |_| true), Vec::<usize>::new());
@@ -308,21 +313,22 @@ async fn at_sigterm_those_who_wait_are_sent_away_at_once_and_leave_no_lock() {
 async fn a_wait_longer_than_the_idle_timeout_is_not_cut_short() {
     let gateway = Launch::embedded().flag("--idle-timeout", "1s").start().await;
     let held = gateway.acquire("job").await;
-    let in_vain = line_up(&gateway, patient(&gateway, "job", 2_500)).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let in_vain = start_waiting(&gateway, waiting_acquire(&gateway, "job", 2_500)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     answer(in_vain).await.problem(409, "lock_held");
     released(&gateway, "job", &held).await;
     Lease::from(&answer(waiter).await);
 }
 
 #[tokio::test]
-async fn the_holder_that_repeats_its_request_does_not_wait_behind_those_who_wait_for_it() {
+async fn a_holder_that_repeats_its_request_skips_the_queue() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    let keyed = |key: &str| patient(&gateway, "job", LONG_MS).header("idempotency-key", key);
+    let keyed =
+        |key: &str| waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", key);
     let held = Lease::from(&keyed("the-holder-of-the-lock").send().await);
-    let first = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
-    let second = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let first = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let second = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     let since = Instant::now();
     let again = Lease::from(&keyed("the-holder-of-the-lock").send().await);
     assert!(since.elapsed() < WELL_BELOW_A_TIMEOUT, "{:?}", since.elapsed());
@@ -338,15 +344,16 @@ async fn the_holder_that_repeats_its_request_does_not_wait_behind_those_who_wait
 }
 
 #[tokio::test]
-async fn two_waiters_with_one_key_both_get_the_lock_that_is_theirs() {
+async fn two_waiters_with_one_key_get_the_same_lock() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    let keyed =
-        || patient(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice");
+    let keyed = || {
+        waiting_acquire(&gateway, "job", LONG_MS).header("idempotency-key", "a-request-sent-twice")
+    };
     let held = gateway.acquire("job").await;
-    let first = line_up(&gateway, keyed()).await;
-    let between = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
-    let second = line_up(&gateway, keyed()).await;
+    let first = start_waiting(&gateway, keyed()).await;
+    let between = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let second = start_waiting(&gateway, keyed()).await;
     released(&gateway, "job", &held).await;
     let leases = [Lease::from(&answer(first).await), Lease::from(&answer(second).await)];
     assert_eq!(leases[0].token, leases[1].token);
@@ -357,15 +364,15 @@ async fn two_waiters_with_one_key_both_get_the_lock_that_is_theirs() {
 }
 
 #[tokio::test]
-async fn a_wait_that_ends_without_a_quorum_says_so_and_one_that_sees_it_again_goes_on() {
-    // What loses nothing in a crash is admitted again at once.
+async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
+    // A master that loses nothing in a crash is admitted again at once.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start_with(durable())).collect();
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("job").await;
     let since = Instant::now();
-    let in_vain = line_up(&gateway, patient(&gateway, "job", 2_000)).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let in_vain = start_waiting(&gateway, waiting_acquire(&gateway, "job", 2_000)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     servers[..3].iter_mut().for_each(RedisServer::kill);
     let refused = answer(in_vain).await;
     let took = refused.at - since;
@@ -375,7 +382,7 @@ async fn a_wait_that_ends_without_a_quorum_says_so_and_one_that_sees_it_again_go
     );
     assert!(took >= Duration::from_millis(2_000) && took < Duration::from_secs(5), "{took:?}");
     let since = Instant::now();
-    let refused = patient(&gateway, "free", 500).send().await;
+    let refused = waiting_acquire(&gateway, "free", 500).send().await;
     let took = refused.at - since;
     refused.problem(503, "quorum_unavailable");
     assert!(took >= Duration::from_millis(500) && took < Duration::from_secs(3), "{took:?}");
@@ -390,16 +397,16 @@ async fn a_wait_that_ends_without_a_quorum_says_so_and_one_that_sees_it_again_go
 }
 
 #[tokio::test]
-async fn waits_are_counted_by_their_end_and_hand_offs_where_they_happen() {
+async fn waits_are_counted_by_result_and_handoffs_by_kind() {
     let gateway = Launch::embedded().start().await;
     let held = gateway.acquire("job").await;
-    patient(&gateway, "job", 50).send().await.problem(409, "lock_held");
-    drop(line_up_raw(&gateway, "job", 60_000).await);
+    waiting_acquire(&gateway, "job", 50).send().await.problem(409, "lock_held");
+    drop(start_waiting_raw(&gateway, "job", 60_000).await);
     waiting_is(&gateway, 0, 0).await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     released(&gateway, "job", &held).await;
     Lease::from(&answer(waiter).await);
-    assert_eq!(patient(&gateway, "free", LONG_MS).send().await.status, 201);
+    assert_eq!(waiting_acquire(&gateway, "free", LONG_MS).send().await.status, 201);
 
     let samples = Samples::of(&gateway).await;
     let waits =
@@ -415,7 +422,7 @@ async fn waits_are_counted_by_their_end_and_hand_offs_where_they_happen() {
 
 /// The formula of the contract: until receipt + validity − (own round trip − elapsed).
 #[tokio::test]
-async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
+async fn validity_after_a_wait_covers_the_whole_new_lease() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.post("job", json!({ "ttl_ms": 600 })).await;
@@ -437,9 +444,9 @@ async fn what_a_client_may_trust_after_a_wait_is_all_of_the_new_lease() {
     );
 }
 
-/// What cannot be used yet is not read further, and then nobody notices the end of the connection.
+/// The gateway does not read further than it can use, and so might miss the end of the connection.
 #[tokio::test]
-async fn a_waiter_that_is_gone_is_noticed_although_it_sent_a_stray_byte() {
+async fn a_gone_waiter_is_noticed_after_a_stray_byte() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     for stray in ["\n", "GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"] {

@@ -1,5 +1,6 @@
-//! Waiting at several gateways over the same masters: a release at one reaches those who wait at another, soon by a hint
-//! and in time without one; and while all compete, nobody is starved and no two hold the lock at once.
+//! Waiting at several gateways over the same masters. A release at one gateway reaches waiters at
+//! another, soon by a hint and in time without a hint. While all compete, nobody starves and no two
+//! clients hold the lock at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +10,10 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, masters};
 use crate::support::metrics::Samples;
 use crate::support::waiters::{
-    LONG_MS, answer, line_up, median, nothing_is_left, patient, released, waiting_is,
+    LONG_MS, answer, median, nothing_is_left, released, start_waiting, waiting_acquire, waiting_is,
 };
 
-/// A moment for the word of a waiter to get round: those who have heard it do not say so.
+/// Time for the hint of a waiter to arrive. Receivers do not acknowledge hints.
 const WORD_GETS_ROUND: Duration = Duration::from_millis(50);
 
 async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
@@ -21,10 +22,11 @@ async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
     [first, second]
 }
 
-/// Held through `holding`, waited for at `asking`, released through `through`: how long after the release was sent the waiter had it.
+/// Acquires through `holding`, waits at `asking`, releases through `through`. Returns the time from
+/// sending the release to the waiter's grant.
 async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> Duration {
     let held = holding.acquire("job").await;
-    let waiter = line_up(asking, patient(asking, "job", LONG_MS)).await;
+    let waiter = start_waiting(asking, waiting_acquire(asking, "job", LONG_MS)).await;
     tokio::time::sleep(WORD_GETS_ROUND).await;
     let since = Instant::now();
     released(through, "job", &held).await;
@@ -35,7 +37,7 @@ async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> 
     granted.at - since
 }
 
-/// What a grant and a release take, as busy as this machine is.
+/// The time for a grant and a release on this machine now.
 async fn plainly(gateway: &Gateway) -> Duration {
     let sent = Instant::now();
     let lease = gateway.acquire("another").await;
@@ -50,7 +52,7 @@ async fn hand_offs(gateway: &Gateway) -> (f64, f64) {
 }
 
 #[tokio::test]
-async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
+async fn a_release_at_another_gateway_wakes_the_waiter_in_ms() {
     const ROUNDS: usize = 20;
     let servers = masters(5);
     let [first, second] = two_over(&servers).await;
@@ -67,14 +69,14 @@ async fn a_release_at_another_gateway_reaches_the_waiter_within_milliseconds() {
         "{times:?}, plain {plain:?}"
     );
     let (local, remote) = hand_offs(&second).await;
-    // A poll may have come first here and there.
+    // A poll may have come first now and then.
     assert!(local == 0.0 && remote > ROUNDS as f64 / 2.0, "{local} local, {remote} remote");
     assert_eq!(hand_offs(&first).await, (0.0, 0.0));
     nothing_is_left(&second).await;
 }
 
 #[tokio::test]
-async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquired_elsewhere() {
+async fn a_release_hands_over_a_lock_acquired_at_another_gateway() {
     const ROUNDS: usize = 10;
     let servers = masters(5);
     let [first, second] = two_over(&servers).await;
@@ -96,7 +98,7 @@ async fn a_release_at_the_waiters_own_gateway_hands_over_a_lock_that_was_acquire
 }
 
 #[tokio::test]
-async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow() {
+async fn forbidden_hints_lead_to_polls_and_a_log_line() {
     let servers = masters(5);
     for server in &servers {
         server.cmd(&["ACL", "SETUSER", "default", "resetchannels"]);
@@ -111,20 +113,21 @@ async fn where_hints_are_forbidden_a_waiter_polls_and_the_log_says_what_to_allow
     assert_eq!(hand_offs(&second).await, (0.0, 0.0));
     for gateway in [&first, &second] {
         let log = gateway.stdout();
-        let said = log
+        let message = log
             .lines()
             .find(|line| line.contains("no hints arrive"))
             .unwrap_or_else(|| panic!("{log}"));
         for word in ["waiters poll", "SUBSCRIBE", "PUBLISH", "{lock:}:hints"] {
-            assert!(said.contains(word), "no {word:?} in {said}");
+            assert!(message.contains(word), "no {word:?} in {message}");
         }
     }
     nothing_is_left(&first).await;
 }
 
-/// A gateway that cannot hear that others wait must not keep a lock that it hands from one of its clients to the next.
+/// A gateway that receives no hints must not keep a lock by handing it from one of its clients to
+/// the next.
 #[tokio::test]
-async fn clients_of_a_gateway_that_hears_no_hints_do_not_keep_a_lock_from_the_other_gateway() {
+async fn a_gateway_without_hints_does_not_starve_the_other() {
     let servers = masters(5);
     for server in &servers {
         server.cmd(&["ACL", "SETUSER", "default", "resetchannels"]);
@@ -138,10 +141,10 @@ async fn clients_of_a_gateway_that_hears_no_hints_do_not_keep_a_lock_from_the_ot
         })
         .collect();
     waiting_is(&gateways[0], 3, 1).await;
-    let answer = patient(&gateways[1], "job", LONG_MS).send().await;
+    let answer = waiting_acquire(&gateways[1], "job", LONG_MS).send().await;
     let lease = Lease::from(&answer);
     released(&gateways[1], "job", &lease).await;
-    assert!(answer.at < until, "it had to wait until the others had gone");
+    assert!(answer.at < until, "the clients of this gateway waited until the others had left");
     for client in busy {
         client.await.expect("no panic");
     }
@@ -160,7 +163,7 @@ async fn compete(gateway: &Gateway, index: usize, until: Instant) -> Vec<Hold> {
     let mut holds = Vec::new();
     while Instant::now() < until {
         let asked = Instant::now();
-        let answer = patient(gateway, "job", LONG_MS).send().await;
+        let answer = waiting_acquire(gateway, "job", LONG_MS).send().await;
         let lease = Lease::from(&answer);
         let hold = Hold {
             gateway: index,
@@ -176,7 +179,7 @@ async fn compete(gateway: &Gateway, index: usize, until: Instant) -> Vec<Hold> {
 }
 
 #[tokio::test]
-async fn sixteen_clients_at_two_gateways_take_turns_and_none_is_starved() {
+async fn sixteen_clients_at_two_gateways_are_all_served() {
     const CLIENTS: usize = 8;
     let servers = masters(5);
     let gateways = Arc::new(two_over(&servers).await);

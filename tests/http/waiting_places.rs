@@ -1,4 +1,4 @@
-//! Places for those who wait: what one client may take of them, and what becomes of a free lock when all are taken.
+//! Waiting slots: the share of one client, and free locks when all slots are taken.
 
 use http::Method;
 use serde_json::json;
@@ -6,10 +6,12 @@ use serde_json::json;
 use super::keys::{HOLDER, Key, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::waiters::{LONG_MS, answer, line_up, patient, released, waiting_is};
+use crate::support::waiters::{
+    LONG_MS, answer, released, start_waiting, waiting_acquire, waiting_is,
+};
 
 impl Key {
-    fn patient(&self, gateway: &Gateway, name: &str) -> Call {
+    fn waiting_acquire(&self, gateway: &Gateway, name: &str) -> Call {
         let body = json!({ "ttl_ms": 60_000, "wait_ms": LONG_MS });
         self.call(gateway, Method::POST, &lock_path(name)).json(&body)
     }
@@ -22,10 +24,10 @@ fn too_many(refused: &Answer, words: &str) {
     assert!(problem["detail"].as_str().unwrap().contains(words), "{problem:#}");
 }
 
-// What went wrong once.
+// The remaining tests cover past faults.
 
 #[tokio::test]
-async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others() {
+async fn one_key_cannot_take_all_waiting_slots() {
     let greedy = key("greedy", HOLDER, "*").await;
     let victim = key("victim", HOLDER, "*").await;
     let file = file(&[&greedy, &victim]);
@@ -35,28 +37,28 @@ async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others()
     let held = victim.acquire(&gateway, "job").await;
     let other = victim.acquire(&gateway, "other").await;
     let greed = [
-        line_up(&gateway, greedy.patient(&gateway, "job")).await,
-        line_up(&gateway, greedy.patient(&gateway, "job")).await,
+        start_waiting(&gateway, greedy.waiting_acquire(&gateway, "job")).await,
+        start_waiting(&gateway, greedy.waiting_acquire(&gateway, "job")).await,
     ];
     too_many(
-        &greedy.patient(&gateway, "job").send().await,
+        &greedy.waiting_acquire(&gateway, "job").send().await,
         "2 requests of this client are waiting",
     );
     too_many(
-        &greedy.patient(&gateway, "other").send().await,
+        &greedy.waiting_acquire(&gateway, "other").send().await,
         "2 requests of this client are waiting",
     );
-    let free = Lease::from(&greedy.patient(&gateway, "free").send().await);
+    let free = Lease::from(&greedy.waiting_acquire(&gateway, "free").send().await);
     assert_eq!(greedy.delete(&gateway, "free", &free.token).await.status, 204);
 
-    let waiter = line_up(&gateway, victim.patient(&gateway, "other")).await;
+    let waiter = start_waiting(&gateway, victim.waiting_acquire(&gateway, "other")).await;
     assert_eq!(victim.delete(&gateway, "other", &other.token).await.status, 204);
     Lease::from(&answer(waiter).await);
     assert_eq!(victim.delete(&gateway, "job", &held.token).await.status, 204);
-    // Its places come back.
+    // The client's slots are free again.
     let [first, second] = greed;
     let lease = Lease::from(&answer(first).await);
-    let third = line_up(&gateway, greedy.patient(&gateway, "job")).await;
+    let third = start_waiting(&gateway, greedy.waiting_acquire(&gateway, "job")).await;
     assert_eq!(greedy.delete(&gateway, "job", &lease.token).await.status, 204);
     let lease = Lease::from(&answer(second).await);
     assert_eq!(greedy.delete(&gateway, "job", &lease.token).await.status, 204);
@@ -65,16 +67,16 @@ async fn a_key_that_takes_all_the_waiting_places_it_can_leaves_some_for_others()
 }
 
 #[tokio::test]
-async fn a_wait_for_a_free_lock_is_granted_when_all_waiting_places_are_taken() {
+async fn a_free_lock_is_granted_when_all_waiting_slots_are_taken() {
     let gateway = Launch::embedded().flag("--max-waiters", "1").start().await;
     let held = gateway.acquire("job").await;
     gateway.acquire("held").await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
-    let free = Lease::from(&patient(&gateway, "free", LONG_MS).send().await);
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    let free = Lease::from(&waiting_acquire(&gateway, "free", LONG_MS).send().await);
     released(&gateway, "free", &free).await;
     for name in ["job", "held"] {
         too_many(
-            &patient(&gateway, name, LONG_MS).send().await,
+            &waiting_acquire(&gateway, name, LONG_MS).send().await,
             "1 requests are waiting for locks",
         );
     }
@@ -84,18 +86,18 @@ async fn a_wait_for_a_free_lock_is_granted_when_all_waiting_places_are_taken() {
 }
 
 #[tokio::test]
-async fn the_locks_that_one_client_waits_for_are_bounded() {
+async fn the_locks_that_one_client_waits_for_are_limited() {
     let gateway = Launch::embedded().flag("--max-waited-locks-per-client", "2").start().await;
     let held = gateway.acquire("a").await;
     gateway.acquire("b").await;
     gateway.acquire("c").await;
-    let waiter = line_up(&gateway, patient(&gateway, "a", LONG_MS)).await;
-    let _b = line_up(&gateway, patient(&gateway, "b", LONG_MS)).await;
-    too_many(&patient(&gateway, "c", LONG_MS).send().await, "waiting for 2 locks here");
-    let _more = line_up(&gateway, patient(&gateway, "b", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "a", LONG_MS)).await;
+    let _b = start_waiting(&gateway, waiting_acquire(&gateway, "b", LONG_MS)).await;
+    too_many(&waiting_acquire(&gateway, "c", LONG_MS).send().await, "waiting for 2 locks here");
+    let _more = start_waiting(&gateway, waiting_acquire(&gateway, "b", LONG_MS)).await;
     released(&gateway, "a", &held).await;
     Lease::from(&answer(waiter).await);
     waiting_is(&gateway, 2, 1).await;
-    let _c = line_up(&gateway, patient(&gateway, "c", LONG_MS)).await;
+    let _c = start_waiting(&gateway, waiting_acquire(&gateway, "c", LONG_MS)).await;
     waiting_is(&gateway, 3, 2).await;
 }

@@ -1,5 +1,5 @@
-//! Several gateways over one master: they count one quarantine, agree on one configuration, and no word of an operator's
-//! that a cluster is brand-new outweighs what one of them has seen.
+//! Several gateways over one master. They count one quarantine and agree on one configuration.
+//! `--bootstrap` does not outweigh a loss that one gateway has seen.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::harness::{PATIENCE, RedisServer, masters};
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, name, now};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn gateways_of_other_configurations_are_refused_and_told_both() {
+async fn a_gateway_of_another_configuration_is_refused_with_both() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -25,9 +25,9 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
         let strange = other.remote_node(&server.url());
         let refused = in_state(strange.as_ref(), NodeState::Refused).await;
         for cluster in [&cluster, other] {
-            let told =
+            let expected =
                 format!("node set {}, max_ttl {} ms", set_of(cluster), cluster.max_ttl.as_millis());
-            assert!(refused.detail.contains(&told), "no {told:?} in {refused:?}");
+            assert!(refused.detail.contains(&expected), "no {expected:?} in {refused:?}");
         }
         assert!(refused.remedy == Some(Remedy::Reconfigure), "{refused:?}");
     }
@@ -37,7 +37,7 @@ async fn gateways_of_other_configurations_are_refused_and_told_both() {
 }
 
 #[test]
-fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
+fn two_gateways_admitting_one_master_at_once_agree() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     repeated(12, 6, async || {
         let server = RedisServer::start();
@@ -56,12 +56,12 @@ fn two_gateways_that_admit_one_master_at_the_same_time_agree() {
             ask(second.as_ref(), lock.acquire(2, now(), LONG_MS)).await,
             Vote::Held(_)
         ));
-        assert_eq!(marker(&server), stood, "neither undoes what the other did");
+        assert_eq!(marker(&server), stood, "no gateway undoes the other's marker");
     });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_gateway_restarted_during_a_quarantine_goes_on_counting_as_the_marker_says() {
+async fn a_restarted_gateway_resumes_the_quarantine_of_the_marker() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start();
     let since = Instant::now();
@@ -73,7 +73,7 @@ async fn a_gateway_restarted_during_a_quarantine_goes_on_counting_as_the_marker_
     let restarted = Instant::now();
     let second = cluster.remote_node(&server.url());
     in_state(second.as_ref(), NodeState::Quarantined).await;
-    assert_eq!(marker(&server), stood, "it waits for the same loss");
+    assert_eq!(marker(&server), stood, "the gateway counts from the same loss");
     let voted = first_vote(second.as_ref()).await;
     assert!(voted - since >= cluster.quarantine(), "{:?}", voted - since);
     assert!(voted - restarted < cluster.quarantine(), "{:?}", voted - restarted);
@@ -85,8 +85,8 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
     let server = RedisServer::start();
     let since = Instant::now();
     let early = cluster.remote_node(&server.url());
-    // This one would wait for hours.
-    let late = cluster.patient_node(&server.url(), Duration::from_secs(3_600));
+    // This gateway would wait for hours.
+    let late = cluster.node_with_clock_skew(&server.url(), Duration::from_secs(3_600));
     let waits = in_state(late.as_ref(), NodeState::Quarantined).await;
     assert!(waits.until_micros.unwrap() - waits.since_micros >= 7_200_000_000, "{waits:?}");
     let votes = tokio::join!(first_vote(early.as_ref()), first_vote(late.as_ref()));
@@ -94,7 +94,7 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
+async fn a_second_loss_during_quarantine_restarts_the_count() {
     let cluster =
         ClusterSettings { max_ttl: Duration::from_secs(2), ..ClusterSettings::SHORT_QUARANTINE };
     let server = RedisServer::start();
@@ -115,17 +115,17 @@ async fn a_second_loss_during_the_quarantine_starts_the_count_anew() {
     );
 }
 
-/// The first of two gateways admits a master and a lock is granted; then the master loses everything. The second one
-/// would have waited longer, its count has not ended, and it has looked at nothing since. It must begin anew: the marker that
-/// it saw standing is gone.
+/// The first of two gateways admits a master, and a lock is granted; then the master loses
+/// everything. The second gateway would have waited longer, its count has not ended, and it has not
+/// probed since. It must restart its count, because the marker that it saw is gone.
 #[test]
-fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
+fn a_count_from_before_a_loss_admits_nobody_after_it() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let in_time = repeated(8, 4, async || {
         let server = RedisServer::start();
         let first = cluster.remote_node(&server.url());
         in_state(first.as_ref(), NodeState::Quarantined).await;
-        let second = cluster.patient_node(&server.url(), Duration::from_secs(2));
+        let second = cluster.node_with_clock_skew(&server.url(), Duration::from_secs(2));
         let counts = in_state(second.as_ref(), NodeState::Quarantined).await;
         in_state(first.as_ref(), NodeState::Admitted).await;
         assert_eq!(
@@ -134,7 +134,7 @@ fn a_count_that_began_before_a_loss_admits_nobody_after_it() {
         );
         let lost = Instant::now();
         server.cmd(&["FLUSHALL"]);
-        // On a machine that stood still it may have looked again.
+        // On a machine that stood still, the second gateway may have probed again.
         let in_time = now() < counts.until_micros.unwrap()
             && second.status().borrow().state == NodeState::Quarantined;
         let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
@@ -166,29 +166,27 @@ async fn one_process_under_two_names_votes_once() {
     assert_eq!(second.status().borrow().state, NodeState::Refused);
 }
 
-/// At least this long nothing happens that must not; what makes it happen would take a few milliseconds.
+/// A forbidden event must not happen for at least this time. Where it can happen, it takes a few
+/// milliseconds.
 const FOR_A_WHILE: Duration = Duration::from_millis(700);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_word_counts_once() {
+async fn bootstrap_admits_a_complete_new_cluster_once() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut servers = masters(3);
     servers[2].kill();
-    let remotes = cluster.nodes_told_new(&servers);
+    let remotes = cluster.bootstrapping_nodes(&servers);
     let locks = cluster.redlock(remotes.clone());
     for remote in &remotes[..2] {
         in_state(remote.as_ref(), NodeState::Quarantined).await;
     }
-    assert!(
-        timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(),
-        "one node has not said anything"
-    );
+    assert!(timeout(FOR_A_WHILE, locks.bootstrap()).await.is_err(), "one node has not answered");
     for remote in &remotes[..2] {
         assert_eq!(remote.status().borrow().state, NodeState::Quarantined);
     }
-    let (word, ()) =
+    let (answer, ()) =
         tokio::join!(timeout(PATIENCE, locks.bootstrap()), async { servers[2].restart() });
-    assert_eq!(word, Ok(Bootstrap::Confirmed));
+    assert_eq!(answer, Ok(Bootstrap::Confirmed));
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
@@ -207,15 +205,15 @@ async fn a_brand_new_cluster_is_admitted_when_its_last_node_has_come_and_the_wor
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
+async fn bootstrap_is_refused_if_one_node_has_a_marker() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let servers = masters(3);
     cluster.mark_by(&servers[1].url()).await;
     let before: Vec<_> = servers.iter().map(marker).collect();
-    let remotes = cluster.nodes_told_new(&servers);
+    let remotes = cluster.bootstrapping_nodes(&servers);
     let locks = cluster.redlock(remotes.clone());
-    let word = timeout(PATIENCE, locks.bootstrap()).await;
-    assert_eq!(word, Ok(Bootstrap::Refuted(remotes[1].name().to_owned())));
+    let answer = timeout(PATIENCE, locks.bootstrap()).await;
+    assert_eq!(answer, Ok(Bootstrap::Refuted(remotes[1].name().to_owned())));
     in_state(remotes[1].as_ref(), NodeState::Admitted).await;
     assert_eq!(marker(&servers[1]), before[1]);
     for at in [0, 2] {
@@ -227,9 +225,10 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_one_marker() {
     }
 }
 
-/// The word still stands in some configuration when everything is lost, and a gateway is restarted then.
+/// A gateway restarts with `--bootstrap` still in its configuration, after all masters have lost
+/// everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_the_loss() {
+async fn bootstrap_is_refused_if_a_gateway_saw_the_loss() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let servers = masters(3);
     cluster.mark(&servers).await;
@@ -237,9 +236,9 @@ async fn the_word_that_a_cluster_is_brand_new_is_refuted_by_a_gateway_that_saw_t
     in_state(witness.as_ref(), NodeState::Admitted).await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     in_state(witness.as_ref(), NodeState::Quarantined).await;
-    let remotes = cluster.nodes_told_new(&servers);
-    let word = timeout(PATIENCE, cluster.redlock(remotes.clone()).bootstrap()).await;
-    assert_eq!(word, Ok(Bootstrap::Refuted(remotes[0].name().to_owned())));
+    let remotes = cluster.bootstrapping_nodes(&servers);
+    let answer = timeout(PATIENCE, cluster.redlock(remotes.clone()).bootstrap()).await;
+    assert_eq!(answer, Ok(Bootstrap::Refuted(remotes[0].name().to_owned())));
     for remote in &remotes {
         in_state(remote.as_ref(), NodeState::Quarantined).await;
     }

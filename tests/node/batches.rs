@@ -1,4 +1,5 @@
-//! Calls to a real redis-server that carry many operations: how many, in which order, and what becomes of each.
+//! Calls to a real redis-server that carry many operations: their number, their order, and the
+//! result of each.
 
 use std::mem::discriminant;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use crate::support::nodes::{
 };
 use crate::support::resp::Resp;
 
-/// Submits everything while the server is stopped, so that all but the first call collects what came in meanwhile.
+/// Submits everything while the server is stopped, so that all calls but the first collect several
+/// operations.
 async fn submit_while_stopped(server: &RedisServer, node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
     server.stop();
     let mut pending: Vec<Pending> = Vec::new();
@@ -29,7 +31,7 @@ async fn submit_while_stopped(server: &RedisServer, node: &dyn Node, ops: Vec<Op
 }
 
 #[tokio::test]
-async fn operations_that_come_in_while_a_call_is_out_share_the_next_call() {
+async fn operations_that_arrive_during_a_call_share_the_next() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let count = 100;
@@ -38,12 +40,13 @@ async fn operations_that_come_in_while_a_call_is_out_share_the_next_call() {
     assert!(answers.iter().all(|vote| *vote == Vote::Granted), "{answers:?}");
     let calls = calls.take_calls();
     assert_eq!(calls.iter().sum::<usize>(), count);
-    // Up to four are under way to a node that seems far, as each does on a busy machine; a fifth has the rest.
+    // A busy machine makes the node seem far, so up to four calls are in flight. A fifth call
+    // carries the rest.
     assert!(calls.len() <= 5, "{count} operations in {} calls: {calls:?}", calls.len());
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch() {
+async fn a_key_of_another_type_fails_only_its_own_operation() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let bad = Lock::new("n5");
@@ -62,10 +65,11 @@ async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch
     ] {
         calls.take_calls();
         let answers = submit_while_stopped(&server, node.as_ref(), op).await;
-        // To a node that seems far, on a busy machine, up to four calls are under way; a fifth has the rest of the 20.
+        // A busy machine makes the node seem far, so up to four calls are in flight. A fifth call
+        // carries the rest of the 20.
         assert!(
             calls.take_calls().iter().any(|operations| *operations >= 4),
-            "{what} was not batched"
+            "{what} did not share a call"
         );
         for (index, vote) in answers.into_iter().enumerate() {
             if index == 5 {
@@ -90,7 +94,7 @@ async fn a_key_of_another_type_fails_its_own_operation_and_no_other_of_the_batch
 }
 
 #[tokio::test]
-async fn a_call_has_at_most_128_operations_and_all_are_answered() {
+async fn a_call_has_at_most_128_operations_all_answered() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let count = 1_000;
@@ -102,7 +106,7 @@ async fn a_call_has_at_most_128_operations_and_all_are_answered() {
 }
 
 #[tokio::test]
-async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole() {
+async fn a_call_is_split_by_size_and_records_arrive_whole() {
     let (server, node, calls) = redis_node().await;
     let t = now();
     let info = Info::new(vec![b'i'; Info::MAX_LEN]).unwrap();
@@ -129,13 +133,13 @@ async fn a_call_of_large_records_is_split_by_size_and_every_record_arrives_whole
 }
 
 #[tokio::test]
-async fn an_operation_that_waited_past_its_time_is_not_run_unless_it_is_a_release() {
+async fn an_operation_past_its_time_is_not_run_except_a_release() {
     let (server, node, _) = redis_node().await;
     let free = Lock::new("a");
     let held = Lock::new("b");
     let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    // The vote goes nowhere: only what is stored counts here.
+    // Discards the vote: only the stored data counts here.
     struct Discarded;
     impl redlock_core::node::Voter for Discarded {
         fn vote(&self, _: usize, _: Vote) {}
@@ -152,7 +156,7 @@ async fn an_operation_that_waited_past_its_time_is_not_run_unless_it_is_a_releas
 }
 
 #[tokio::test]
-async fn beyond_8192_waiting_operations_more_are_refused_at_once() {
+async fn operations_beyond_8192_waiting_ones_are_refused_at_once() {
     let (server, node, _) = redis_node().await;
     server.stop();
     let lock = Lock::new("a");
@@ -176,7 +180,7 @@ async fn beyond_8192_waiting_operations_more_are_refused_at_once() {
 }
 
 #[tokio::test]
-async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_releases() {
+async fn a_flood_of_acquires_leaves_room_for_extends_and_releases() {
     let (server, node, _) = redis_node().await;
     let held = Lock::new("held");
     let lock = Lock::new("a");
@@ -195,7 +199,7 @@ async fn a_flood_of_acquires_leaves_room_in_the_queue_for_extensions_and_release
 }
 
 #[tokio::test]
-async fn operations_take_effect_in_the_order_they_were_submitted() {
+async fn operations_take_effect_in_submission_order() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
@@ -213,13 +217,13 @@ async fn operations_take_effect_in_the_order_they_were_submitted() {
 }
 
 #[tokio::test]
-async fn what_came_too_late_does_not_hold_up_what_is_behind_it() {
+async fn a_late_operation_does_not_delay_those_behind_it() {
     let (_server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
     let began = Instant::now();
     for _ in 0..8 {
-        // A whole call of them, of which nothing is left to send.
+        // A full call of operations, all past their time.
         let late: Vec<_> = (0..128)
             .map(|_| submit_until(node.as_ref(), lock.acquire(1, t, LONG_MS), began))
             .collect();
@@ -229,6 +233,6 @@ async fn what_came_too_late_does_not_hold_up_what_is_behind_it() {
         }
         assert_eq!(behind.vote().await, Vote::Missing);
     }
-    // It would have waited for the heartbeat of every second.
+    // Otherwise the operation would have waited for the next heartbeat, one each second.
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }

@@ -1,8 +1,8 @@
-//! What every node promises, as one table that runs on a master in memory and on a real redis-server, and below it what
-//! only a real server can show: batches, lost connections, restarts, credentials and nodes that are ineligible to vote.
+//! The contract of every node, as one table that runs on a master in memory, on a real
+//! redis-server, and on the module.
 //!
-//! A test submits operations and looks at votes. What is stored is read through `Inspect`, so that both kinds of node
-//! are seen with the same eyes.
+//! A test submits operations and checks votes. Stored locks are read through `Inspect`, so that all
+//! kinds of node are compared alike.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use tokio::time::Instant;
 use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, nobodys, now, record,
-    submit, token, ttl, votes,
+    AGAIN, LONG_MS, Lock, assert_extended, assert_failed, extended, failure, kept_free_record, now,
+    record, submit, token, ttl, votes,
 };
 
-/// The remaining life is what was asked for, less what a slow machine may have used up.
+/// The remaining life is at most the requested one, less the time that a slow machine takes.
 #[track_caller]
 fn assert_lives(left: Option<Duration>, asked_ms: u64) {
     let asked = Duration::from_millis(asked_ms);
@@ -56,38 +56,38 @@ macro_rules! contract {
 }
 
 contract! {
-    a_free_lock_is_granted_with_exactly_its_record_and_ttl
-    a_lock_of_another_owner_is_held_with_what_is_left_of_it
-    a_t_not_above_the_fence_is_stale_on_a_free_lock
-    the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed
+    a_free_lock_is_granted_with_its_record_and_ttl
+    a_lock_of_another_owner_is_held_with_its_remaining_life
+    a_token_not_above_the_watermark_is_stale
+    the_same_owner_gets_its_other_grant_unchanged
     an_extension_prolongs_and_never_shortens
-    a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension
-    a_repair_of_an_unextended_lock_leaves_no_mark
-    a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long
+    a_repair_restores_an_extended_lock_that_is_lost_or_ended
+    a_repair_of_an_unextended_lock_sets_no_extended_flag
+    a_repair_replaces_a_kept_free_record_for_as_long
     a_repair_prolongs_its_own_grant_and_never_shortens_it
-    a_repair_brings_no_lock_back_that_was_released_or_granted_anew
-    an_extension_of_an_absent_or_foreign_lock_creates_nothing
+    a_repair_restores_no_released_or_regranted_lock
+    an_extension_of_an_absent_or_foreign_lock_sets_nothing
     a_release_deletes_exactly_its_own_grant
-    a_release_with_an_older_t_keeps_the_newer_grant
-    a_release_with_a_newer_t_takes_the_older_grant_along
-    a_release_of_an_absent_lock_bars_the_acquire_it_overtook
-    a_release_never_lowers_a_fence
-    a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing
-    a_failed_try_takes_back_its_own_fence_and_no_barrier
-    a_release_from_the_far_future_leaves_no_fence
-    a_fence_outlives_its_lock_and_not_its_reasons
-    a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock
-    a_repair_is_refused_when_its_extension_began_too_long_ago
-    a_fence_that_is_no_number_is_an_error_and_grants_nothing
+    a_release_with_an_older_token_keeps_the_newer_grant
+    a_release_with_a_newer_token_deletes_the_older_grant
+    a_release_of_an_absent_lock_blocks_its_late_acquire
+    a_release_never_lowers_a_watermark
+    a_token_far_from_the_nodes_time_is_refused_without_trace
+    an_undo_removes_its_own_watermark_and_keeps_tombstones
+    a_release_from_the_far_future_leaves_no_watermark
+    a_watermark_outlives_its_lock_by_its_retention_only
+    a_watermark_set_beside_a_lock_outlives_the_lock
+    a_repair_is_refused_when_its_extension_began_too_early
+    a_watermark_that_is_not_a_number_is_an_error
     a_lock_expires_by_itself
     a_value_of_another_client_holds_the_lock_with_and_without_expiry
     a_scan_gives_every_key_of_its_prefix_in_pages
     a_scan_takes_its_prefix_literally
-    without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_still_releases
-    records_keep_their_text_for_people
+    without_its_marker_a_node_only_releases
+    records_keep_their_text_labels
 }
 
-async fn a_free_lock_is_granted_with_exactly_its_record_and_ttl(kind: Kind) {
+async fn a_free_lock_is_granted_with_its_record_and_ttl(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -99,12 +99,12 @@ async fn a_free_lock_is_granted_with_exactly_its_record_and_ttl(kind: Kind) {
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
 
-async fn a_lock_of_another_owner_is_held_with_what_is_left_of_it(kind: Kind) {
+async fn a_lock_of_another_owner_is_held_with_its_remaining_life(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    // Held is the answer whether the T of the loser is larger or smaller.
+    // The answer is Held, whether the loser's token is larger or smaller.
     for other in [t + 1, t, t - 1] {
         assert_held(&subject.ask(lock.acquire(2, other, LONG_MS)).await, &record(1, t), LONG_MS);
     }
@@ -112,7 +112,7 @@ async fn a_lock_of_another_owner_is_held_with_what_is_left_of_it(kind: Kind) {
     assert_eq!(subject.stored(&lock).await.unwrap().0, record(1, t));
 }
 
-async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
+async fn a_token_not_above_the_watermark_is_stale(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -128,7 +128,7 @@ async fn a_t_not_above_the_fence_is_stale_on_a_free_lock(kind: Kind) {
     assert_eq!(subject.ask(lock.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
 }
 
-async fn the_same_owner_is_told_of_its_other_grant_and_nothing_is_changed(kind: Kind) {
+async fn the_same_owner_gets_its_other_grant_unchanged(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -160,7 +160,7 @@ async fn an_extension_prolongs_and_never_shortens(kind: Kind) {
     assert_eq!(
         (stored.parse(), subject.fence(&lock).await),
         (same, Some(t)),
-        "an extension changes no T"
+        "an extension does not change the token"
     );
     assert_lives(left, 3 * LONG_MS);
 }
@@ -172,12 +172,12 @@ async fn gone(subject: &Subject, lock: &Lock) {
     .await;
 }
 
-async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind: Kind) {
+async fn a_repair_restores_an_extended_lock_that_is_lost_or_ended(kind: Kind) {
     let subject = kind.subject().await;
     let lost = Lock::new("lost");
     let ended = Lock::new("ended");
     let t = now();
-    // Held for an hour by extensions: no acquire with this T would be let in.
+    // Held for an hour by extensions: no acquire with this token would be accepted.
     let old = t - 3_600_000_000;
     assert_eq!(subject.ask(lost.repair(1, old, LONG_MS)).await, Vote::Granted);
     let (stored, left) = subject.stored(&lost).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind
         (Some((token(1, old), &b""[..])), Some(old))
     );
     assert_lives(left, LONG_MS);
-    // To extend it sends what it always sent.
+    // The extension sends the same record as always.
     assert_extended(&subject.ask(lost.extend(1, old, LONG_MS)).await);
     assert_extended(&subject.ask(lost.repair(1, old, LONG_MS)).await);
 
@@ -196,7 +196,7 @@ async fn a_repair_sets_a_lock_that_was_lost_or_has_ended_after_an_extension(kind
     assert_eq!(subject.ask(ended.repair(1, t, LONG_MS)).await, Vote::Granted);
 }
 
-async fn a_repair_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
+async fn a_repair_of_an_unextended_lock_sets_no_extended_flag(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -204,12 +204,12 @@ async fn a_repair_of_an_unextended_lock_leaves_no_mark(kind: Kind) {
     let (stored, _) = subject.stored(&lock).await.unwrap();
     assert_eq!((&stored, subject.fence(&lock).await), (&record(1, t), Some(t)));
     gone(&subject, &lock).await;
-    // With the mark of an extension it would pass.
+    // With the extended flag the repair would be accepted.
     assert_eq!(subject.ask(lock.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
 }
 
-/// A majority of the others has the grant, so no other that the record of nobody stands for can have one.
-async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) {
+/// A majority of the other nodes has the grant, so the kept-free record stands for no other grant.
+async fn a_repair_replaces_a_kept_free_record_for_as_long(kind: Kind) {
     let subject = kind.subject().await;
     let t = now();
     for (name, kept, life) in
@@ -218,7 +218,7 @@ async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) 
         let lock = Lock::new(name);
         subject.set_foreign(
             &lock.keys.lock,
-            nobodys(kept).as_bytes(),
+            kept_free_record(kept).as_bytes(),
             Some(Duration::from_millis(life)),
         );
         assert_eq!(subject.ask(lock.repair(1, t, LONG_MS)).await, Vote::Granted, "{name}");
@@ -228,7 +228,7 @@ async fn a_repair_replaces_what_keeps_a_lock_free_and_lives_as_long(kind: Kind) 
     }
 }
 
-/// The lock was extended on the others while this node had no vote.
+/// The lock was extended on the other nodes while this node did not vote.
 async fn a_repair_prolongs_its_own_grant_and_never_shortens_it(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
@@ -248,7 +248,7 @@ async fn a_repair_prolongs_its_own_grant_and_never_shortens_it(kind: Kind) {
     assert_lives(left, LONG_MS * 2);
 }
 
-async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Kind) {
+async fn a_repair_restores_no_released_or_regranted_lock(kind: Kind) {
     let subject = kind.subject().await;
     let t = now();
     for (name, extended) in [("released", false), ("extended and released", true)] {
@@ -265,7 +265,8 @@ async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Ki
         );
         assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing, "{name}");
     }
-    // The release overtook the repair on a node that has lost the lock, and on one where it has ended.
+    // The release overtook the repair on a node that has lost the lock, and on one where the lock
+    // has ended.
     let lost = Lock::new("lost");
     let ended = Lock::new("ended");
     let anew = Lock::new("anew");
@@ -286,7 +287,7 @@ async fn a_repair_brings_no_lock_back_that_was_released_or_granted_anew(kind: Ki
     );
 }
 
-async fn an_extension_of_an_absent_or_foreign_lock_creates_nothing(kind: Kind) {
+async fn an_extension_of_an_absent_or_foreign_lock_sets_nothing(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -313,7 +314,7 @@ async fn a_release_deletes_exactly_its_own_grant(kind: Kind) {
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
 }
 
-async fn a_release_with_an_older_t_keeps_the_newer_grant(kind: Kind) {
+async fn a_release_with_an_older_token_keeps_the_newer_grant(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -325,7 +326,7 @@ async fn a_release_with_an_older_t_keeps_the_newer_grant(kind: Kind) {
     );
 }
 
-async fn a_release_with_a_newer_t_takes_the_older_grant_along(kind: Kind) {
+async fn a_release_with_a_newer_token_deletes_the_older_grant(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -337,7 +338,7 @@ async fn a_release_with_a_newer_t_takes_the_older_grant_along(kind: Kind) {
     );
 }
 
-async fn a_release_of_an_absent_lock_bars_the_acquire_it_overtook(kind: Kind) {
+async fn a_release_of_an_absent_lock_blocks_its_late_acquire(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -351,7 +352,7 @@ async fn a_release_of_an_absent_lock_bars_the_acquire_it_overtook(kind: Kind) {
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
 }
 
-async fn a_release_never_lowers_a_fence(kind: Kind) {
+async fn a_release_never_lowers_a_watermark(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -360,7 +361,7 @@ async fn a_release_never_lowers_a_fence(kind: Kind) {
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
 
-async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
+async fn a_token_far_from_the_nodes_time_is_refused_without_trace(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     for far in [now() + 20_000_000, now() - 20_000_000] {
@@ -374,14 +375,14 @@ async fn a_t_far_from_the_nodes_time_is_refused_and_leaves_nothing(kind: Kind) {
             (Vote::Missing, None)
         );
     }
-    // D is 2 s: what lies well within is accepted on both sides.
+    // max_clock_skew is 2 s: tokens well within it are accepted on both sides.
     for near in [now() - 500_000, now() + 1_500_000] {
         assert_eq!(subject.ask(lock.acquire(1, near, LONG_MS)).await, Vote::Granted);
         assert_eq!(subject.ask(lock.release(1, near)).await, Vote::Released);
     }
 }
 
-async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
+async fn a_release_from_the_far_future_leaves_no_watermark(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let other = Lock::new("b");
@@ -389,7 +390,7 @@ async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
     let far = t + 20_000_000;
     assert_failed(subject.ask(lock.release(1, far)).await, Reason::Clock, Effect::None);
     assert_eq!(subject.fence(&lock).await, None);
-    // It still takes away what its own owner took before, but is not done.
+    // The release still deletes its own owner's earlier grant, but fails.
     assert_eq!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_failed(subject.ask(other.release(1, far)).await, Reason::Clock, Effect::None);
     assert_eq!(
@@ -399,8 +400,9 @@ async fn a_release_from_the_far_future_leaves_no_fence(kind: Kind) {
     assert_eq!(subject.ask(other.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
 }
 
-/// Somebody else's tombstone, set while a try was granted here, must not go when that try takes its own fence back.
-async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
+/// Another owner's tombstone, set after this proposal was granted, must survive when the proposal's
+/// undo restores the watermark.
+async fn an_undo_removes_its_own_watermark_and_keeps_tombstones(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let other = Lock::new("b");
@@ -412,16 +414,16 @@ async fn a_failed_try_takes_back_its_own_fence_and_no_barrier(kind: Kind) {
     assert_eq!(subject.ask(other.acquire(2, t + 5, LONG_MS)).await, Vote::Granted);
     assert!(
         matches!(subject.ask(other.release(1, t)).await, Vote::Held(_)),
-        "its acquire is still on the way"
+        "the acquire is still in flight"
     );
     assert_eq!(subject.ask(other.undo(2, t + 5)).await, Vote::Released);
     assert!(
         matches!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Stale { .. }),
-        "and comes too late"
+        "the late acquire is refused"
     );
 }
 
-async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
+async fn a_watermark_outlives_its_lock_by_its_retention_only(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(1_000));
     let subject = kind.subject_with(settings).await;
     let lock = Lock::new("a");
@@ -432,17 +434,19 @@ async fn a_fence_outlives_its_lock_and_not_its_reasons(kind: Kind) {
     })
     .await;
     assert_eq!(subject.fence(&lock).await, Some(t));
-    eventually("the fence expires", async || subject.fence(&lock).await.is_none().then_some(()))
-        .await;
+    eventually("the watermark expires", async || {
+        subject.fence(&lock).await.is_none().then_some(())
+    })
+    .await;
     assert_eq!(subject.ask(lock.acquire(2, t - 1, LONG_MS)).await, Vote::Granted);
 }
 
-/// By an extension, and by the release of another owner.
-async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
+/// Set by an extension, and by the release of another owner.
+async fn a_watermark_set_beside_a_lock_outlives_the_lock(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(400));
     let subject = kind.subject_with(settings).await;
     let extended = Lock::new("a");
-    let barred = Lock::new("b");
+    let tombstoned = Lock::new("b");
     let t = now();
     let ends = async |lock: &Lock, fence| {
         eventually("the lock ends", async || {
@@ -450,19 +454,21 @@ async fn a_fence_that_is_set_beside_a_lock_lives_on_after_the_lock(kind: Kind) {
         })
         .await;
         assert_eq!(subject.fence(lock).await, Some(fence));
-        eventually("its fence ends", async || subject.fence(lock).await.is_none().then_some(()))
-            .await;
+        eventually("the watermark expires", async || {
+            subject.fence(lock).await.is_none().then_some(())
+        })
+        .await;
     };
     assert_eq!(subject.ask(extended.acquire(1, t, 50)).await, Vote::Granted);
     assert_extended(&subject.ask(extended.extend(1, t, 1_500)).await);
     ends(&extended, t).await;
     let t = now();
-    assert_eq!(subject.ask(barred.acquire(1, t, 1_500)).await, Vote::Granted);
-    assert_held(&subject.ask(barred.release(2, t + 1)).await, &record(1, t), 1_500);
-    ends(&barred, t + 1).await;
+    assert_eq!(subject.ask(tombstoned.acquire(1, t, 1_500)).await, Vote::Granted);
+    assert_held(&subject.ask(tombstoned.release(2, t + 1)).await, &record(1, t), 1_500);
+    ends(&tombstoned, t + 1).await;
 }
 
-async fn a_repair_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
+async fn a_repair_is_refused_when_its_extension_began_too_early(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
@@ -480,14 +486,14 @@ async fn a_repair_is_refused_when_its_extension_began_too_long_ago(kind: Kind) {
     );
 }
 
-async fn a_fence_that_is_no_number_is_an_error_and_grants_nothing(kind: Kind) {
+async fn a_watermark_that_is_not_a_number_is_an_error(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
     subject.set_foreign(&lock.keys.fence, b"not a number", None);
     assert_eq!(failure(subject.ask(lock.acquire(1, t, LONG_MS)).await).reason, Reason::Error);
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
-    // A release mends it: the tombstone must stand whatever was there.
+    // A release replaces the invalid value: the tombstone must be set whatever was there.
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
@@ -582,9 +588,7 @@ async fn a_scan_takes_its_prefix_literally(kind: Kind) {
     assert_eq!(found, [&b"[a-z]?*\\^:lock"[..]]);
 }
 
-async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_still_releases(
-    kind: Kind,
-) {
+async fn without_its_marker_a_node_only_releases(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let other = Lock::new("b");
@@ -595,7 +599,7 @@ async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_stil
         record(1, t).as_bytes(),
         Some(Duration::from_millis(LONG_MS)),
     );
-    // Submitted together: a real node's worker starts over as soon as it learns of the loss.
+    // Submitted together: a real node's worker connects again as soon as it notices the loss.
     let ops = [
         lock.acquire(1, t, LONG_MS),
         other.extend(1, t, LONG_MS),
@@ -611,7 +615,7 @@ async fn without_its_marker_a_node_refuses_to_acquire_extend_and_repair_and_stil
     assert_eq!(release, Vote::Released);
 }
 
-async fn records_keep_their_text_for_people(kind: Kind) {
+async fn records_keep_their_text_labels(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();

@@ -1,11 +1,13 @@
-//! Holds the master in memory to a real one, and that to one with the module: any sequence of operations gets the same answers
-//! from both, leaves the same keys behind and tells listeners the same. Simulations and the gateway's embedded default stand on this.
+//! Compares the memory node with a real redis-server, and with a server that has the module. Any
+//! sequence of operations gets the same answers, leaves the same keys, and publishes the same
+//! hints. Simulations and the gateway's embedded nodes rely on this.
 //!
-//! Remaining lives are compared within a tolerance, so they are long; a few are as short as a TTL may be, and then both
-//! nodes are watched until the key is gone before anything else happens. Tokens lie well within or well beyond D.
+//! Remaining lives are compared within a tolerance, so they are long. A few are as short as a TTL
+//! may be; then the test waits until the key is gone on both nodes before the next step. Tokens lie
+//! well within or well beyond max_clock_skew.
 //!
-//! Every run draws new sequences and prints their seed when one fails; `PROPTEST_RNG_SEED=<seed>` replays it, and
-//! `PROPTEST_CASES=<number>` runs more of them.
+//! Every run draws new sequences and prints their seed when one fails; `PROPTEST_RNG_SEED=<seed>`
+//! replays it, and `PROPTEST_CASES=<number>` runs more of them.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex};
@@ -22,7 +24,7 @@ use redlock_core::node::{Hint, Holding, Keys, Listener, Node, NodeSettings, Node
 
 use crate::support::harness::{PATIENCE, RedisOptions, RedisServer, Subscription};
 use crate::support::nodes::{
-    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, nobodys, now, record, redis_settings,
+    AGAIN, LONG_MS, Lock, PREFIX, ask, in_state, kept_free_record, now, record, redis_settings,
     remote_node_with, telling,
 };
 
@@ -32,20 +34,20 @@ const CASES: u32 = 400;
 const STEPS: usize = 30;
 const NAMES: u8 = 3;
 const OWNERS: u8 = 3;
-/// What two reads of one life may differ by.
+/// Two reads of one life may differ by this much.
 const TOLERANCE: Duration = Duration::from_secs(10);
-/// Lives that nothing in a case outlasts; further apart than the tolerance, so that shortening shows.
+/// Lives that outlast every case. They differ by more than the tolerance, so that shortening shows.
 const LIVES_MS: [u64; 3] = [LONG_MS, 2 * LONG_MS, 3 * LONG_MS];
 const SHORT_MS: u64 = 15;
 
-/// Values of other clients. The zeros have the text of owner 0 where a record has its owner.
+/// Values of other clients. The zeros have owner 0's text where a record has its owner.
 const TEXTS: &[&[u8]] = &[b"", b"uuid-of-another-client", b"1", &[b'0'; 57], &[b'7'; 90]];
 
 fn settings() -> NodeSettings {
     NodeSettings::default().with_max_clock_skew(Duration::from_secs(10))
 }
 
-/// One thing that happens to one lock. T is an offset in microseconds from the beginning of the case.
+/// One step on one lock. `t` is an offset in microseconds from the beginning of the case.
 #[derive(Debug, Clone)]
 enum Step {
     Acquire {
@@ -62,7 +64,7 @@ enum Step {
         owner: u8,
         t: i64,
         life_ms: u64,
-        /// Of a lock that was never extended.
+        /// Repairs a lock that was never extended.
         catches_up: bool,
     },
     Release {
@@ -76,13 +78,13 @@ enum Step {
         value: Value,
         life_ms: Option<u64>,
     },
-    /// SET of the fence to what is none.
+    /// SET of the watermark to an invalid value.
     BadFence,
-    /// DEL of the fence, as when its retention is over.
+    /// DEL of the watermark, as after its retention.
     NoFence,
 }
 
-/// Which of the two is given something to tell: neither what is answered nor what is stored may depend on it.
+/// Which of the two nodes gets a hint to publish. Neither answers nor stored data may depend on it.
 #[derive(Debug, Clone, Copy)]
 struct Tell {
     memory: bool,
@@ -92,13 +94,13 @@ struct Tell {
 #[derive(Debug, Clone)]
 enum Value {
     Text(&'static [u8]),
-    /// What looks like a lock of ours; nobody but a test would write it.
+    /// A value like one of our locks, which only a test would write.
     Record {
         owner: u8,
         t: i64,
     },
-    /// What recovery keeps a lock free by.
-    Nobodys(i64),
+    /// The record by which recovery keeps a lock free.
+    KeptFree(i64),
 }
 
 fn any_t() -> impl Strategy<Value = i64> {
@@ -126,7 +128,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     let value = prop_oneof![
         text.prop_map(Value::Text),
         (owner.clone(), any_t()).prop_map(|(owner, t)| Value::Record { owner, t }),
-        any_t().prop_map(Value::Nobodys),
+        any_t().prop_map(Value::KeptFree),
     ];
     prop_oneof![
         9 => (owner.clone(), any_t(), any_life(), any_tell())
@@ -146,16 +148,16 @@ struct Pair {
     memory: Arc<MemoryNode>,
     redis: Arc<dyn Node>,
     server: RedisServer,
-    /// What the node in memory has told.
-    told: Arc<Told>,
-    /// What the server has told.
-    heard: RefCell<Subscription>,
+    /// The hints of the node in memory.
+    memory_hints: Arc<HintLog>,
+    /// The hints of the server.
+    redis_hints: RefCell<Subscription>,
 }
 
 #[derive(Default)]
-struct Told(Mutex<Vec<String>>);
+struct HintLog(Mutex<Vec<String>>);
 
-impl Listener for Told {
+impl Listener for HintLog {
     fn on_hint(&self, hint: &Hint) {
         self.0.lock().unwrap().push(text(hint));
     }
@@ -165,8 +167,8 @@ fn text(hint: &Hint) -> String {
     String::from_utf8_lossy(hint.as_bytes()).into_owned()
 }
 
-/// What belongs to the answer.
-fn due(op: &Op, vote: &Vote) -> Vec<String> {
+/// The hints that the answer requires.
+fn required_hints(op: &Op, vote: &Vote) -> Vec<String> {
     op.hint_for(vote).map(text).into_iter().collect()
 }
 
@@ -174,13 +176,13 @@ fn differ(what: &str, memory: impl std::fmt::Debug, redis: impl std::fmt::Debug)
     TestCaseError::fail(format!("{what}\n  memory: {memory:?}\n  redis:  {redis:?}"))
 }
 
-fn alike(memory: &Holding, redis: &Holding) -> bool {
-    let near = match (memory.expires_in, redis.expires_in) {
+fn are_alike(memory: &Holding, redis: &Holding) -> bool {
+    let is_near = match (memory.expires_in, redis.expires_in) {
         (None, None) => true,
         (Some(memory), Some(redis)) => memory.abs_diff(redis) < TOLERANCE,
         _ => false,
     };
-    near && memory.record == redis.record
+    is_near && memory.record == redis.record
 }
 
 impl Pair {
@@ -194,30 +196,36 @@ impl Pair {
         let status = in_state(redis.as_ref(), NodeState::Admitted).await;
         assert!(!native || status.engine == Some(Engine::Native), "{status:?}");
         let memory = Arc::new(MemoryNode::new("memory", Arc::new(SystemClock), settings()));
-        let told = Arc::new(Told::default());
-        let heard = RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints")));
-        let listener: Arc<dyn Listener> = told.clone();
+        let memory_hints = Arc::new(HintLog::default());
+        let redis_hints = RefCell::new(server.subscribe(&format!("{{{PREFIX}}}:hints")));
+        let listener: Arc<dyn Listener> = memory_hints.clone();
         memory.listen(Arc::downgrade(&listener));
-        Self { memory, redis, server, told, heard }
+        Self { memory, redis, server, memory_hints, redis_hints }
     }
 
-    /// Asks both, one or the other with something to tell; demands one answer, and that exactly what belongs to the answer
-    /// is told.
+    /// Asks both nodes, with a hint to publish on one, both or none. Demands the same answer, and
+    /// exactly the hints that the answer requires.
     async fn both_telling(&self, op: Op, tell: Tell) -> Result<Vote, TestCaseError> {
         let given = |tells| if tells { telling(op.clone(), "so and so") } else { op.clone() };
         let on_memory = given(tell.memory);
         let on_redis = given(tell.redis);
         let vote = self.both_of(on_memory.clone(), on_redis.clone()).await?;
-        let told = std::mem::take(&mut *self.told.0.lock().unwrap());
-        let heard = self.server.said(&mut self.heard.borrow_mut());
-        if (&told, &heard) == (&due(&on_memory, &vote), &due(&on_redis, &vote)) {
+        let memory_hints = std::mem::take(&mut *self.memory_hints.0.lock().unwrap());
+        let redis_hints = self.server.messages(&mut self.redis_hints.borrow_mut());
+        if (&memory_hints, &redis_hints)
+            == (&required_hints(&on_memory, &vote), &required_hints(&on_redis, &vote))
+        {
             Ok(vote)
         } else {
-            Err(differ(&format!("told by {op:?}, which was answered {vote:?}"), told, heard))
+            Err(differ(
+                &format!("hints of {op:?}, which was answered {vote:?}"),
+                memory_hints,
+                redis_hints,
+            ))
         }
     }
 
-    /// Asks both and demands one answer.
+    /// Asks both nodes and demands the same answer.
     async fn both(&self, op: Op) -> Result<Vote, TestCaseError> {
         self.both_of(op.clone(), op).await
     }
@@ -228,11 +236,11 @@ impl Pair {
         let equal = match (&memory, &redis) {
             (Vote::Held(memory), Vote::Held(redis))
             | (Vote::Yours(memory), Vote::Yours(redis))
-            | (Vote::Found(memory), Vote::Found(redis)) => alike(memory, redis),
+            | (Vote::Found(memory), Vote::Found(redis)) => are_alike(memory, redis),
             (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
                 memory.abs_diff(*redis) < TOLERANCE
             }
-            // The script is careful and says that an operation which ended with an error may have had an effect.
+            // The script cautiously reports that an operation with an error may have had an effect.
             (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
             (memory, redis) => memory == redis,
         };
@@ -266,7 +274,7 @@ impl Pair {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
                     ReleaseScope::Proposal => lock.undo(owner, at(t)),
-                    // Which has nobody to tell.
+                    // This scope publishes no hint.
                     ReleaseScope::Grant => {
                         return self.both(lock.release_exactly(owner, at(t))).await.map(drop);
                     }
@@ -279,12 +287,13 @@ impl Pair {
             Step::Foreign { value: Value::Record { owner, t }, life_ms } => {
                 self.set(&lock.keys.lock, record(owner, at(t)).as_bytes(), life_ms);
             }
-            Step::Foreign { value: Value::Nobodys(t), life_ms } => {
-                self.set(&lock.keys.lock, nobodys(at(t)).as_bytes(), life_ms);
+            Step::Foreign { value: Value::KeptFree(t), life_ms } => {
+                self.set(&lock.keys.lock, kept_free_record(at(t)).as_bytes(), life_ms);
             }
             Step::BadFence => self.set(&lock.keys.fence, b"no fence", None),
             Step::NoFence => {
-                // The shortest way to have a key deleted in memory is to release a lock of that name.
+                // The simplest way to delete a key in memory is to release a lock with the key's
+                // name.
                 let fence =
                     Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
@@ -301,7 +310,8 @@ impl Pair {
         self.both(lock.inspect_fence()).await.map(drop)
     }
 
-    /// Demands that both store the same lock. One that is about to expire must expire on both, not long after the other.
+    /// Demands that both nodes store the same lock. A lock that is about to expire must expire on
+    /// both, at about the same time.
     async fn settle(&self, lock: &Lock) -> Result<(), TestCaseError> {
         let short = |vote: &Vote| match vote {
             Vote::Found(holding) => {
@@ -316,7 +326,9 @@ impl Pair {
             match (&memory, &redis) {
                 (Vote::Missing, Vote::Missing) => return Ok(()),
                 (memory, redis) if short(memory) && short(redis) => {}
-                (Vote::Found(memory), Vote::Found(redis)) if alike(memory, redis) => return Ok(()),
+                (Vote::Found(memory), Vote::Found(redis)) if are_alike(memory, redis) => {
+                    return Ok(());
+                }
                 (memory, redis) => return Err(differ("stored after it", memory, redis)),
             }
             if tokio::time::Instant::now() >= deadline {
@@ -343,12 +355,12 @@ impl Pair {
 }
 
 #[test]
-fn a_node_in_memory_answers_and_stores_what_a_real_one_does() {
+fn a_memory_node_answers_and_stores_as_redis_does() {
     compare(false);
 }
 
 #[test]
-fn the_module_answers_and_stores_what_a_node_in_memory_does() {
+fn the_module_answers_and_stores_as_a_memory_node_does() {
     compare(true);
 }
 
@@ -370,7 +382,7 @@ fn compare(native: bool) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let pair = runtime.block_on(Pair::start(native));
-    // Each case has locks of its own, the shrunk ones included.
+    // Each case has its own locks, also when proptest shrinks it.
     let case = Cell::new(0);
     let steps = proptest::collection::vec((0..NAMES, any_step()), 1..STEPS);
     let outcome = TestRunner::new(config).run(&steps, |steps| {

@@ -1,8 +1,8 @@
-//! Masters that have lost locks, or may have, do not vote until every such lock has ended: by real servers that lose
-//! their data in every way we know of, in the middle of real locks.
+//! Masters that have lost locks, or may have, do not vote until every such lock has ended. Real
+//! servers lose their data in every known way, in the middle of real locks.
 //!
-//! A lower bound is exact: nobody votes before the quarantine has passed since the moment of the loss. An upper bound is
-//! generous, because the machine is busy.
+//! Lower bounds are exact: no master votes before the quarantine has passed since the loss. Upper
+//! bounds are generous, because the machine is busy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,9 +42,10 @@ enum Loss {
     Flush,
 }
 
-/// One holder reaches three of five masters and gets the lock on them. Two of the three lose everything. Another gateway,
-/// which reaches all five, asks for the lock until it gets it. Answers whether that was while the first one held it;
-/// `None` when this machine took so long that nothing could be seen.
+/// One holder reaches three of five masters and gets the lock on them. Two of the three lose
+/// everything. Another gateway, which reaches all five, asks for the lock until it gets it. Returns
+/// whether that happened while the first client held the lock; `None` if this machine was too slow
+/// to see.
 async fn granted_twice(cluster: &ClusterSettings, loss: Loss) -> Option<bool> {
     let mut servers = masters(5);
     let dead = [DeadPort::new(), DeadPort::new()];
@@ -85,15 +86,15 @@ fn count(outcomes: &[Option<bool>], of: Option<bool>) -> usize {
     outcomes.iter().filter(|outcome| **outcome == of).count()
 }
 
-/// A quarantine of a second and a half, and locks long enough for two restarts on a busy machine.
+/// A quarantine of a second and a half, and locks that last for two restarts on a busy machine.
 const FORGETFUL: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_millis(1_200), ..ClusterSettings::SHORT_QUARANTINE };
 
 #[test]
-fn a_lock_that_two_of_its_three_masters_forgot_in_a_restart_is_not_granted_again() {
+fn a_lock_lost_by_two_of_three_restarts_is_not_granted_again() {
     let since = Instant::now();
     let outcomes = repeated(50, 8, async || granted_twice(&FORGETFUL, Loss::Restart).await);
-    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
+    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at once");
     assert!(
         count(&outcomes, Some(false)) >= 25,
         "this machine is too slow to see anything: {outcomes:?}"
@@ -105,7 +106,7 @@ fn a_lock_that_two_of_its_three_masters_forgot_in_a_restart_is_not_granted_again
     let without = repeated(8, 8, async || granted_twice(&off, Loss::Restart).await);
     assert!(
         count(&without, Some(true)) > 0,
-        "without the quarantine nothing is worse: {without:?}"
+        "nothing goes wrong without the quarantine: {without:?}"
     );
     println!(
         "{} repetitions, {} of them in time; without quarantine {} of {} had a second holder; {:?}",
@@ -118,20 +119,21 @@ fn a_lock_that_two_of_its_three_masters_forgot_in_a_restart_is_not_granted_again
 }
 
 #[test]
-fn a_lock_that_two_of_its_three_masters_forgot_in_a_flushall_is_not_granted_again() {
+fn a_lock_lost_by_two_of_three_flushalls_is_not_granted_again() {
     let outcomes = repeated(10, 5, async || granted_twice(&FORGETFUL, Loss::Flush).await);
-    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at a time");
+    assert_eq!(count(&outcomes, Some(true)), 0, "two holders at once");
     assert!(
         count(&outcomes, Some(false)) > 0,
         "this machine is too slow to see anything: {outcomes:?}"
     );
-    // The other gateway has looked at these masters a moment ago: only the marker in each call tells it.
+    // The other gateway has just probed these masters, so only the marker in each call reveals the
+    // loss.
     let off = ClusterSettings {
         rules: SafetyRules { marker_is_checked: false, ..SafetyRules::ALL },
         ..FORGETFUL
     };
     let without = repeated(5, 5, async || granted_twice(&off, Loss::Flush).await);
-    assert!(count(&without, Some(true)) > 0, "without the marker nothing is worse: {without:?}");
+    assert!(count(&without, Some(true)) > 0, "nothing goes wrong without the marker: {without:?}");
     println!(
         "without the marker {} of {} had a second holder",
         count(&without, Some(true)),
@@ -140,7 +142,7 @@ fn a_lock_that_two_of_its_three_masters_forgot_in_a_flushall_is_not_granted_agai
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantine() {
+async fn a_flushed_master_does_not_vote_during_its_quarantine() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -148,11 +150,11 @@ async fn a_master_that_was_flushed_gives_no_vote_before_the_end_of_its_quarantin
     server.cmd(&["FLUSHALL"]);
     let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
     assert!(!seen.is_bootstrapping && seen.remedy == Some(Remedy::WaitOrBootstrap), "{seen:?}");
-    assert_eq!(seen.restarts, 0, "it was not restarted");
+    assert_eq!(seen.restarts, 0, "the master was not restarted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
+async fn an_empty_restart_within_50_ms_is_noticed() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -172,7 +174,7 @@ async fn a_master_that_is_back_within_50_ms_without_its_data_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_survived() {
+async fn an_old_snapshot_with_its_marker_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -189,19 +191,18 @@ async fn a_master_that_kept_an_old_snapshot_is_quarantined_although_its_marker_s
         .iter()
         .map(|key| server.cmd(&["GET", key]) != Resp::Nil)
         .collect();
-    assert_eq!(kept, [true, false], "a snapshot keeps what was there when it was made");
+    assert_eq!(kept, [true, false], "the snapshot is older than the lock");
     let seen = cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
     assert!(
         seen.detail.contains("appendonly no") && seen.remedy == Some(Remedy::WaitThenMakeDurable),
         "{seen:?}"
     );
     assert!(!seen.is_bootstrapping && seen.restarts == 1, "{seen:?}");
-    assert!(stood.is_some() && marker(&server) != stood, "the eligibility is of this process");
+    assert!(stood.is_some() && marker(&server) != stood, "the marker belongs to this process");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quarantined_afterwards()
-{
+async fn a_former_replica_of_another_master_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let [source, server] = [RedisServer::start(), RedisServer::start()];
     cluster.mark_by(&source.url()).await;
@@ -219,7 +220,7 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
         Reason::Refused,
         Effect::None,
     );
-    eventually("the data is the other's", async || {
+    eventually("the master has the other one's data", async || {
         (marker(&server) == marker(&source)).then_some(())
     })
     .await;
@@ -228,12 +229,12 @@ async fn a_master_whose_data_is_another_masters_is_refused_as_a_replica_and_quar
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
     let seen = cluster.waits_out(remote.as_ref(), lost, COPIED).await;
     assert_eq!(seen.restarts, 0);
-    assert!(marker(&server) != marker(&source), "each has a marker of its own");
+    assert!(marker(&server) != marker(&source), "each master has its own marker");
 }
 
-/// Its own marker, of this very process, comes back with the data of a replica that missed the newest locks.
+/// The marker of this very process returns with the data of a replica that missed the newest locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() {
+async fn a_master_restored_from_its_replica_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let [replica, server] = [RedisServer::start(), RedisServer::start()];
     for server in [&replica, &server] {
@@ -250,7 +251,7 @@ async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() 
         ask(remote.as_ref(), Lock::new("newest").acquire(1, now(), LONG_MS)).await,
         Vote::Granted
     );
-    let stood = marker(&server).expect("it is admitted");
+    let stood = marker(&server).expect("the master is admitted");
     server.cmd(&["REPLICAOF", "127.0.0.1", &replica.port().to_string()]);
     in_state(remote.as_ref(), NodeState::Refused).await;
     eventually("the newest lock is gone", async || {
@@ -259,7 +260,7 @@ async fn a_master_that_took_its_data_back_from_its_own_replica_is_quarantined() 
     .await;
     assert!(
         marker(&server).is_some_and(|marker| marker == stood),
-        "its marker came back with the data"
+        "the marker came back with the data"
     );
     let lost = Instant::now();
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
@@ -273,19 +274,19 @@ async fn refused_for_eviction(remote: &dyn Node, policy: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_may_evict_is_refused_until_it_is_mended_and_waits_like_any_new_one() {
+async fn an_evicting_master_is_refused_until_fixed_then_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start_with(options(&["--maxmemory-policy", "allkeys-lru"]));
     let remote = cluster.remote_node(&server.url());
     refused_for_eviction(remote.as_ref(), "allkeys-lru").await;
     assert_eq!(marker(&server), None, "nothing is written on a node that is refused");
-    let mended = Instant::now();
+    let fixed = Instant::now();
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    cluster.waits_out(remote.as_ref(), mended, BLANK).await;
+    cluster.waits_out(remote.as_ref(), fixed, BLANK).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_could_have_evicted_and_did_not_is_admitted_at_once_when_mended() {
+async fn a_fixed_master_that_evicted_nothing_is_admitted_at_once() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -298,7 +299,7 @@ async fn a_master_that_could_have_evicted_and_did_not_is_admitted_at_once_when_m
     assert_eq!(marker(&server), stood);
 }
 
-/// Fills a server until it has thrown keys away, with keys that expire or not.
+/// Fills a server until it has evicted keys, with keys that expire or not.
 fn fill(server: &RedisServer, policy: &str) {
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
     let text = server.cmd(&["INFO", "memory"]).text();
@@ -315,8 +316,9 @@ fn fill(server: &RedisServer, policy: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_mended() {
-    // The one throws away whatever expires, such as locks, and the other the marker too.
+async fn a_master_that_evicted_while_refused_is_quarantined() {
+    // The first policy evicts keys with an expiry, such as locks; the second may evict the marker,
+    // too.
     for (policy, why) in [("volatile-lru", EVICTED), ("allkeys-lru", "")] {
         let cluster = ClusterSettings::SHORT_QUARANTINE;
         let server = RedisServer::start();
@@ -324,16 +326,16 @@ async fn a_master_that_evicted_keys_while_it_was_refused_is_quarantined_when_men
         server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
         refused_for_eviction(remote.as_ref(), policy).await;
         fill(&server, policy);
-        let mended = Instant::now();
+        let fixed = Instant::now();
         server.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-        cluster.waits_out(remote.as_ref(), mended, why).await;
+        cluster.waits_out(remote.as_ref(), fixed, why).await;
         assert!(remote.status().borrow().evicted_keys > 0);
     }
 }
 
-/// Between two looks at the policy: only the number of evicted keys tells.
+/// Between two probes of the policy: only the number of evicted keys reveals it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
+async fn a_master_that_evicted_unseen_is_quarantined_when_noticed() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
@@ -342,7 +344,7 @@ async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
     let seen = in_state(remote.as_ref(), NodeState::Quarantined).await;
     assert!(seen.detail.contains(EVICTED), "{seen:?}");
     in_state(remote.as_ref(), NodeState::Admitted).await;
-    // It is held against it once.
+    // The eviction counts against the master once.
     assert!(
         timeout(cluster.quarantine() * 3, in_state(remote.as_ref(), NodeState::Quarantined))
             .await
@@ -351,7 +353,7 @@ async fn a_master_that_evicted_keys_unseen_is_quarantined_when_that_shows() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn durable_masters_keep_locks_and_vote_when_names_have_moved() {
+async fn durable_masters_keep_locks_and_vote_after_names_move() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(append_only(&[]))).collect();
     cluster.mark(&servers).await;
@@ -401,7 +403,7 @@ async fn durable_masters_keep_locks_and_vote_when_names_have_moved() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
+async fn a_master_with_everysec_is_quarantined_after_a_crash() {
     for (settings, why) in [
         (["--appendfsync", "everysec"], "appendfsync is not always"),
         (["--no-appendfsync-on-rewrite", "yes"], "no-appendfsync-on-rewrite is not no"),
@@ -418,13 +420,12 @@ async fn a_master_that_syncs_every_second_is_quarantined_after_a_crash() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_starts_were_with_always()
- {
+async fn a_master_weakened_at_run_time_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start_with(append_only(&[]));
     let remote = cluster.admitted(&server.url()).await;
     server.cmd(&["CONFIG", "SET", "appendfsync", "everysec"]);
-    eventually("the marker says so", async || {
+    eventually("the marker has the new reason", async || {
         marker(&server).filter(|marker| marker.contains(":volatile."))
     })
     .await;
@@ -436,15 +437,15 @@ async fn a_master_that_was_weakened_at_run_time_is_quarantined_although_both_sta
         Resp::List(["appendfsync", "always"].map(|word| Resp::Bytes(word.into())).into())
     );
     cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
-    // From here on it is as good as any other.
-    eventually("it counts as durable again", async || {
+    // From here on the master is like any other.
+    eventually("the master counts as durable again", async || {
         marker(&server).filter(|text| text.contains(":durable."))
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_master_replaced_by_an_empty_one_waits_however_durable_both_are() {
+async fn a_master_replaced_by_an_empty_one_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start_with(append_only(&[]));
     let remote = cluster.admitted(&server.url()).await;
@@ -454,7 +455,7 @@ async fn a_master_replaced_by_an_empty_one_waits_however_durable_both_are() {
     cluster.waits_out(remote.as_ref(), lost, BLANK).await;
 }
 
-/// A user as managed services give: all but some commands.
+/// A user with the rights that managed services give: all commands but some.
 fn limited(rights: &'static str) -> (RedisServer, String) {
     let server = RedisServer::start_with(append_only(&[
         "--user", "gate", "on", ">pw", "~*", "&*", "+@all", rights,
@@ -464,7 +465,7 @@ fn limited(rights: &'static str) -> (RedisServer, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_whatever_is_on_disk() {
+async fn without_config_get_every_restart_is_a_quarantine() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let (mut server, url) = limited("-config");
     let remote = cluster.admitted(&url).await;
@@ -483,11 +484,11 @@ async fn where_config_is_forbidden_locks_work_and_a_restart_is_a_quarantine_what
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
+async fn without_info_a_master_is_refused_with_the_cure() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let (server, url) = limited("-info");
     let remote = cluster.remote_node(&url);
-    let told = eventually("it says why it does not vote", async || {
+    let seen_refused = eventually("the status shows why the master does not vote", async || {
         let status = remote.status().borrow().clone();
         (status.detail.contains("NOPERM") || status.detail.contains("INFO")).then_some(status)
     })
@@ -497,9 +498,9 @@ async fn where_info_is_forbidden_the_master_is_refused_with_what_to_do() {
         Reason::Refused,
         Effect::None,
     );
-    assert_eq!(told.state, NodeState::Refused, "{told:?}");
-    assert!(told.remedy == Some(Remedy::AllowInfo), "{told:?}");
-    // Mended without a restart of anybody.
+    assert_eq!(seen_refused.state, NodeState::Refused, "{seen_refused:?}");
+    assert!(seen_refused.remedy == Some(Remedy::AllowInfo), "{seen_refused:?}");
+    // Fixed without any restart.
     server.cmd(&["ACL", "SETUSER", "gate", "+info"]);
     in_state(remote.as_ref(), NodeState::Admitted).await;
 }

@@ -1,4 +1,5 @@
-//! Calls that are not whole: cut off, with lengths that lie, of noise. A master refuses each before anything of it runs.
+//! Malformed calls: cut off, with wrong lengths, or noise. A master refuses each call before any
+//! part of it runs.
 //!
 //! `MALFORMED_SEED=<seed>` replays a run.
 
@@ -32,7 +33,7 @@ fn info(server: &RedisServer, section: &str, field: &str) -> String {
     line.unwrap_or_else(|| panic!("no {field}")).to_owned()
 }
 
-/// How often any key was changed.
+/// The number of key changes.
 fn changes(server: &RedisServer) -> String {
     info(server, "persistence", "rdb_changes_since_last_save")
 }
@@ -62,13 +63,13 @@ fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
     )
 }
 
-/// What becomes of a call on its way through somebody else's bug.
+/// A call as another program's bug may damage it.
 fn mangled(chance: &mut Chance, mut call: Vec<u8>) -> Vec<u8> {
     match chance.below(5) {
         0 => call.truncate(chance.below(call.len())),
         1 => call.extend((0..1 + chance.below(40)).map(|_| 0)),
         2 => {
-            // The first byte of some length, more often than not.
+            // Usually the first byte of a length.
             let at = chance.below(call.len());
             call[at] = chance.next() as u8;
         }
@@ -87,12 +88,12 @@ fn mangled(chance: &mut Chance, mut call: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn a_call_that_is_not_whole_is_refused_by_the_script_and_changes_nothing() {
+fn the_script_refuses_a_malformed_call_and_changes_nothing() {
     refuses(&RedisServer::start(), by_script);
 }
 
 #[test]
-fn a_call_that_is_not_whole_is_refused_by_the_module_and_changes_nothing() {
+fn the_module_refuses_a_malformed_call_and_changes_nothing() {
     refuses(
         &RedisServer::start_with(RedisOptions { native: Some(true), ..RedisOptions::default() }),
         by_module,
@@ -116,10 +117,12 @@ fn refuses(server: &RedisServer, run: fn(&RedisServer, &[u8]) -> Result<Resp, St
                 assert_eq!(changes(server), before, "{why}: {error}: {call:02x?}");
                 refused += 1;
             }
-            (is_call, answer) => panic!("{is_call:?}, but the master: {answer:?}: {call:02x?}"),
+            (is_call, answer) => {
+                panic!("expected {is_call:?}, but the master answered {answer:?}: {call:02x?}")
+            }
         }
     }
-    // Many flips fall into texts, where any byte will do.
+    // Many flips hit texts, where any byte is valid.
     assert!(changes(server) != "1", "no call has set anything");
     assert!(refused > CALLS / 2 && taken > CALLS / 10, "{refused} refused, {taken} taken");
 }

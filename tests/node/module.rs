@@ -1,4 +1,4 @@
-//! What the module for masters does beside answering as the script does: what it writes, and how it comes and goes.
+//! The Redis module beyond its answers: the data that it writes, and loading and unloading it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ fn options(native: bool, args: &[&str]) -> RedisOptions {
     RedisOptions { native: Some(native), append_only: true, args, ..RedisOptions::default() }
 }
 
-/// Waits until it votes, by this engine.
+/// Waits until the node votes, by this engine.
 async fn votes_by(node: &dyn Node, engine: Engine) {
     let mut status = node.status();
     let voting = |status: &redlock_core::node::NodeStatus| {
@@ -28,7 +28,7 @@ async fn votes_by(node: &dyn Node, engine: Engine) {
     assert!(seen.is_ok(), "{:?}", node.status().borrow());
 }
 
-/// Every key with its value and when it ends.
+/// Every key with its value and its expiry.
 fn stored(server: &RedisServer) -> BTreeMap<String, (Resp, i64)> {
     let Resp::List(keys) = server.cmd(&["KEYS", "*"]) else { panic!("a list of keys") };
     let entry = |key: &Resp| {
@@ -39,9 +39,9 @@ fn stored(server: &RedisServer) -> BTreeMap<String, (Resp, i64)> {
     keys.iter().map(entry).collect()
 }
 
-/// Every kind of effect.
+/// Operations with every kind of effect.
 async fn effects(node: &dyn Node) {
-    let [held, extended, released, barred, undone, repaired] =
+    let [held, extended, released, tombstoned, undone, repaired] =
         ["a", "b", "c", "d", "e", "f"].map(Lock::new);
     let t = now();
     for lock in [&held, &extended, &released, &undone] {
@@ -49,13 +49,13 @@ async fn effects(node: &dyn Node) {
     }
     assert_extended(&ask(node, extended.extend(1, t, 2 * LONG_MS)).await);
     assert_eq!(ask(node, released.release(1, t)).await, Vote::Released);
-    assert_eq!(ask(node, barred.release(1, t)).await, Vote::Missing);
+    assert_eq!(ask(node, tombstoned.release(1, t)).await, Vote::Missing);
     assert_eq!(ask(node, undone.undo(1, t)).await, Vote::Released);
     assert_eq!(ask(node, repaired.repair(1, t, LONG_MS)).await, Vote::Granted);
 }
 
 #[tokio::test]
-async fn what_the_module_writes_is_loaded_without_it_and_the_other_way_round() {
+async fn data_written_with_the_module_loads_without_it_and_back() {
     for native in [true, false] {
         let mut server = RedisServer::start_with(options(native, &[]));
         let node = remote_node(&server.url());
@@ -63,14 +63,15 @@ async fn what_the_module_writes_is_loaded_without_it_and_the_other_way_round() {
         effects(node.as_ref()).await;
         drop(node);
         let before = stored(&server);
-        // Four locks stand or have a fence beside one that is gone; the marker, and which database it is in.
+        // Four locks are stored, or their watermark beside one that is gone; then the marker, and
+        // its database.
         assert_eq!(before.len(), 3 + 5 + 2, "{before:#?}");
         server.restart_as(!native);
         assert_eq!(stored(&server), before, "native: {native}");
     }
 }
 
-/// How much of the master's writes a server has written or read, by its own account.
+/// How much of the master's writes a server has written or read, by its own offset.
 fn offset(server: &RedisServer, field: &str) -> u64 {
     let info = server.cmd(&["INFO", "replication"]).text();
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -84,14 +85,14 @@ async fn a_replica_without_the_module_follows_a_master_with_it() {
         false,
         &["--replicaof", "127.0.0.1", &master.port().to_string()],
     ));
-    eventually("it is connected", async || {
+    eventually("the worker is connected", async || {
         replica.cmd(&["INFO", "replication"]).text().contains("master_link_status:up").then_some(())
     })
     .await;
     let node = remote_node(&master.url());
     votes_by(node.as_ref(), Engine::Native).await;
     effects(node.as_ref()).await;
-    // Not WAIT: it asks for what its own connection has written, and that is nothing.
+    // Not WAIT: it covers only the writes of its own connection, and there are none.
     let written = offset(&master, "master_repl_offset");
     eventually("the replica has read all of it", async || {
         (offset(&replica, "slave_repl_offset") >= written).then_some(())
@@ -101,7 +102,7 @@ async fn a_replica_without_the_module_follows_a_master_with_it() {
 }
 
 #[tokio::test]
-async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_lock() {
+async fn loading_or_unloading_the_module_loses_no_lock() {
     let server = RedisServer::start_with(options(true, &["--enable-module-command", "local"]));
     let node = remote_node(&server.url());
     votes_by(node.as_ref(), Engine::Native).await;
@@ -109,7 +110,7 @@ async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_l
     let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.cmd(&["MODULE", "UNLOAD", "redlock"]);
-    // Whoever asks next finds out, if the heartbeat has not; nothing ran.
+    // If the heartbeat has not noticed, the next operation does; nothing ran.
     let _ = ask(node.as_ref(), held.inspect()).await;
     votes_by(node.as_ref(), Engine::Lua).await;
     assert_extended(&ask(node.as_ref(), held.extend(1, t, LONG_MS)).await);
@@ -120,9 +121,9 @@ async fn a_module_that_comes_and_goes_under_a_gateway_costs_a_reconnect_and_no_l
     assert_eq!(node.status().borrow().restarts, 0);
 }
 
-/// As from the script: a client that keeps copies of keys, or watches them, hears of what was written and of nothing else.
+/// As with the script: a client that tracks or watches keys is notified of writes only.
 #[tokio::test]
-async fn who_watches_a_key_hears_of_what_was_changed_and_not_of_what_was_read() {
+async fn key_watchers_get_events_for_changes_and_not_for_reads() {
     for native in [true, false] {
         let server = RedisServer::start_with(options(native, &[]));
         let node = remote_node(&server.url());
@@ -151,9 +152,10 @@ async fn who_watches_a_key_hears_of_what_was_changed_and_not_of_what_was_read() 
     }
 }
 
-/// Who may not run the command is served by the script, and so is a gateway whose rights are older than the module.
+/// A user without the right to the command is served by the script, and so is a gateway whose
+/// rights are older than the module.
 #[tokio::test]
-async fn permissions_are_those_of_the_caller() {
+async fn the_module_applies_the_callers_permissions() {
     let server = RedisServer::start_with(options(true, &[]));
     server.cmd(&["ACL", "SETUSER", "older", "on", ">pw", "~*", "&*", "+@all", "-redlock.call"]);
     server.cmd(&[
@@ -186,9 +188,10 @@ async fn permissions_are_those_of_the_caller() {
     assert_eq!(server.cmd(&["EXISTS", "lock:theirs"]), Resp::Integer(0));
 }
 
-/// With `appendfsync always`: what was answered is on disk. `MODULE_SEED=<seed>` replays the moments.
+/// With `appendfsync always`, answered operations are on disk. `MODULE_SEED=<seed>` replays the
+/// moments.
 #[tokio::test]
-async fn nothing_that_was_answered_is_lost_by_a_kill_at_any_moment() {
+async fn a_kill_at_any_moment_loses_nothing_answered() {
     let mut chance = Chance::of(seed("MODULE_SEED"), 0);
     let mut server = RedisServer::start_with(options(true, &[]));
     for round in 0..5 {

@@ -1,5 +1,6 @@
-//! A master's name moves to a process that has read the append-only file of the old one, while that one goes on. No two
-//! gateways get votes of the two at a time, and no lock is granted again that the old one granted.
+//! A master's name moves to a process that has read the append-only file of the old process, while
+//! the old process continues. Gateways never get votes of both at a time, and no lock is granted
+//! again that the old process granted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,8 @@ use crate::support::resp::Resp;
 
 const CONTESTED: &str = "its earlier process still answered while this one ran";
 
-/// The way of one gateway to a master: new connections lead to one process or another, open ones stay.
+/// One gateway's route to a master: new connections lead to one process or the other, open ones
+/// stay.
 struct Route {
     url: String,
     port: watch::Sender<u16>,
@@ -30,7 +32,7 @@ struct Route {
 impl Route {
     async fn to(server: &RedisServer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
+        let url = format!("redis://{}", listener.local_addr().expect("the listener is bound"));
         let (port, leads_to) = watch::channel(server.port());
         let (cuts, cut) = watch::channel(());
         tokio::spawn(async move {
@@ -51,7 +53,7 @@ impl Route {
         Self { url, port, cuts }
     }
 
-    /// The node has one name, whichever way a gateway takes to it.
+    /// The node has one name, whichever route a gateway takes.
     fn settings(cluster: &ClusterSettings) -> RedisSettings {
         let mut settings = cluster.settings();
         settings.node_name = Some("b".into());
@@ -69,20 +71,21 @@ impl Route {
     }
 }
 
-/// What was seen of a durable master beside its old process.
+/// Observations of a durable master beside its old process.
 struct Moved {
-    /// Votes of the old process for one gateway, cast after the new process had voted for the other gateway.
+    /// Votes of the old process for one gateway, after the new process had voted for the other
+    /// gateway.
     beside: usize,
     /// From the move of the name to the first vote of the new process.
     waited: Duration,
     /// Whether the new process granted a lock that the old one had granted after the move.
     lost: bool,
-    /// Why the new process did not vote, last.
+    /// The last reason why the new process did not vote.
     reason: String,
 }
 
-/// B' reads the append-only directory of B, and B's name moves to B'. One gateway keeps its connection to B. The other's
-/// breaks; it votes through B' as soon as it may.
+/// B' reads the append-only directory of B, and B's name moves to B'. One gateway keeps its
+/// connection to B. The other gateway's connection breaks; it votes through B' as soon as it may.
 async fn moved_beside(rules: SafetyRules) -> Moved {
     let cluster = ClusterSettings { rules, ..ClusterSettings::SHORT_QUARANTINE };
     let old = RedisServer::start_with(append_only(&[]));
@@ -138,7 +141,7 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
     assert!(seen.waited >= NAME_MOVES_WITHIN, "{:?}", seen.waited);
     assert!(
         seen.reason.contains(CONTESTED),
-        "it may lack what the old process granted: {}",
+        "the new process may lack grants of the old one: {}",
         seen.reason
     );
 
@@ -157,13 +160,17 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
         ..SafetyRules::ALL
     })
     .await;
-    println!("without the wait: {} votes beside, after {:?}", off.beside, off.waited);
-    assert!(off.beside > 0 && off.lost, "without the rules nothing is worse");
+    println!(
+        "without the wait: {} votes beside the old process, after {:?}",
+        off.beside, off.waited
+    );
+    assert!(off.beside > 0 && off.lost, "nothing goes wrong without the rules");
 }
 
-/// A copy that was started long before the name moved to it, and the old process ends before anybody sees both.
+/// A copy started long before the name moved to it. The old process ends before any gateway sees
+/// both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_ran_before_its_former_one_ended_is_quarantined() {
+async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;
     let mut old = RedisServer::start_with(append_only(&[]));
     let route = Route::to(&old).await;
@@ -172,12 +179,12 @@ async fn a_process_that_ran_before_its_former_one_ended_is_quarantined() {
     in_state(node.as_ref(), NodeState::Admitted).await;
     let new =
         RedisServer::start_with(append_only(&["--dir", old.dir().to_str().expect("a plain path")]));
-    eventually("it has run for 5 s", async || {
+    eventually("the process has run for 5 s", async || {
         let info = new.cmd(&["INFO", "server"]).text();
         let uptime = info
             .lines()
             .find_map(|line| line.strip_prefix("uptime_in_seconds:"))
-            .expect("it tells");
+            .expect("the runner prints a line");
         (uptime.trim().parse::<u64>().expect("a number") >= 5).then_some(())
     })
     .await;

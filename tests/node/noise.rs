@@ -1,11 +1,12 @@
-//! A master that answers random bytes, before and after the login. `NOISE_SEED=<seed>` replays a run.
+//! A master that answers random bytes, before and after the login. `NOISE_SEED=<seed>` replays a
+//! run.
 
 use redlock_core::node::NodeState;
 
 use crate::support::chance::{Chance, seed};
 use crate::support::harness::{RedisServer, eventually};
 use crate::support::nodes::{in_state, remote_node};
-use crate::support::turncoat::{Nonsense, Turncoat};
+use crate::support::turncoat::{FaultyMaster, Nonsense};
 
 const ROUNDS: usize = 30;
 const WORDS: [&str; 18] = [
@@ -29,7 +30,7 @@ const WORDS: [&str; 18] = [
     "$5\r\nhello\r\n",
 ];
 
-/// Pieces of replies, numbers and plain noise.
+/// Pieces of replies, numbers and random bytes.
 fn noise(chance: &mut Chance) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..=chance.below(200) {
@@ -44,27 +45,27 @@ fn noise(chance: &mut Chance) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_outlives_whatever_its_master_answers() {
+async fn a_node_survives_any_answer_of_its_master() {
     let server = RedisServer::start();
-    let turncoat = Turncoat::before(&server);
-    let node = remote_node(&turncoat.url());
+    let faulty = FaultyMaster::before(&server);
+    let node = remote_node(&faulty.url());
     in_state(node.as_ref(), NodeState::Admitted).await;
     let mut chance = Chance::of(seed("NOISE_SEED"), 0);
     for round in 0..ROUNDS {
-        let fooled = turncoat.fooled();
+        let earlier = faulty.nonsense_count();
         let noise = noise(&mut chance);
-        turncoat.answers(if chance.one_in(4) {
+        faulty.start_nonsense(if chance.one_in(4) {
             Nonsense::endless(noise.clone(), noise)
         } else {
             Nonsense::once(noise)
         });
-        eventually("it was answered with noise", async || {
-            (turncoat.fooled() > fooled).then_some(())
+        eventually("the node got noise", async || {
+            (faulty.nonsense_count() > earlier).then_some(())
         })
         .await;
-        // From time to time: what came of it is over, and the node votes again.
+        // Now and then the noise ends, and the node must vote again.
         if round % 10 == 9 {
-            turncoat.repents();
+            faulty.stop_nonsense();
             in_state(node.as_ref(), NodeState::Admitted).await;
         }
     }

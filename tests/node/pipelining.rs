@@ -1,4 +1,4 @@
-//! A master far away: what comes in does not wait for the answer to what was sent before, nor for a look at the node.
+//! A far master: new operations wait neither for earlier answers nor for a probe of the node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use tokio::time::timeout;
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, submit};
 
-/// Makes the node a far one, and no test slow.
+/// Makes the node a far one, without a slow test.
 const DELAY: Duration = Duration::from_millis(3);
 
-/// Between a worker and its master: answers take a while, or are held back altogether.
+/// A proxy between a worker and its master that delays answers or holds them back.
 struct SlowProxy {
     url: String,
     asked: watch::Receiver<Asked>,
     open: watch::Sender<bool>,
 }
 
-/// What has come by on the way to the master.
+/// The requests that have passed on the way to the master.
 #[derive(Default, Clone, Copy)]
 struct Asked {
     calls: usize,
@@ -35,7 +35,7 @@ struct Asked {
 impl SlowProxy {
     async fn to(server: &RedisServer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("redis://{}", listener.local_addr().expect("it is bound"));
+        let url = format!("redis://{}", listener.local_addr().expect("the listener is bound"));
         let (counter, asked) = watch::channel(Asked::default());
         let (open, gate) = watch::channel(true);
         let port = server.port();
@@ -71,7 +71,7 @@ async fn pass_requests(
     mut to: OwnedWriteHalf,
     counter: watch::Sender<Asked>,
 ) {
-    // A word may come in two pieces.
+    // A command may arrive in two pieces.
     let mut text = Vec::new();
     let mut chunk = [0; 4096];
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
@@ -102,9 +102,9 @@ async fn pass_answers(
     }
 }
 
-/// A worker that knows how far its master is.
+/// A worker that has measured the distance of its master.
 async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
-    // So that answers that are held back end no session.
+    // Held answers must not end the session.
     let settings = Settings { node_timeout: PATIENCE, ..Settings::default() };
     let node = remote_node_with(&proxy.url, settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
@@ -116,7 +116,7 @@ async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
 }
 
 #[tokio::test]
-async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() {
+async fn calls_to_a_far_node_are_pipelined_in_order() {
     let server = RedisServer::start();
     let mut proxy = SlowProxy::to(&server).await;
     let node = node_through(&proxy).await;
@@ -127,7 +127,7 @@ async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() 
     let t = now();
     let acquire = submit(node.as_ref(), lock.acquire(1, t, LONG_MS));
     proxy.until("a call", |asked| asked.calls > before).await;
-    // Would say "missing" if it had run first.
+    // The answer would be "missing" if the release had run first.
     let release = submit(node.as_ref(), lock.release(1, t));
     proxy
         .until("a second call before the first is answered", |asked| asked.calls > before + 1)
@@ -141,17 +141,17 @@ async fn calls_to_a_far_node_do_not_wait_for_one_another_and_keep_their_order() 
 }
 
 #[tokio::test]
-async fn locks_do_not_wait_for_a_look_at_the_node() {
+async fn locks_do_not_wait_for_a_probe_of_the_node() {
     let server = RedisServer::start();
     let mut proxy = SlowProxy::to(&server).await;
     let node = node_through(&proxy).await;
 
     proxy.open.send_replace(false);
     let Asked { calls, looks } = proxy.asked();
-    proxy.until("the look of every second", |asked| asked.looks > looks).await;
+    proxy.until("the probe of every second", |asked| asked.looks > looks).await;
     let acquire = submit(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS));
     let release = submit(node.as_ref(), Lock::new("b").release(1, now()));
-    proxy.until("a call before the look is answered", |asked| asked.calls > calls).await;
+    proxy.until("a call before the probe is answered", |asked| asked.calls > calls).await;
     proxy.open.send_replace(true);
     assert_eq!(acquire.vote().await, Vote::Granted);
     assert_eq!(release.vote().await, Vote::Missing);

@@ -1,5 +1,5 @@
-//! What a master is told of the locks that it forgot, and what it tells of those that it has: on a real server and in
-//! memory, with one answer.
+//! Recovery of a master's lost locks, and its scan of stored locks: a real server and the memory
+//! node give one answer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use redlock_core::node::memory::MemoryNode;
 use redlock_core::node::{Keys, Node, NodeSettings, Record};
 
 use crate::support::harness::RedisServer;
-use crate::support::nodes::{PREFIX, extended, name, nobodys, record, remote_node};
+use crate::support::nodes::{PREFIX, extended, kept_free_record, name, record, remote_node};
 use crate::support::resp::Resp;
 
 const MARKER: &str = "of a quarantine";
 const T: u64 = 1_763_725_165_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Both kinds of master, with the same in them.
+/// Both kinds of master, with the same content.
 struct Both {
     server: RedisServer,
     session: Box<dyn Session>,
@@ -29,8 +29,8 @@ struct Both {
 impl Both {
     async fn start() -> Self {
         let server = RedisServer::start();
-        let link = remote_node(&server.url()).link().expect("there is a way to it");
-        let session = link.connect().await.expect("it is there");
+        let link = remote_node(&server.url()).link().expect("a route to the master");
+        let session = link.connect().await.expect("the address is listed");
         let memory = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());
         memory.wipe();
         assert!(memory.swap_marker(None, MARKER));
@@ -51,7 +51,7 @@ impl Both {
         on_redis
     }
 
-    /// All locks, without what is left of their times.
+    /// All locks, without their remaining lives.
     async fn stored(&self) -> BTreeMap<String, Record> {
         let mut cursor = None;
         let mut stored = Vec::new();
@@ -89,7 +89,7 @@ fn put(record: Record, fence: Option<String>) -> Put {
 }
 
 #[tokio::test]
-async fn locks_are_told_and_what_is_none_is_passed_over() {
+async fn a_scan_reports_locks_and_skips_other_keys() {
     let both = Both::start().await;
     both.set(b"lock:ours", record(1, T).as_bytes());
     both.set(b"lock:theirs", b"a-uuid");
@@ -112,25 +112,25 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
     let server = RedisServer::start();
     let session = remote_node(&server.url())
         .link()
-        .expect("a way to it")
+        .expect("a route to the master")
         .connect()
         .await
-        .expect("it is there");
-    // It begins like a lock of ours.
+        .expect("the address is listed");
+    // The key begins like a lock of ours.
     let long = format!("{T}:{}:{}", "a".repeat(40), "x".repeat(20_000));
     server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
     server.cmd(&["SET", "lock:for-ever", &long]);
     server.cmd(&[b"SET".as_slice(), b"lock:ours", record(1, T).as_bytes(), b"PX", b"60000"]);
-    let mut told = session.stored(None).await.expect("an answer").stored;
-    told.sort_by_key(|lock| lock.name.as_str().to_owned());
-    let told: Vec<_> =
-        told.iter().map(|lock| (lock.name.as_str(), lock.record.as_bytes().len())).collect();
-    assert_eq!(told, [("ours", 58), ("stray", 8_448)]);
+    let mut reported = session.stored(None).await.expect("an answer").stored;
+    reported.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let reported: Vec<_> =
+        reported.iter().map(|lock| (lock.name.as_str(), lock.record.as_bytes().len())).collect();
+    assert_eq!(reported, [("ours", 58), ("stray", 8_448)]);
 }
 
-/// It was promised whoever extended it since.
+/// A later extension may have promised that life.
 #[tokio::test]
-async fn a_lock_whose_expiry_somebody_took_away_or_prolonged_is_told_with_the_longest_life() {
+async fn an_unbounded_lock_is_reported_with_the_longest_life() {
     let both = Both::start().await;
     for (lock, owner, command) in
         [("persisted", 1, ["PERSIST", ""]), ("prolonged", 2, ["PEXPIRE", "300000000000000"])]
@@ -149,15 +149,16 @@ async fn a_lock_whose_expiry_somebody_took_away_or_prolonged_is_told_with_the_lo
         );
     }
     both.server.cmd(&["SET", &format!("{PREFIX}foreign"), "of another client, for ever"]);
-    let mut told = both.session.stored(None).await.expect("an answer").stored;
-    told.sort_by_key(|lock| lock.name.as_str().to_owned());
+    let mut reported = both.session.stored(None).await.expect("an answer").stored;
+    reported.sort_by_key(|lock| lock.name.as_str().to_owned());
     let longest = redlock_core::Settings::default().max_ttl.duration();
-    let told: Vec<_> = told.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
-    assert_eq!(told, [("persisted", longest), ("prolonged", longest)]);
+    let reported: Vec<_> =
+        reported.iter().map(|lock| (lock.name.as_str(), lock.expires_in)).collect();
+    assert_eq!(reported, [("persisted", longest), ("prolonged", longest)]);
 }
 
 #[tokio::test]
-async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_does() {
+async fn recovery_writes_lock_and_watermark_only_in_its_quarantine() {
     let both = Both::start().await;
     let back = || put(extended(1, T), Some(format!("{T}+")));
     assert_eq!(both.recover("another", "a", back()).await, RecoveryAnswer::OtherMarker);
@@ -173,7 +174,7 @@ async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_
         ])
     );
     assert_eq!((both.fence("a"), both.fence("b")), (Some(format!("{T}+")), None));
-    // Another client knows of no quarantine, and counts on what it has set since.
+    // Another client does not know the quarantine, and relies on its own key.
     assert_eq!(both.recover(MARKER, "b", back()).await, RecoveryAnswer::OtherClient);
     assert_eq!(both.stored().await["b"], Record::foreign(Bytes::from_static(b"a-uuid")));
     both.server.cmd(&["SET", "lock:c", "for ever"]);
@@ -183,7 +184,7 @@ async fn what_is_given_back_stands_with_its_fence_and_only_while_the_quarantine_
 
 /// A release needs no marker, and may reach a master in quarantine.
 #[tokio::test]
-async fn what_a_release_has_reached_is_not_given_back_but_kept_free() {
+async fn recovery_keeps_a_released_lock_free() {
     let both = Both::start().await;
     for (at, (fence, lock, comes_back)) in [
         (None, None, true),
@@ -213,7 +214,11 @@ async fn what_a_release_has_reached_is_not_given_back_but_kept_free() {
             RecoveryAnswer::Done
         );
         let stands = both.stored().await[&format!("job-{at}")].clone();
-        assert_eq!(stands, if comes_back { record(1, T) } else { nobodys(T) }, "case {at}");
+        assert_eq!(
+            stands,
+            if comes_back { record(1, T) } else { kept_free_record(T) },
+            "case {at}"
+        );
         let fence = both.fence(&format!("job-{at}"));
         assert_eq!(fence, if comes_back { Some(T.to_string()) } else { before }, "case {at}");
     }

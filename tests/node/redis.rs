@@ -1,4 +1,5 @@
-//! What only a real redis-server can show: lost connections, restarts, credentials and nodes that are ineligible to vote.
+//! Behaviour that only a real redis-server can show: lost connections, restarts, credentials and
+//! nodes that are ineligible to vote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,12 +40,12 @@ async fn recovers(node: &dyn Node) {
 }
 
 #[tokio::test]
-async fn out_of_memory_acquires_fail_alone_and_releases_still_delete() {
+async fn without_memory_only_acquires_fail() {
     out_of_memory(false).await;
 }
 
 #[tokio::test]
-async fn out_of_memory_acquires_fail_alone_and_releases_still_delete_by_the_module() {
+async fn without_memory_only_acquires_fail_with_the_module() {
     out_of_memory(true).await;
 }
 
@@ -68,11 +69,12 @@ async fn out_of_memory(native: bool) {
     assert!(refused.detail.contains("OOM"), "{}", refused.detail);
     assert_extended(&answers[1]);
     assert!(matches!(answers[2], Vote::Found(_)));
-    // Nothing to delete, so no room for the tombstone: to be owned up to, or nobody would try again.
+    // There is nothing to delete, so there is no room for the tombstone. The release must fail, or
+    // it would not be repeated.
     let refused = failure(ask(node.as_ref(), refused_lock.release(1, t)).await);
     assert!(refused.reason == Reason::Error && refused.detail.contains("OOM"), "{refused}");
     assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);
-    // Its T differs, so the tombstone needs a write that the deletion has to make room for.
+    // The token differs, so the tombstone needs a write, for which the deletion makes room.
     assert_eq!(ask(node.as_ref(), retaken.release(1, t + 1)).await, Vote::Released);
     for lock in [&held, &refused_lock, &retaken] {
         assert_eq!(server.cmd(&[b"EXISTS", &lock.keys.lock[..]]), Resp::Integer(0));
@@ -107,7 +109,8 @@ async fn after_flushall_the_worker_is_admitted_again() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
-    // A worker that was just used sends no heartbeat, which could notice before the acquire does.
+    // A worker that was just used sends no heartbeat, which could notice the loss before the
+    // acquire does.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.cmd(&["FLUSHALL"]);
     assert_failed(
@@ -123,8 +126,8 @@ async fn after_flushall_the_worker_is_admitted_again() {
 async fn a_lost_marker_is_noticed_by_an_idle_worker() {
     let (server, node, _) = redis_node().await;
     server.cmd(&["FLUSHALL"]);
-    // Nothing is asked of the node: the heartbeat alone brings its marker back.
-    // It, and which database it is in.
+    // No operation is submitted: the heartbeat alone restores the marker. The note of the marker's
+    // database returns, too.
     eventually("a marker stands again", async || {
         (server.cmd(&["DBSIZE"]).integer() == 2).then_some(())
     })
@@ -133,7 +136,7 @@ async fn a_lost_marker_is_noticed_by_an_idle_worker() {
 }
 
 #[tokio::test]
-async fn after_a_crash_and_restart_the_worker_recovers_and_counts_one_restart() {
+async fn a_worker_resumes_after_a_crash_and_counts_one_restart() {
     let (mut server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
@@ -147,12 +150,12 @@ async fn after_a_crash_and_restart_the_worker_recovers_and_counts_one_restart() 
     assert_eq!(
         ask(node.as_ref(), lock.acquire(2, now(), LONG_MS)).await,
         Vote::Granted,
-        "it kept nothing"
+        "the server kept nothing"
     );
 }
 
 #[tokio::test]
-async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
+async fn locks_and_watermarks_survive_a_crash_with_an_aof() {
     let options = RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut server = RedisServer::start_with(options);
     let node = remote_node(&server.url());
@@ -177,9 +180,9 @@ async fn locks_and_fences_survive_a_crash_with_an_append_only_file() {
 }
 
 #[tokio::test]
-async fn twenty_lost_connections_leave_no_connection_behind() {
+async fn twenty_lost_connections_leave_none_open() {
     let server = RedisServer::start();
-    // Four workers, so that their back-off, which doubles, stays short.
+    // Four workers share the lost connections, so that their doubling backoff stays short.
     let nodes: Vec<_> = (0..4).map(|_| remote_node(&server.url())).collect();
     for _ in 0..5 {
         for node in &nodes {
@@ -211,7 +214,7 @@ async fn twenty_lost_connections_leave_no_connection_behind() {
 }
 
 #[tokio::test]
-async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
+async fn wrong_credentials_are_reported_without_the_password() {
     let password = Some("p@ss/word".into());
     let server = RedisServer::start_with(RedisOptions {
         password,
@@ -255,7 +258,7 @@ async fn credentials_are_used_and_wrong_ones_are_named_without_the_password() {
 }
 
 #[tokio::test]
-async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
+async fn a_replica_is_refused_and_votes_once_it_is_a_master() {
     let master = RedisServer::start();
     let replicaof = ["--replicaof", "127.0.0.1", &master.port().to_string()].map(String::from);
     let server =
@@ -277,22 +280,22 @@ async fn a_replica_is_refused_with_the_cure_and_votes_once_it_is_a_master() {
 }
 
 #[tokio::test]
-async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is_a_master_again() {
+async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let server = RedisServer::start();
     // Two seconds in quarantine.
     let node = NodeSettings::default().with_max_clock_skew(Duration::from_millis(500));
     let settings = Settings { max_ttl: ttl(1_500), node, ..Settings::default() };
     let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
-    // Of a master that is not there: nothing is copied over, so the marker stays.
-    let nobody = DeadPort::new();
-    server.cmd(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    // A replica of a missing master: nothing is copied, so the marker stays.
+    let dead_port = DeadPort::new();
+    server.cmd(&["REPLICAOF", "127.0.0.1", &dead_port.port().to_string()]);
     let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
     assert!(vote.detail.contains("READONLY"), "{}", vote.detail);
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
-    // Nobody can tell that this time its data is its own.
+    // Nothing shows that the data is the master's own this time.
     let status = in_state(node.as_ref(), NodeState::Quarantined).await;
     assert!(status.detail.contains("it was a replica"), "{status:?}");
     let refused = ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await;
@@ -302,7 +305,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused_and_waits_when_it_is
 }
 
 #[tokio::test]
-async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_not() {
+async fn an_evicting_node_is_refused_and_votes_once_it_is_fixed() {
     let server = RedisServer::start();
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let node = remote_node(&server.url());
@@ -315,7 +318,7 @@ async fn a_node_that_may_evict_is_refused_with_the_cure_and_votes_once_it_may_no
 }
 
 #[tokio::test]
-async fn an_eviction_policy_that_is_changed_under_an_admitted_node_is_noticed() {
+async fn a_changed_eviction_policy_of_an_admitted_node_is_noticed() {
     let (server, node, _) = redis_node().await;
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let status = in_state(node.as_ref(), NodeState::Refused).await;
@@ -325,7 +328,7 @@ async fn an_eviction_policy_that_is_changed_under_an_admitted_node_is_noticed() 
 }
 
 #[tokio::test]
-async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_overwritten() {
+async fn a_marker_of_another_configuration_is_never_overwritten() {
     let (server, node, _) = redis_node().await;
     let before = server.cmd(&["GET", "{lock:}:marker"]);
     let other = Settings { max_ttl: ttl(77_000), ..Settings::default() }.of_masters("tests");
@@ -339,7 +342,8 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), before);
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
 
-    // What an operator's step ends with turns the tables: the new configuration votes and the old one does not.
+    // The last step of `reconfigure` reverses the roles: the new configuration votes and the old
+    // one does not.
     server.cmd(&["SET", "{lock:}:marker", &before.text().replace(":300000:", ":77000:")]);
     assert_failed(
         ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await,
@@ -352,11 +356,11 @@ async fn a_marker_of_another_configuration_is_refused_naming_both_and_never_over
 }
 
 #[tokio::test]
-async fn a_hung_node_loses_its_session_within_seconds_and_then_refuses_at_once() {
+async fn a_hung_node_loses_its_session_and_then_refuses_at_once() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
-    // So that the call which a session begins with is answered, and not the first to be given up.
+    // The first call of a session gets its answer, so that a later call is the one that times out.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.stop();
     let since = Instant::now();
@@ -396,7 +400,7 @@ async fn an_idle_worker_notices_a_hung_node_by_its_heartbeat() {
 }
 
 #[tokio::test]
-async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_server() {
+async fn two_prefixes_on_one_server_do_not_disturb_each_other() {
     let (server, node, _) = redis_node().await;
     let other = Settings { key_prefix: String::new(), max_ttl: ttl(5_000), ..Settings::default() };
     let plain = remote_node_with(&server.url(), other.of_masters("others"), Arc::new(NoObserver));
@@ -413,11 +417,11 @@ async fn a_prefix_with_its_own_marker_does_not_disturb_another_on_the_same_serve
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_outcome_of_a_connection_that_came_before_it_was_listened_for_was_never_heard() {
+async fn an_early_connection_result_is_received() {
     const THREADS: usize = 32;
     const TRIES: usize = 200;
-    let nobody = DeadPort::new();
-    let url = RedisUrl::parse(&nobody.url()).expect("a valid url");
+    let dead_port = DeadPort::new();
+    let url = RedisUrl::parse(&dead_port.url()).expect("a valid url");
     let mut asking = JoinSet::new();
     for _ in 0..THREADS {
         let url = url.clone();
@@ -429,7 +433,8 @@ async fn the_outcome_of_a_connection_that_came_before_it_was_listened_for_was_ne
                 .expect_err("nobody is there")
                 .detail
         };
-        // A thread that is no worker of the runtime: another one connects while it goes on.
+        // Not a worker thread of the runtime, so another worker connects while this thread
+        // continues.
         asking.spawn_blocking(move || {
             (0..TRIES).map(|_| told()).find(|told| told != "connection refused")
         });

@@ -1,9 +1,9 @@
-//! The rules of a single node, on which the soundness of locks and fencing tokens rests, each as the history that breaks
-//! without it.
+//! The safety rules of a single node, on which locks and fencing tokens depend, each as the history
+//! that breaks without the rule.
 //!
-//! A scenario runs on one node, which is a cluster of one: what it grants is granted. It says what went wrong, if
-//! anything did. With all rules on nothing may go wrong; with its rule off the scenario must notice, or it would prove
-//! nothing. On Redis the rules are switched in the script itself.
+//! A scenario runs on one node, which is a cluster of one: a vote is a grant. It returns an error
+//! if something went wrong. With all rules on, nothing may go wrong. With its rule off, the
+//! scenario must notice, or it would prove nothing. On Redis the script itself switches the rules.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{AGAIN, LONG_MS, Lock, now, record};
 
-/// D is small against this: a clock that is plainly wrong.
+/// Far more than max_clock_skew: a clock that is plainly wrong.
 const HOUR: u64 = 3_600_000_000;
-/// A scenario that stands still for seconds on a busy machine has no bad clock: the T that it began with must stay good.
+/// max_clock_skew. A scenario that stands still for seconds on a busy machine keeps a valid token.
 const D: Duration = Duration::from_secs(60);
 
 async fn subject(rules: SafetyRules, kind: Kind) -> Subject {
@@ -30,12 +30,9 @@ fn demand_extended(vote: Vote, what: &str) -> Result<(), String> {
     if matches!(vote, Vote::Extended { .. }) { Ok(()) } else { Err(format!("{what}: {vote:?}")) }
 }
 
-/// A client gets the lock with T and, not having heard of it, asks again with T + 1. The first answer arrives all the same:
-/// its token must be good for what was promised.
-async fn a_repeated_request_makes_no_answer_void(
-    rules: SafetyRules,
-    kind: Kind,
-) -> Result<(), String> {
+/// A client gets the lock with T, receives no answer, and asks again with T + 1. Then the first
+/// answer arrives: its token must still be valid.
+async fn a_repeated_request_voids_no_answer(rules: SafetyRules, kind: Kind) -> Result<(), String> {
     let subject = subject(rules, kind).await;
     let lock = Lock::new("a");
     let t = now();
@@ -45,8 +42,9 @@ async fn a_repeated_request_makes_no_answer_void(
     demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, &what)
 }
 
-/// A request has failed elsewhere and undoes its try, which another request of the same owner has confirmed meanwhile.
-async fn the_undo_of_a_try_spares_what_was_confirmed(
+/// A request failed on other nodes and undoes its proposal, which another request of the same owner
+/// has confirmed meanwhile.
+async fn the_undo_of_a_proposal_spares_a_confirmed_grant(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -56,14 +54,14 @@ async fn the_undo_of_a_try_spares_what_was_confirmed(
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     demand_extended(
         subject.ask(lock.extend(1, t, LONG_MS)).await,
-        "the other one, which is told of it",
+        "the other request, which confirms the grant",
     )?;
     let _ = subject.ask(lock.undo(1, t)).await;
     demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, "an extension after the undo")
 }
 
 /// Two requests of one owner, at two gateways that have minted the same T.
-async fn the_undo_of_a_try_takes_no_other_grant(
+async fn the_undo_of_a_proposal_deletes_no_other_grant(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -78,8 +76,9 @@ async fn the_undo_of_a_try_takes_no_other_grant(
     )
 }
 
-/// An acquire is delayed in a socket until after its own release: nobody will ever release what it sets.
-async fn an_acquire_that_its_release_overtook_leaves_no_orphan(
+/// An acquire is delayed in a socket until after its own release. Nobody will ever release its
+/// lock.
+async fn an_acquire_overtaken_by_its_release_leaves_no_orphan(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -95,9 +94,9 @@ async fn an_acquire_that_its_release_overtook_leaves_no_orphan(
     )
 }
 
-/// A try with T is abandoned and its release is on the way. The client asks again and gets T + 1. Then the release of
-/// the abandoned try arrives, and must not take the lock away.
-async fn the_release_of_an_abandoned_try_spares_the_retry(
+/// A proposal with T is abandoned and its release is in flight. The client asks again and gets T +
+/// 1. Then the release of the abandoned proposal arrives, and must not delete the lock.
+async fn the_release_of_an_abandoned_proposal_spares_the_retry(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -116,7 +115,8 @@ async fn the_release_of_an_abandoned_try_spares_the_retry(
     }
 }
 
-/// One gateway's clock is an hour ahead. It takes the lock and gives it back. Everybody else must still get it.
+/// One gateway's clock is an hour ahead. The gateway takes the lock and releases it. Everybody else
+/// must still get the lock.
 async fn one_bad_clock_does_not_lock_everybody_out(
     rules: SafetyRules,
     kind: Kind,
@@ -134,12 +134,9 @@ async fn one_bad_clock_does_not_lock_everybody_out(
     )
 }
 
-/// One gateway's clock is an hour behind. While no fence is there, its tokens must not be granted either: a resource
-/// has seen larger ones.
-async fn a_clock_that_is_behind_gets_no_token(
-    rules: SafetyRules,
-    kind: Kind,
-) -> Result<(), String> {
+/// One gateway's clock is an hour behind. Its tokens must not be granted even without a watermark:
+/// a resource has seen larger ones.
+async fn a_slow_clock_gets_no_token(rules: SafetyRules, kind: Kind) -> Result<(), String> {
     let subject = subject(rules, kind).await;
     let lock = Lock::new("a");
     let t = now();
@@ -149,9 +146,10 @@ async fn a_clock_that_is_behind_gets_no_token(
     }
 }
 
-/// A gateway with a slow clock asks for a lock that was granted with a larger T and has expired. It must not be granted a
-/// smaller one, or a resource that has seen the larger refuses the rightful holder.
-async fn a_token_below_the_last_granted_is_not_granted(
+/// A gateway with a slow clock asks for a lock that was granted with a larger T and has expired.
+/// The node must not grant a smaller T, or a resource that has seen the larger one refuses the
+/// rightful holder.
+async fn a_token_below_the_last_granted_one_is_refused(
     rules: SafetyRules,
     kind: Kind,
 ) -> Result<(), String> {
@@ -169,7 +167,7 @@ async fn a_token_below_the_last_granted_is_not_granted(
     }
 }
 
-/// A node loses all its data while a lock is held. What it has lost it must not help to grant again.
+/// A node loses all its data while a lock is held. The node must not help to grant that lock again.
 async fn a_node_that_lost_its_data_grants_nothing(
     rules: SafetyRules,
     kind: Kind,
@@ -207,13 +205,13 @@ macro_rules! rules {
 }
 
 rules! {
-    a_repeated_request_makes_no_answer_void without lock_is_kept;
-    the_undo_of_a_try_spares_what_was_confirmed without undo_is_exact;
-    the_undo_of_a_try_takes_no_other_grant without undo_is_exact;
-    an_acquire_that_its_release_overtook_leaves_no_orphan without release_leaves_a_tombstone;
-    the_release_of_an_abandoned_try_spares_the_retry without release_keeps_newer;
+    a_repeated_request_voids_no_answer without lock_is_kept;
+    the_undo_of_a_proposal_spares_a_confirmed_grant without undo_is_exact;
+    the_undo_of_a_proposal_deletes_no_other_grant without undo_is_exact;
+    an_acquire_overtaken_by_its_release_leaves_no_orphan without release_leaves_a_tombstone;
+    the_release_of_an_abandoned_proposal_spares_the_retry without release_keeps_newer;
     one_bad_clock_does_not_lock_everybody_out without clock_is_checked;
-    a_clock_that_is_behind_gets_no_token without clock_is_checked;
-    a_token_below_the_last_granted_is_not_granted without watermark_is_checked;
+    a_slow_clock_gets_no_token without clock_is_checked;
+    a_token_below_the_last_granted_one_is_refused without watermark_is_checked;
     a_node_that_lost_its_data_grants_nothing without marker_is_checked;
 }

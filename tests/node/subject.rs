@@ -1,4 +1,4 @@
-//! A node under test, in memory or on a real redis-server, seen with the same eyes.
+//! A node under test, in memory or on a real redis-server, with one interface for both.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::support::nodes::{Lock, ask, in_state, redis_settings, remote_node_wit
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Memory,
-    /// By the script.
+    /// A redis-server with the script.
     Redis,
-    /// By the module.
+    /// A redis-server with the module.
     Native,
 }
 
-/// A node under test, and the hands of somebody else who can reach its data.
+/// A node under test, with direct access to its data.
 pub(crate) struct Subject {
     pub(crate) node: Arc<dyn Node>,
     backing: Backing,
@@ -82,7 +82,7 @@ impl Subject {
         }
     }
 
-    /// The loss of everything, the marker included.
+    /// Deletes all data, including the marker.
     pub(crate) fn wipe(&self) {
         match &self.backing {
             Backing::Memory(node) => node.wipe(),
@@ -90,7 +90,7 @@ impl Subject {
         }
     }
 
-    /// T and owner that are stored, and the remaining life.
+    /// The stored record, and its remaining life.
     pub(crate) async fn stored(&self, lock: &Lock) -> Option<(Record, Option<Duration>)> {
         match self.ask(lock.inspect()).await {
             Vote::Found(Holding { record, expires_in }) => Some((record, expires_in)),
@@ -99,7 +99,7 @@ impl Subject {
         }
     }
 
-    /// The fence's T, whatever its mark.
+    /// The watermark's token, without its flags.
     pub(crate) async fn fence(&self, lock: &Lock) -> Option<u64> {
         match self.ask(lock.inspect_fence()).await {
             Vote::Found(holding) => {

@@ -1,5 +1,6 @@
-//! Starting with a wrong configuration, and the operator's commands: a mistake ends the program before anything is bound,
-//! with a message that names the setting, the value and what is allowed, and never a password.
+//! Wrong configurations, and the operator's commands. A mistake ends the program before anything is
+//! bound. The message names the setting, the value and the allowed values, and never contains a
+//! password.
 
 use serde_json::json;
 
@@ -7,7 +8,7 @@ use crate::support::gateway::{Finished, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 
-/// A password that could stand in any of these places.
+/// A password that could appear in any of these places.
 const SECRET: &str = "hunter2-the-password";
 
 #[track_caller]
@@ -15,7 +16,7 @@ pub(super) fn assert_refused(what: &str, finished: &Finished, words: &[&str]) {
     assert_ended(2, what, finished, words);
 }
 
-/// By a command that understood what it was asked, and could not do it.
+/// A command that understood its arguments, but failed.
 #[track_caller]
 pub(super) fn assert_not_done(what: &str, finished: &Finished, words: &[&str]) {
     assert_ended(1, what, finished, words);
@@ -37,7 +38,7 @@ fn assert_ended(code: i32, what: &str, finished: &Finished, words: &[&str]) {
 }
 
 #[tokio::test]
-async fn an_address_that_others_can_reach_needs_a_word() {
+async fn an_address_that_others_can_reach_needs_consent() {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:8080"] {
         let refused = Launch::bare(&["--listen", address]).finish().await;
         assert_refused(
@@ -65,7 +66,7 @@ async fn an_address_that_others_can_reach_needs_a_word() {
 }
 
 #[tokio::test]
-async fn bad_flags_are_refused_with_flag_value_and_what_is_allowed() {
+async fn bad_flags_are_refused_with_flag_value_and_allowed_values() {
     let node = format!("http://:{SECRET}@redis-1:6379");
     let bad_port = format!("redis://:{SECRET}@redis-1:port");
     let bad_database = format!("redis://:{SECRET}@redis-1:6379/last");
@@ -256,7 +257,7 @@ async fn longest_ttl(launch: Launch) -> String {
 }
 
 #[tokio::test]
-async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_defaults() {
+async fn flags_beat_environment_beats_file_beats_defaults() {
     let text = "listen = '127.0.0.1:0'\nmax_ttl = '1m'\nmax_hold = '1h'\n";
     let path = Scratch::new("gateway.toml", text);
     let path = path.path();
@@ -273,7 +274,7 @@ async fn flags_beat_the_environment_which_beats_the_file_which_beats_the_default
 }
 
 #[tokio::test]
-async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
+async fn only_nodes_from_the_file_or_the_environment_are_used() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let path = Scratch::new(
@@ -290,11 +291,11 @@ async fn nodes_from_the_file_and_the_environment_are_used_and_nothing_else() {
         .env("REDLOCK_NODES", &urls.join(" , "))
         .env("REDLOCK_KEY_PREFIX", "mine/");
     let from_environment = from_environment.flag("--node-timeout", "2s").ready().await;
-    assert_eq!(from_environment.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(from_environment.inspect("job").await["fencing_token"], lease.fencing);
 }
 
 #[tokio::test]
-async fn a_password_is_used_and_a_missing_one_is_said() {
+async fn a_password_is_used_and_a_missing_one_is_reported() {
     let options = || RedisOptions { password: Some(SECRET.into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
     Launch::over(&servers).ready().await.acquire("job").await;
@@ -336,7 +337,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
             "evicted 0",
         ];
         assert_reported(&blank, server, &words);
-        assert_eq!(server.cmd(&["DBSIZE"]).integer(), 0, "looking changes nothing");
+        assert_eq!(server.cmd(&["DBSIZE"]).integer(), 0, "a check changes nothing");
     }
 
     let gateway = Launch::over(&servers).ready().await;
@@ -384,7 +385,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     assert!(embedded.code == Some(0) && embedded.stdout.contains("embedded"), "{embedded:?}");
 }
 
-/// The line about a server has all these words.
+/// The line about a server contains all these words.
 #[track_caller]
 fn assert_reported(report: &Finished, server: &RedisServer, words: &[&str]) {
     let start = format!("127.0.0.1:{}: Redis", server.port());
@@ -407,7 +408,7 @@ async fn check_counts_one_master_under_two_names_once() {
     );
 }
 
-/// A command that said what it saw before it failed.
+/// A command that printed its findings before it failed.
 #[track_caller]
 pub(super) fn assert_refused_after_output(finished: &Finished, words: &[&str]) {
     assert_eq!(finished.code, Some(1), "{finished:?}");

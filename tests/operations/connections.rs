@@ -1,4 +1,4 @@
-//! Who gets a connection when there are many, or few file descriptors; and how little is written of those who get none.
+//! Connections when there are many, or few file descriptors, and short logs about refused ones.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{PATIENCE, RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
-use crate::support::waiters::{LONG_MS, answer, line_up, patient, released};
+use crate::support::waiters::{LONG_MS, answer, released, start_waiting, waiting_acquire};
 
-/// Places beyond the limit.
+/// Spare connections beyond the limit.
 const SPARE: f64 = 16.0;
 const PARTIAL: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n";
 const WHOLE: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-/// A connection from 127.0.0.`last`, on which this was sent.
+/// A connection from 127.0.0.`last`, on which `sent` was sent.
 async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket
@@ -33,14 +33,14 @@ async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
 }
 
 /// A request that waits for the lock `job`.
-fn waits() -> String {
+fn waiting_request() -> String {
     let head = "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
     let body = json!({ "wait_ms": LONG_MS });
     let body = body.to_string();
     format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// The first line of what comes; nothing when the connection is closed.
+/// The first line of the answer; empty when the connection is closed.
 async fn status_line(stream: &mut TcpStream) -> String {
     let mut got = vec![0; 12];
     let read = timeout(PATIENCE, stream.read_exact(&mut got))
@@ -60,10 +60,10 @@ async fn count(gateway: &Gateway, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_strangers_idle_sockets_kept_others_out_and_requests_that_wait_were_among_those() {
+async fn idle_connections_of_a_stranger_make_room_for_others() {
     let gateway = Launch::embedded().flag("--max-connections", "20").start().await;
     let lease = gateway.acquire("job").await;
-    let waiter = line_up(&gateway, patient(&gateway, "job", LONG_MS)).await;
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
     let mut sockets = Vec::new();
     for number in 0..200 {
         sockets.push(from(9, &gateway, [b"".as_slice(), PARTIAL, WHOLE][number % 3]).await);
@@ -73,20 +73,20 @@ async fn a_strangers_idle_sockets_kept_others_out_and_requests_that_wait_were_am
     }
     released(&gateway, "job", &lease).await;
     assert_eq!(answer(waiter).await.status, 201, "a request under way is not cut");
-    // Of the others those that had a spare place were closed after their answer.
+    // Other connections in spare slots were closed after their answer.
     assert!(count(&gateway, "redlock_connections_evicted_total").await > 80.0);
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
     assert_eq!(count(&gateway, "redlock_connections_limit").await, 20.0);
     assert!(count(&gateway, "redlock_connections").await <= 20.0 + SPARE);
     drop(sockets);
-    eventually("places are given back", async || {
+    eventually("slots are free again", async || {
         (count(&gateway, "redlock_connections").await < 3.0).then_some(())
     })
     .await;
 }
 
 #[tokio::test]
-async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_pool() {
+async fn idle_connections_without_a_request_are_closed_first() {
     let gateway = Launch::embedded().flag("--max-connections", "4").start().await;
     let mut pool = Vec::new();
     for _ in 0..2 {
@@ -102,7 +102,7 @@ async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_poo
     for stream in &mut pool {
         let mut rest = [0; 4096];
         let _ = stream.try_read(&mut rest);
-        stream.write_all(WHOLE).await.expect("it is open");
+        stream.write_all(WHOLE).await.expect("the connection is open");
         assert_eq!(
             status_line(stream).await,
             "HTTP/1.1 200",
@@ -112,17 +112,17 @@ async fn of_the_idle_the_one_that_never_sent_a_request_goes_before_a_clients_poo
 }
 
 #[tokio::test]
-async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to_come_back() {
+async fn busy_connections_leave_room_for_probes_and_refusals() {
     let gateway =
         Launch::embedded().flag("--max-connections", "3").flag("--max-waiters", "9").start().await;
     let lease = gateway.acquire("job").await;
     let mut waiting = Vec::new();
-    let refused = eventually("no place is left", async || {
+    let refused = eventually("no slot is left", async || {
         let answer = gateway.get("/openapi.json").await;
         if answer.status == 503 {
             return Some(answer);
         }
-        waiting.push(from(9, &gateway, waits().as_bytes()).await);
+        waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
         None
     })
     .await;
@@ -132,7 +132,7 @@ async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to
         assert_eq!(gateway.get(probe).await.status, 200, "{probe}");
     }
     waiting.clear();
-    eventually("a place is given back", async || {
+    eventually("a slot is free again", async || {
         let answer = gateway.delete("job", &lease.token).await;
         (answer.status == 204).then_some(())
     })
@@ -140,7 +140,7 @@ async fn when_all_have_requests_under_way_probes_are_answered_and_others_told_to
 }
 
 #[tokio::test]
-async fn one_address_took_all_connections_for_requests_under_way() {
+async fn one_address_cannot_take_all_connections() {
     let launch = Launch::embedded()
         .flag("--max-connections", "40")
         .flag("--max-connections-per-client", "4");
@@ -148,8 +148,8 @@ async fn one_address_took_all_connections_for_requests_under_way() {
     gateway.acquire("job").await;
     let mut waiting = Vec::new();
     for number in 1..=4 {
-        waiting.push(from(9, &gateway, waits().as_bytes()).await);
-        eventually("it waits", async || {
+        waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
+        eventually("the request waits", async || {
             (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
         })
         .await;
@@ -164,8 +164,8 @@ async fn one_address_took_all_connections_for_requests_under_way() {
     assert_eq!(gateway.get("/livez").await.status, 200);
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 50.0);
     let log = gateway.stdout();
-    let told = log.lines().filter(|line| line.contains("as many as allowed are open"));
-    assert_eq!(told.count(), 1, "one line of many refusals:\n{log}");
+    let lines_about_limit = log.lines().filter(|line| line.contains("as many as allowed are open"));
+    assert_eq!(lines_about_limit.count(), 1, "one line of many refusals:\n{log}");
     assert!(
         log.contains("\"address\":\"127.0.0.9\"") && log.contains("max_connections_per_client"),
         "{log}"
@@ -173,7 +173,7 @@ async fn one_address_took_all_connections_for_requests_under_way() {
 }
 
 #[tokio::test]
-async fn a_trusted_proxy_is_not_held_to_the_connections_of_one_client() {
+async fn a_trusted_proxy_has_no_per_client_connection_limit() {
     let launch = Launch::embedded()
         .flag("--max-connections", "40")
         .flag("--max-connections-per-client", "4");
@@ -185,8 +185,8 @@ async fn a_trusted_proxy_is_not_held_to_the_connections_of_one_client() {
     gateway.acquire("job").await;
     let mut waiting = Vec::new();
     for number in 1..=9 {
-        waiting.push(from(9, &gateway, waits().as_bytes()).await);
-        eventually("it waits", async || {
+        waiting.push(from(9, &gateway, waiting_request().as_bytes()).await);
+        eventually("the request waits", async || {
             (count(&gateway, "redlock_waiters").await == f64::from(number)).then_some(())
         })
         .await;
@@ -194,7 +194,7 @@ async fn a_trusted_proxy_is_not_held_to_the_connections_of_one_client() {
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
 }
 
-/// Lines of the log, which is JSON, that have these words somewhere.
+/// Lines of the JSON log that contain these words.
 fn lines(log: &str, words: &str) -> Vec<Value> {
     log.lines()
         .filter(|line| line.contains(words))
@@ -203,7 +203,7 @@ fn lines(log: &str, words: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn few_descriptors_took_the_masters_connections_away() {
+async fn few_descriptors_leave_enough_for_the_masters() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).env("RUST_LOG", "info").files(200).ready().await;
     let mut sockets = Vec::new();
@@ -214,7 +214,7 @@ async fn few_descriptors_took_the_masters_connections_away() {
         servers.iter().for_each(|server: &RedisServer| {
             drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]));
         });
-        // It may not have noticed yet.
+        // The gateway may not have noticed yet.
         let granted = async || {
             (gateway.post(&format!("job-{round}"), json!({})).await.status == 201).then_some(())
         };
@@ -229,7 +229,7 @@ async fn few_descriptors_took_the_masters_connections_away() {
 }
 
 #[tokio::test]
-async fn a_limit_of_files_below_what_the_nodes_need_is_said_at_the_start() {
+async fn too_low_a_file_limit_is_reported_at_the_start() {
     let finished = Launch::embedded().files(64).finish().await;
     assert_eq!(finished.code, Some(1));
     assert!(
@@ -239,9 +239,9 @@ async fn a_limit_of_files_below_what_the_nodes_need_is_said_at_the_start() {
 }
 
 #[tokio::test]
-async fn check_shows_what_the_limits_cost_and_that_it_is_too_much() {
+async fn check_shows_the_memory_the_limits_need_and_warns() {
     let check = |args: &[&str]| Launch::bare(&[&["check"], args].concat()).files(20_000).finish();
-    // Half of it is for the locks of the embedded nodes.
+    // Half of the memory is for the locks of the embedded nodes.
     let plain = check(&[]).await;
     for words in [
         "of 1.0 GiB",
@@ -271,14 +271,14 @@ async fn check_shows_what_the_limits_cost_and_that_it_is_too_much() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_its_answer_keeps_no_connection_for_ever() {
+async fn a_client_that_reads_no_answer_is_disconnected() {
     let gateway = Launch::embedded().start().await;
     let page = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let stranger = from(9, &gateway, &page.repeat(8)).await;
     let before = count(&gateway, "redlock_connections").await;
     assert!(before >= 2.0);
     let gone = async || (count(&gateway, "redlock_connections").await < before).then_some(());
-    // 30 seconds, and what the system takes to notice.
+    // 30 seconds, and the time until the system notices.
     let closed = timeout(Duration::from_secs(90), async {
         while gone().await.is_none() {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -289,14 +289,14 @@ async fn a_client_that_does_not_read_its_answer_keeps_no_connection_for_ever() {
 }
 
 #[tokio::test]
-async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_find_no_locks() {
+async fn the_operators_address_has_its_own_slots_and_no_locks() {
     let admin = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let file = file(&[&key("deploy", HOLDER, "*").await]);
     let launch = with_keys(&file).flag("--admin-listen", &admin.to_string());
     let mut gateway =
         launch.flag("--max-connections", "2").flag("--drain-delay", "1s").start().await;
     let call = |path: &str| gateway.call(Method::GET, path).to(admin);
-    // All places of the public address and the spare ones: their heads are never whole.
+    // All slots of the public address and the spare ones: their heads are never complete.
     let mut taken = Vec::new();
     for _ in 0..30 {
         taken.push(from(9, &gateway, b"GET /livez HTTP/1.1\r\nhost: loc").await);
@@ -313,7 +313,7 @@ async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_f
         call(path).send().await.problem(404, "not_found");
     }
     for path in ["/locks", "/locks/job"] {
-        let mut raw = TcpStream::connect(admin).await.expect("it listens");
+        let mut raw = TcpStream::connect(admin).await.expect("the gateway listens");
         raw.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes())
             .await
             .expect("sent");
@@ -323,10 +323,10 @@ async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_f
         gateway.call(Method::GET, "/livez").to(admin).header("host", "evil.example").send().await;
     other.problem(421, "misdirected_request");
 
-    // Whoever is in the middle of a head is given the whole grace.
+    // A connection in the middle of a head gets the whole grace period.
     drop(taken);
     gateway.signal(Signal::TERM);
-    eventually("it says so while it still serves", async || {
+    eventually("readyz fails while requests are still served", async || {
         (call("/readyz").send().await.status == 503).then_some(())
     })
     .await;
@@ -344,7 +344,7 @@ async fn operators_have_an_address_of_their_own_where_others_take_no_place_and_f
 }
 
 #[tokio::test]
-async fn answers_say_how_long_their_connection_may_be_idle() {
+async fn answers_state_how_long_their_connection_may_be_idle() {
     let gateway = Launch::embedded().flag("--idle-timeout", "12s").start().await;
     let mut raw = gateway.raw().await;
     for sent in [
@@ -354,7 +354,7 @@ async fn answers_say_how_long_their_connection_may_be_idle() {
         raw.write(sent).await;
         assert_eq!(raw.answer().await.header("keep-alive"), "timeout=11", "{sent}");
     }
-    // Not where the connection ends with the answer.
+    // Not where the answer ends the connection.
     for sent in [
         "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
         "GET /livez HTTP/1.0\r\nhost: localhost\r\n\r\n",

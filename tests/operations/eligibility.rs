@@ -1,6 +1,6 @@
-//! Doubtful masters as an operator and a client see them: what readyz, the metrics, the log and `check` say of each, what a
-//! client gets in the meantime, and that everything mends by itself. And what becomes of locks when a clock jumps, of a
-//! master or of the gateway.
+//! Suspect masters as operators and clients see them: in readyz, the metrics, the log and `check`,
+//! and in the answers meanwhile. Everything recovers by itself. Also locks when the clock of a
+//! master or of the gateway jumps.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::support::nodes::stored_on;
 
 const MAX_TTL: Duration = Duration::from_secs(3);
 const SKEW: Duration = Duration::from_secs(1);
-/// max_ttl, S, and what it takes until a name is followed again.
+/// max_ttl + clock_skew + the time until a gateway follows a name again.
 const QUARANTINE: Duration = Duration::from_secs(7);
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
@@ -39,7 +39,7 @@ fn of(server: &RedisServer) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// What readyz says of each node.
+/// Each node's entry in readyz.
 async fn states(gateway: &Gateway) -> BTreeMap<String, Value> {
     let health = gateway.readyz().await.json();
     let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
@@ -84,7 +84,7 @@ fn options(args: &[&str]) -> RedisOptions {
     }
 }
 
-/// What each node answered, as a refusal tells it.
+/// Each node's answer in a refusal.
 fn answers(problem: &Value) -> BTreeMap<String, String> {
     let nodes = problem["nodes"].as_array().expect("a list");
     nodes
@@ -93,7 +93,7 @@ fn answers(problem: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Two of three nodes decide; the third may not have been heard.
+/// Two of three nodes decide; the third one's answer may be missing.
 #[track_caller]
 fn refused_for_quarantine(problem: &Value) {
     let answers = answers(problem);
@@ -103,7 +103,7 @@ fn refused_for_quarantine(problem: &Value) {
 }
 
 #[tokio::test]
-async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quarantine_ends() {
+async fn a_total_loss_is_reported_until_the_quarantine_ends() {
     assert_eq!(MAX_TTL + SKEW + NAME_MOVES_WITHIN, QUARANTINE);
     let mut servers = masters(3);
     let gateway = short(Launch::over(&servers)).ready().await;
@@ -147,7 +147,7 @@ async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quaranti
         let left = samples.get("redlock_node_quarantine_remaining_seconds", &[("node", &node)]);
         assert!(left > 0.0 && left <= QUARANTINE.as_secs_f64(), "{left}");
         assert_eq!(samples.get("redlock_node_restarts_total", &[("node", &node)]), 1.0);
-        let warned = logged(&gateway, "node in quarantine", server).expect("it is in the log");
+        let warned = logged(&gateway, "node in quarantine", server).expect("the log has the line");
         assert!(
             warned["level"] == "WARN" && text(&warned, "why").contains("all its data was lost"),
             "{warned}"
@@ -185,7 +185,7 @@ async fn after_a_total_loss_everything_says_so_and_all_is_back_when_the_quaranti
 }
 
 #[tokio::test]
-async fn every_state_is_told_with_its_reason_and_what_to_do() {
+async fn every_state_is_shown_with_reason_and_cure() {
     let mut servers = masters(5);
     let gateway = endless(&servers).brand_new().ready().await;
     servers[0].kill();
@@ -197,7 +197,7 @@ async fn every_state_is_told_with_its_reason_and_what_to_do() {
     let refused = until_state(&gateway, &servers[1], "refused").await;
     let flushed = until_state(&gateway, &servers[2], "quarantined").await;
     let restarted = until_state(&gateway, &servers[3], "quarantined").await;
-    // It votes, and has nobody to compare its locks with.
+    // The node votes, and has no other node to compare its locks with.
     let admitted = until_state(&gateway, &servers[4], "catching_up").await;
 
     assert!(!text(&connecting, "detail").is_empty(), "{connecting:#}");
@@ -222,20 +222,20 @@ async fn every_state_is_told_with_its_reason_and_what_to_do() {
         let since = text(node, "since");
         assert!(since.starts_with("20") && since.ends_with('Z'), "{node:#}");
     }
-    let warned = logged(&gateway, "node cannot vote", &servers[1]).expect("it is in the log");
+    let warned = logged(&gateway, "node cannot vote", &servers[1]).expect("the log has the line");
     assert!(
         text(&warned, "why").contains("allkeys-lru")
             && text(&warned, "advice").contains("noeviction"),
         "{warned}"
     );
 
-    // What an operator mends is noticed; nobody restarts the gateway.
+    // The gateway notices an operator's fix without a restart.
     servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     until_state(&gateway, &servers[1], "catching_up").await;
 }
 
 #[tokio::test]
-async fn check_tells_who_would_wait_and_why() {
+async fn check_shows_which_masters_would_wait_and_why() {
     let mut servers: Vec<_> = (0..3)
         .map(|_| {
             let args = ["--user", "gate", "on", ">pw", "~*", "&*", "+@all", "-config"];
@@ -259,13 +259,13 @@ async fn check_tells_who_would_wait_and_why() {
     assert!(new.stdout.contains("durability unknown"), "{}", new.stdout);
     assert!(
         servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0),
-        "looking changes nothing"
+        "a check changes nothing"
     );
 
     let gateway = short(Launch::embedded().nodes(&urls).brand_new()).ready().await;
-    // It is ready at two of three.
+    // The gateway is ready with two of three.
     let admitted =
-        eventually("it is in the log", async || logged(&gateway, "node admitted", &servers[2]))
+        eventually("the log has the line", async || logged(&gateway, "node admitted", &servers[2]))
             .await;
     assert!(text(&admitted, "durability").contains("durability unknown"), "{admitted}");
     drop(gateway);
@@ -283,13 +283,13 @@ async fn check_tells_who_would_wait_and_why() {
 }
 
 #[tokio::test]
-async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_loss() {
+async fn bootstrap_counts_at_the_first_start_and_not_after_a_loss() {
     let servers = masters(3);
     let gateway = endless(&servers).brand_new().ready().await;
-    let is_said = async || {
+    let is_logged = async || {
         gateway.stdout().contains("all nodes are new and are admitted at once").then_some(())
     };
-    eventually("the log says that the flag counted", is_said).await;
+    eventually("the log says that the flag counted", is_logged).await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     for server in &servers {
         until_state(&gateway, server, "quarantined").await;
@@ -299,12 +299,12 @@ async fn the_word_bootstrap_counts_for_the_first_start_and_not_after_a_total_los
 }
 
 #[tokio::test]
-async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
+async fn bootstrap_is_refused_if_one_master_was_in_use() {
     let servers = masters(3);
     drop(endless(&servers).brand_new().ready().await);
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let gateway = endless(&servers).brand_new().start().await;
-    eventually("the word is refuted", async || {
+    eventually("--bootstrap is refuted", async || {
         gateway.stdout().contains("not applied").then_some(())
     })
     .await;
@@ -315,16 +315,16 @@ async fn the_word_bootstrap_is_refuted_by_one_master_that_was_in_use() {
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
 }
 
-/// The flag was left in some configuration, and a gateway starts with it in the second in which the running one has not
-/// yet noticed the loss.
+/// The flag was left in a configuration, and a gateway starts with it in the second before the
+/// running gateway notices the loss.
 #[tokio::test]
-async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_running_gateway() {
+async fn a_running_gateway_refutes_bootstrap_after_a_total_loss() {
     let servers = masters(3);
     let running = endless(&servers).brand_new().ready().await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let started = endless(&servers).brand_new().start().await;
-    // Refuted; or, where the machine is slow, believed of nodes that are not meant any more, and without effect.
-    eventually("the word is judged", async || {
+    // Refuted; or, on a slow machine, accepted for nodes of the old state, and without effect.
+    eventually("--bootstrap is refuted or accepted", async || {
         started.stdout().contains("--bootstrap: ").then_some(())
     })
     .await;
@@ -337,7 +337,7 @@ async fn the_word_bootstrap_at_the_moment_of_a_total_loss_is_refuted_by_a_runnin
 }
 
 #[tokio::test]
-async fn a_gateway_restarted_during_a_quarantine_goes_on_counting() {
+async fn a_gateway_restarted_during_a_quarantine_resumes_the_count() {
     let servers = masters(3);
     let blank = Instant::now();
     let launch = || short(Launch::embedded().nodes(&urls(&servers)));
@@ -363,16 +363,17 @@ async fn an_extension_by_http_repairs_and_is_counted() {
     let gateway = short(Launch::over(&servers)).ready().await;
     let lease = gateway.acquire_for("job", 3_000).await;
     for at in 0..3 {
-        eventually("the lock is everywhere", async || {
+        eventually("every master stores the lock", async || {
             assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
             (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())
         })
         .await;
         servers[at].restart();
-        eventually("it is back in service", async || {
+        eventually("the master is back in service", async || {
             let extended = gateway.patch("job", &lease.token, 3_000).await;
             assert_eq!(extended.status, 200, "{:?}", extended.body);
-            let status = states(&gateway).await.remove(&of(&servers[at])).expect("it is listed");
+            let status =
+                states(&gateway).await.remove(&of(&servers[at])).expect("the node is listed");
             (status["state"] == "admitted" && status["restarts"] == 1).then_some(())
         })
         .await;
@@ -386,11 +387,11 @@ async fn an_extension_by_http_repairs_and_is_counted() {
         servers.iter().all(|server| repairs(server) == 1.0).then_some(())
     })
     .await;
-    assert_eq!(gateway.look("job").await["fencing_token"], lease.fencing);
+    assert_eq!(gateway.inspect("job").await["fencing_token"], lease.fencing);
 }
 
 #[tokio::test]
-async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_mended() {
+async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     let clock = NodeClock::new();
     let mut servers = vec![RedisServer::start(), RedisServer::start(), clock.server()];
     let gateway = Launch::over(&servers).ready().await;
@@ -400,13 +401,14 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
         samples.get("redlock_node_clock_offset_seconds", &[("node", &node)])
     };
     assert!(offset().await.abs() < 1.0);
-    // Beyond D/2 and within D: it votes, and an operator is warned.
+    // Between half of max_clock_skew and max_clock_skew: the master votes, and the operator is
+    // warned.
     clock.set_ahead(-1_500);
     eventually("the offset shows", async || (offset().await < -1.0).then_some(())).await;
     let far = "the node's clock and this machine's are far apart: mend one";
     let warned = eventually("the log warns", async || logged(&gateway, far, &servers[2])).await;
     assert_eq!(warned["level"], "WARN", "{warned}");
-    eventually("it still votes", async || {
+    eventually("the master still votes", async || {
         let lease = gateway.acquire("near").await;
         let all = stored_on(&servers, "near", |_| true) == [0, 1, 2];
         assert_eq!(gateway.delete("near", &lease.token).await.status, 204);
@@ -422,25 +424,24 @@ async fn a_master_whose_clock_jumps_refuses_is_reported_and_is_used_again_when_m
     };
     let before = refusals().await;
     let lease = gateway.acquire("job").await;
-    eventually("it refuses", async || (refusals().await > before).then_some(())).await;
+    eventually("the master refuses", async || (refusals().await > before).then_some(())).await;
     assert_eq!(stored_on(&servers, "job", |_| true), [0, 1], "the others carry on");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     servers[0].kill();
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     assert_eq!(answers(&problem).get(&node).map(String::as_str), Some("clock"), "{problem:#}");
 
-    // Forward again: that ended its locks a minute early.
+    // Forward again: this jump ended its locks a minute early.
     clock.set_ahead(0);
     let waits = until_state(&gateway, &servers[2], "quarantined").await;
     assert!(text(&waits, "detail").contains("its clock ran ahead"), "{waits:#}");
     assert!(text(&waits, "advice").contains("maxslewrate"), "{waits:#}");
 }
 
-/// All masters and then the gateway are stopped with an acquire on its way; the masters go on and set the lock, and it runs
-/// out before the gateway goes on.
+/// All masters and then the gateway are stopped with an acquire in flight. The masters continue and
+/// set the lock, which expires before the gateway continues.
 #[tokio::test]
-async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_and_nothing_is_held()
-{
+async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "6s").ready().await;
     for attempt in 1.. {
@@ -453,19 +454,20 @@ async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_an
         let call =
             gateway.call(Method::POST, format!("/locks/{lock}")).json(&json!({ "ttl_ms": 4_000 }));
         let asked = tokio::spawn(call.send());
-        eventually("the acquire is under way", async || {
+        eventually("the acquire is in flight", async || {
             (stored_on(&servers, &lock, |at| at == 0) == [0] || asked.is_finished()).then_some(())
         })
         .await;
         gateway.signal(Signal::STOP);
         servers[1..].iter().for_each(RedisServer::cont);
-        let voted = eventually("a majority has set the lock, or was told to let go", async || {
-            if asked.is_finished() {
-                return Some(false);
-            }
-            (stored_on(&servers, &lock, |_| true) == [0, 1, 2]).then_some(true)
-        })
-        .await;
+        let voted =
+            eventually("a majority has set the lock, or received its release", async || {
+                if asked.is_finished() {
+                    return Some(false);
+                }
+                (stored_on(&servers, &lock, |_| true) == [0, 1, 2]).then_some(true)
+            })
+            .await;
         if voted {
             eventually("the lock has run out", async || {
                 stored_on(&servers, &lock, |_| true).is_empty().then_some(())
@@ -476,7 +478,7 @@ async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_an
         let answer = asked.await.expect("no panic");
         answer.problem(503, "quorum_unavailable");
         eventually("nothing is held", async || {
-            (gateway.look(&lock).await["state"] == "free"
+            (gateway.inspect(&lock).await["state"] == "free"
                 && stored_on(&servers, &lock, |_| true).is_empty())
             .then_some(())
         })
@@ -488,9 +490,9 @@ async fn a_gateway_that_sleeps_from_the_votes_until_after_the_ttl_answers_503_an
     }
 }
 
-/// They answer everything, and grant nothing: traffic must not be sent here.
+/// The masters answer everything and grant nothing: a load balancer must not send traffic here.
 #[tokio::test]
-async fn a_majority_of_masters_that_take_no_writes_is_not_ready_and_says_why() {
+async fn a_read_only_majority_is_not_ready_and_says_why() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let refuse =

@@ -1,5 +1,5 @@
-//! What a name leaves behind that was used once: a fence on every master, until 10 s after its TTL, and nothing else, in the gateway
-//! least of all.
+//! A name that was used once leaves a watermark on every master until 10 s after its TTL, and
+//! nothing else, least of all in the gateway.
 
 use std::ops::Range;
 
@@ -9,12 +9,12 @@ use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::resp::Resp;
 
-/// Until the gateway has what it needs once and for all, the samples of one interval of its metrics among them.
+/// Until the gateway has allocated its fixed memory, including the samples of one metrics interval.
 const WARM_UP: u32 = 6000;
 const NAMES: u32 = 12_000;
 const CONNECTIONS: usize = 8;
 const BODY: &str = r#"{"ttl_ms":300000}"#;
-/// Well above what an allocator takes by the way, well below what a table with an entry for each name takes.
+/// Well above an allocator's overhead, well below a table with an entry for each name.
 const MOST_BYTES_PER_NAME: f64 = 100.0;
 
 /// Acquires and releases each of these names, over a few connections.
@@ -26,7 +26,8 @@ async fn use_once(gateway: &Gateway, names: Range<u32>) {
         connections.spawn(async move {
             for name in mine.map(|number| format!("used-once-{number}")) {
                 let path = lock_path(&name);
-                // In one write: a body that comes apart waits for the other side's delayed acknowledgement.
+                // In one write: a body in pieces would wait for the other side's delayed
+                // acknowledgement.
                 let request = format!(
                     "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                      content-length: {}\r\n\r\n{BODY}",
@@ -52,7 +53,7 @@ async fn memory(gateway: &Gateway) -> f64 {
 }
 
 #[tokio::test]
-async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() {
+async fn a_used_name_leaves_only_a_watermark_on_every_master() {
     let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
     let gateway = Launch::over(&servers).ready().await;
@@ -67,13 +68,13 @@ async fn a_name_that_was_used_leaves_a_fence_on_every_master_and_nothing_else() 
     let most = MOST_BYTES_PER_NAME * f64::from(NAMES);
     assert!(
         grown < most,
-        "the gateway has grown by {grown} bytes with {NAMES} names, {most} would be too much"
+        "the gateway has grown by {grown} bytes with {NAMES} names; the limit is {most}"
     );
 
-    // A release is answered before the last master has heard of it.
+    // A release is answered before it reaches the last master.
     for (server, before) in servers.iter().zip(before) {
         let fences = i64::from(WARM_UP + NAMES);
-        eventually("only fences are left", async || {
+        eventually("only watermarks are left", async || {
             (keys(server) - before == fences
                 && server.cmd(&["KEYS", "lock:*"]) == Resp::List(Vec::new()))
             .then_some(())

@@ -1,5 +1,5 @@
-//! A gateway as a process: how it greets, how it ends with work in flight and without, and what it does when more is asked
-//! of it than it was sized for.
+//! A gateway as a process: its banner, its shutdown with and without requests in flight, and its
+//! behaviour beyond its limits.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,12 +14,14 @@ use crate::support::harness::{RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 
-/// Sends all of a request but the second half of its body; returns when the gateway works on it.
+/// Sends a request without the second half of its body. Returns when the gateway works on the
+/// request.
 async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, body: &str) -> Raw {
     let mut raw = gateway.raw().await;
-    // Only asking for a body makes the server say "100 Continue", so it stands in the middle of its work then.
+    // The server sends "100 Continue" only when it reads the body, so the request is in progress
+    // then.
     raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
-    raw.told_to_continue().await;
+    raw.wait_for_continue().await;
     raw.write(&body[..body.len() / 2]).await;
     raw
 }
@@ -33,7 +35,7 @@ async fn draining(gateway: &Gateway) {
 }
 
 #[tokio::test]
-async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
+async fn the_banner_has_a_working_command_and_safety_warnings() {
     let gateway = Launch::embedded().start().await;
     let banner = eventually("the banner is complete", async || {
         Some(gateway.stderr()).filter(|text| text.contains("/docs"))
@@ -81,7 +83,7 @@ async fn the_banner_has_a_line_that_works_and_says_what_is_not_safe() {
         assert_eq!(
             banner.contains("--bootstrap"),
             !brand_new,
-            "advice for those who need it alone:\n{banner}"
+            "the banner has advice that does not apply:\n{banner}"
         );
     }
 }
@@ -102,10 +104,10 @@ async fn ends_in_order(signal: Signal) {
         gateway.post("another", json!({})).await.problem(503, "draining")["retry_after_ms"],
         1_000
     );
-    // Holders must be able to go on and to let go.
+    // Holders must be able to extend and release.
     assert_eq!(gateway.patch("other", &other.token, 60_000).await.status, 200);
     assert_eq!(gateway.delete("other", &other.token).await.status, 204);
-    assert_eq!(gateway.look("held").await["state"], "held");
+    assert_eq!(gateway.inspect("held").await["state"], "held");
 
     patch.write(&body[body.len() / 2..]).await;
     let extended = patch.answer().await;
@@ -115,14 +117,14 @@ async fn ends_in_order(signal: Signal) {
         "{extended:?}"
     );
     draining(&gateway).await;
-    // Asked for before the signal, but nothing was tried yet: nothing is begun any more.
+    // Sent before the signal, but not yet tried: the gateway begins no new acquire.
     post.write(&body[body.len() / 2..]).await;
     post.answer().await.problem(503, "draining");
     let since = Instant::now();
     assert_eq!(gateway.ended().await, Some(0));
     assert!(
         since.elapsed() < Duration::from_secs(5),
-        "the grace of 20 s was waited for: {:?}",
+        "the shutdown waited for the grace of 20 s: {:?}",
         since.elapsed()
     );
     let log = gateway.stdout();
@@ -130,7 +132,7 @@ async fn ends_in_order(signal: Signal) {
 }
 
 #[tokio::test]
-async fn load_balancers_saw_that_it_ends_only_when_requests_were_refused() {
+async fn readyz_fails_before_requests_are_refused_at_shutdown() {
     let mut gateway = Launch::embedded().flag("--drain-delay", "4s").start().await;
     let before = gateway.get("/livez").await;
     assert_eq!(before.header("connection"), "");
@@ -148,23 +150,23 @@ async fn load_balancers_saw_that_it_ends_only_when_requests_were_refused() {
 }
 
 #[tokio::test]
-async fn sigterm_finishes_what_is_in_flight_and_begins_nothing() {
+async fn sigterm_finishes_requests_in_flight_and_begins_none() {
     ends_in_order(Signal::TERM).await;
 }
 
 #[tokio::test]
-async fn sigint_does_as_sigterm_does() {
+async fn sigint_acts_like_sigterm() {
     ends_in_order(Signal::INT).await;
 }
 
 #[tokio::test]
-async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
+async fn an_acquire_in_flight_at_sigterm_is_answered() {
     let servers = masters(3);
     let mut gateway = Launch::over(&servers).flag("--node-timeout", "5s").ready().await;
     servers[1..].iter().for_each(RedisServer::stop);
     let asked = gateway.call(Method::POST, "/locks/job").json(&json!({ "ttl_ms": 60_000 }));
     let asked = tokio::spawn(asked.send());
-    eventually("the acquire is under way", async || {
+    eventually("the acquire is in flight", async || {
         (stored_on(&servers, "job", |at| at == 0) == [0]).then_some(())
     })
     .await;
@@ -176,7 +178,7 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
 
     let next = Launch::over(&servers).ready().await;
     assert_eq!(
-        next.look("job").await["fencing_token"],
+        next.inspect("job").await["fencing_token"],
         lease.fencing,
         "the lock outlives the gateway"
     );
@@ -184,7 +186,7 @@ async fn an_acquire_that_asks_the_nodes_at_sigterm_is_answered() {
 }
 
 #[tokio::test]
-async fn idle_connections_do_not_hold_up_the_end() {
+async fn idle_connections_do_not_delay_shutdown() {
     let mut gateway = Launch::embedded().start().await;
     let mut fresh = gateway.raw().await;
     let mut used = gateway.raw().await;
@@ -198,7 +200,7 @@ async fn idle_connections_do_not_hold_up_the_end() {
 }
 
 #[tokio::test]
-async fn a_request_that_never_ends_does_not_outlive_the_grace() {
+async fn an_endless_request_does_not_outlive_the_grace() {
     let mut gateway = Launch::embedded().flag("--shutdown-grace", "300ms").start().await;
     let _endless = half_sent(&gateway, "POST", "job", "", "{\"ttl_ms\":60000}").await;
     let since = Instant::now();
@@ -214,7 +216,7 @@ async fn a_request_that_never_ends_does_not_outlive_the_grace() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named() {
+async fn a_taken_port_is_named() {
     let gateway = Launch::embedded().start().await;
     let address = gateway.address().to_string();
     let second = Launch::embedded().flag("--listen", &address).finish().await;
@@ -239,19 +241,20 @@ async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
     let cut_off = head.closed().await;
     assert!(!cut_off.contains(" 20"), "{cut_off}");
     assert!(since.elapsed() > Duration::from_secs(8), "{:?}", since.elapsed());
-    assert_eq!(gateway.look("slow").await["state"], "free");
+    assert_eq!(gateway.inspect("slow").await["state"], "free");
 }
 
-/// Standard output and standard error on a full disk: nothing can be logged, and everything else goes on.
+/// Standard output and standard error on a full disk: nothing can be logged, and everything else
+/// continues.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_stops_nothing() {
     let servers = masters(3);
     let port = free_port();
     let launch = Launch::over(&servers).flag("--listen", &format!("127.0.0.1:{port}"));
     let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
-    let gateway = launch.unheard(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
+    let gateway = launch.serve_into(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
     for n in 0..3 {
-        // Each outage makes the workers log, and each server error the requests.
+        // Each outage makes the workers log, and each server error makes the requests log.
         servers.iter().for_each(|server| {
             drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]))
         });

@@ -1,5 +1,5 @@
-//! Masters behind TLS: `rediss://` URLs, trusted by the certificates that the system, or SSL_CERT_FILE, names, or by those
-//! of --node-ca; and masters that want a certificate of the gateway.
+//! Masters with TLS: `rediss://` URLs, trusted by the certificates of the system, of SSL_CERT_FILE
+//! or of --node-ca, and masters that require a client certificate.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, free_port};
 use crate::support::resp::Resp;
 
-/// A server that speaks TLS on a port beside its plain one, and the URL of that.
+/// A server with a TLS port beside its plain one, and the URL of the TLS port.
 fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServer, String) {
     let tls_port = free_port().to_string();
     let asks = if asks_clients { "yes" } else { "no" };
@@ -30,13 +30,12 @@ fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServ
     (server, format!("rediss://:a-password@localhost:{tls_port}"))
 }
 
-/// The one node says so, and what can be done about it.
+/// The only node is refused, with the reason and the cure.
 async fn refused_for(gateway: &Gateway, word: &str, advice: &str) {
     eventually(word, async || {
         let node = gateway.readyz().await.json()["nodes"][0].clone();
-        let said =
-            |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
-        (said("detail", word) && said("advice", advice)).then_some(())
+        let has = |field: &str, word: &str| node[field].as_str().unwrap_or_default().contains(word);
+        (has("detail", word) && has("advice", advice)).then_some(())
     })
     .await;
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
@@ -50,7 +49,7 @@ async fn works(gateway: &Gateway, server: &RedisServer) {
 }
 
 #[tokio::test]
-async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused_when_it_is_not() {
+async fn masters_with_tls_are_used_only_with_a_trusted_authority() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), false);
@@ -59,13 +58,13 @@ async fn masters_behind_tls_are_used_when_their_authority_is_trusted_and_refused
     works(&launch().flag("--node-ca", &ours.ca()).start().await, &server).await;
     let deceived = launch().env("SSL_CERT_FILE", &theirs.ca()).start().await;
     refused_for(&deceived, "certificate", "--node-ca").await;
-    // In the place of the system's authorities, not beside them.
+    // Instead of the system's authorities, and not beside them.
     let replaced = launch().env("SSL_CERT_FILE", &ours.ca()).flag("--node-ca", &theirs.ca());
     refused_for(&replaced.start().await, "certificate", "--node-ca").await;
 }
 
 #[tokio::test]
-async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_now() {
+async fn a_master_gets_the_client_certificate_now_in_the_file() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), true);
@@ -112,10 +111,10 @@ async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_
     check(&good, &["marker ours", "1 of 1"]).await;
     check(&other, &["UNREACHABLE"]).await;
 
-    // Nothing but the files changes, and the connection breaks: what was good does not help any more.
+    // Only the files change, and the connection breaks: the previous certificate no longer helps.
     copy(&other.cert, &live.cert);
     copy(&other.key, &live.key);
-    // What is open goes on.
+    // Open connections continue.
     gateway.acquire("other").await;
     server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     refused_for(&gateway, "UnknownCA", "--node-cert").await;
@@ -129,7 +128,7 @@ async fn a_master_that_wants_a_certificate_gets_the_one_that_stands_in_the_file_
 type Flags<'a> = &'a [(&'a str, &'a str)];
 
 #[tokio::test]
-async fn settings_for_masters_behind_tls_that_cannot_be_used_are_named() {
+async fn unusable_tls_settings_for_masters_are_named() {
     let authority = Authority::new();
     let [one, other] = ["one", "other"].map(|name| authority.issue(name, "/CN=gateway"));
     let text = Scratch::new("text.pem", "no PEM");

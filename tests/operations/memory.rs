@@ -1,4 +1,4 @@
-//! What connections cost of memory at their worst, held against what the gateway says that they cost.
+//! The worst memory use of connections, compared with the gateway's own estimate.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn connections() -> usize {
     if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { MANY } else { FEW }
 }
 
-/// The beginning of a head that is all but too long.
+/// The beginning of a head just below the size limit.
 fn partial_head() -> Vec<u8> {
     let mut head = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n".to_vec();
     for number in 0..HEAD / 1000 {
@@ -29,12 +29,12 @@ fn partial_head() -> Vec<u8> {
     head
 }
 
-/// What the gateway says that as many take as this flag allows, in bytes.
-async fn said(launch: &Launch, flag: &str) -> f64 {
+/// The gateway's estimate in bytes for as many as this flag allows.
+async fn stated(launch: &Launch, flag: &str) -> f64 {
     let checked = launch.clone().command("check").finish().await;
-    let (_, said) =
-        checked.stdout.split_once(&format!("{flag} ")).expect("check says what it costs");
-    let mut words = said.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
+    let (_, stated) =
+        checked.stdout.split_once(&format!("{flag} ")).expect("check states the memory");
+    let mut words = stated.split([' ', ':', ',', ')']).filter(|word| !word.is_empty()).skip(1);
     let number: f64 = words.next().and_then(|word| word.parse().ok()).expect("a number");
     let unit = words.next().expect("a unit");
     number
@@ -47,16 +47,16 @@ async fn said(launch: &Launch, flag: &str) -> f64 {
 
 async fn connect(gateway: &Gateway, number: usize) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
-    // One address has not enough ports for all tests.
+    // One address does not have enough ports for all tests.
     let from = Ipv4Addr::new(127, 0, 1, (number % 200) as u8 + 1);
     socket.bind(SocketAddr::from((from, 0))).expect("all of 127/8 is this machine");
     socket.connect(gateway.address()).await.expect("the gateway listens")
 }
 
-/// When it grows no more.
+/// Resident memory, once it no longer grows.
 async fn resident(gateway: &Gateway) -> f64 {
     let mut last = 0.0;
-    eventually("its memory grows no more", async || {
+    eventually("the memory no longer grows", async || {
         let before = std::mem::replace(&mut last, gateway.resident());
         tokio::time::sleep(Duration::from_millis(200)).await;
         (last <= before * 1.001).then_some(last)
@@ -72,24 +72,21 @@ async fn holds(
     count: usize,
 ) {
     let grown = resident(gateway).await - before;
-    let said = said(launch, flag).await;
+    let stated = stated(launch, flag).await;
     let each = grown / 1e3 / count as f64;
     println!(
         "{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB",
         grown / 1e6,
-        said / 1e6
+        stated / 1e6
     );
-    // Tasks that were not optimised are larger.
+    // Tasks without optimisation are larger.
     let slack = if cfg!(debug_assertions) { 1.3 } else { 1.0 };
-    assert!(
-        grown < said * slack,
-        "{count} {what} take {grown} bytes, which are said to take {said}"
-    );
+    assert!(grown < stated * slack, "{count} {what} take {grown} bytes; check states {stated}");
 }
 
 async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
-    stream.write_all(bytes).await.expect("it is read");
-    stream.flush().await.expect("it is read");
+    stream.write_all(bytes).await.expect("the memory is read");
+    stream.flush().await.expect("the memory is read");
 }
 
 fn launch(count: usize) -> Launch {
@@ -97,7 +94,7 @@ fn launch(count: usize) -> Launch {
 }
 
 #[tokio::test]
-async fn partial_heads_took_more_memory_than_there_was() {
+async fn partial_heads_stay_within_their_stated_memory() {
     let count = connections();
     let launch = launch(count);
     let gateway = launch.clone().start().await;
@@ -114,7 +111,7 @@ async fn partial_heads_took_more_memory_than_there_was() {
 }
 
 #[tokio::test]
-async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_was() {
+async fn partial_heads_over_tls_stay_within_their_stated_memory() {
     let count = connections().min(12_000);
     let authority = Authority::new();
     let own = authority.issue("server", "/CN=gateway");
@@ -130,7 +127,7 @@ async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_
     }
     for stream in &mut streams {
         send(stream, &head).await;
-        // A record that says it has 16,640 bytes.
+        // A record that announces 16,640 bytes.
         let (raw, _) = stream.get_mut();
         send(raw, &[&[0x17, 3, 3, 0x41, 0], [0; 16_000].as_slice()].concat()).await;
     }
@@ -145,7 +142,7 @@ async fn partial_heads_and_partial_records_over_tls_took_more_memory_than_there_
 }
 
 #[tokio::test]
-async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
+async fn bodies_sent_byte_by_byte_keep_no_buffer_for_each_byte() {
     const BYTES: usize = 1000;
     let gateway = Launch::embedded().env("RUST_LOG", "info").start().await;
     let mut streams = Vec::new();
@@ -161,7 +158,7 @@ async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
         for stream in &mut streams {
             send(stream, b" ").await;
         }
-        // For each to be read by itself.
+        // The pause lets the gateway read each byte separately.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let grown = resident(&gateway).await - before;
@@ -169,7 +166,7 @@ async fn bodies_that_came_byte_by_byte_kept_a_buffer_for_each() {
 }
 
 #[tokio::test]
-async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
+async fn waiting_requests_stay_within_their_stated_memory() {
     let count = connections().min(4_000);
     let most = count.to_string();
     let launch =
@@ -183,7 +180,7 @@ async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
     for number in 0..count {
         let mut stream = connect(&gateway, number).await;
         send(&mut stream, b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
-        stream.readable().await.expect("it is answered");
+        stream.readable().await.expect("the request is answered");
         streams.push(stream);
     }
     let before = resident(&gateway).await;
@@ -196,7 +193,7 @@ async fn requests_that_wait_took_more_memory_than_they_were_said_to() {
         );
         send(stream, format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes()).await;
     }
-    eventually("all wait", async || {
+    eventually("all requests wait", async || {
         Samples::of(&gateway).await.is("redlock_waiters", &[], count as f64).then_some(())
     })
     .await;

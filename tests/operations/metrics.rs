@@ -1,6 +1,6 @@
-//! What a gateway tells of itself while it serves: metrics with exact values after a known sequence of calls, in a form
-//! that Prometheus' own checker accepts; and neither there nor in the log, at its most talkative, anything that would let
-//! a reader act on somebody's lock.
+//! The gateway's own reports: metrics with exact values after a known sequence of calls, in a form
+//! that Prometheus' checker accepts. Neither metrics nor the trace log contain anything that would
+//! let a reader change another client's lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -29,8 +29,8 @@ async fn known_calls(gateway: &Gateway) {
     assert_eq!(gateway.patch("a", &lease.token, 60_000).await.status, 200);
     gateway.patch("a", &other.token, 60_000).await.problem(409, "not_holder");
     gateway.patch("a", &other.token, 0).await.problem(400, "invalid_ttl");
-    assert_eq!(gateway.look("a").await["state"], "held");
-    assert_eq!(gateway.look("c").await["state"], "free");
+    assert_eq!(gateway.inspect("a").await["state"], "held");
+    assert_eq!(gateway.inspect("c").await["state"], "free");
     assert_eq!(gateway.delete("a", &lease.token).await.status, 204);
     gateway.delete("a", &lease.token).await.problem(404, "lock_not_found");
     gateway.delete("b", &lease.token).await.problem(409, "not_holder");
@@ -46,7 +46,7 @@ async fn known_calls(gateway: &Gateway) {
 async fn a_known_sequence_of_calls_gives_exact_numbers() {
     let gateway = Launch::embedded().start().await;
     known_calls(&gateway).await;
-    // Five nodes vote on each round; the votes that were not needed for a decision come a moment later.
+    // Five nodes vote on each round. The votes after the decision arrive a moment later.
     let votes: u64 = 5 * (2 + 1 + 2 + 2 + 3);
     let samples = eventually("every vote is counted", async || {
         let samples = Samples::of(&gateway).await;
@@ -117,8 +117,8 @@ async fn a_known_sequence_of_calls_gives_exact_numbers() {
 }
 
 #[tokio::test]
-async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
-    // What loses nothing in a crash is admitted again at once.
+async fn a_missing_quorum_is_counted_with_each_nodes_reason() {
+    // A master that loses nothing in a crash is admitted again at once.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
     let gateway = Launch::over(&servers).ready().await;
@@ -156,7 +156,7 @@ async fn an_operation_without_a_quorum_is_counted_with_each_nodes_reason() {
 }
 
 #[tokio::test]
-async fn every_family_is_there_and_prometheus_accepts_the_whole() {
+async fn every_metric_is_present_and_prometheus_accepts_them() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let lease = gateway.acquire("job").await;
@@ -198,7 +198,7 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
         };
         assert!(samples.values.keys().any(|(name, _)| member(name)), "{family} has no sample");
     }
-    // 250 µs to 30 s, as dashboards and alerts are written for them.
+    // 250 µs to 30 s, as dashboards and alerts expect them.
     let bounds: BTreeSet<&str> = samples
         .values
         .keys()
@@ -238,24 +238,25 @@ async fn every_family_is_there_and_prometheus_accepts_the_whole() {
         .write_all(samples.text.as_bytes())
         .expect("promtool reads");
     let verdict = promtool.wait_with_output().expect("promtool ends");
-    let said = format!(
+    let complaints = format!(
         "{}{}",
         String::from_utf8_lossy(&verdict.stdout),
         String::from_utf8_lossy(&verdict.stderr)
     );
     assert!(
-        verdict.status.success() && said.trim().is_empty(),
-        "promtool: {}\n{said}",
+        verdict.status.success() && complaints.trim().is_empty(),
+        "promtool: {}\n{complaints}",
         verdict.status
     );
 }
 
 #[tokio::test]
-async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
+async fn metrics_and_the_trace_log_contain_no_secret() {
     let password = "hunter2-the-password";
     let options = || RedisOptions { password: Some(password.into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
-    // One master will never answer the gateway under test, so another one has to say that they are brand-new.
+    // One master will never answer the gateway under test, so another gateway has to bootstrap the
+    // cluster.
     drop(Launch::over(&servers).ready().await);
     let wrong = servers[2].url().replace(password, "wrong-password");
     let urls = [servers[0].url(), servers[1].url(), wrong];
@@ -272,7 +273,7 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
     let lease = Lease::from(&call.json(&body).send().await);
     gateway.post(name, json!({})).await.problem(409, "lock_held");
     assert_eq!(gateway.patch(name, &lease.token, 60_000).await.status, 200);
-    let held = gateway.look(name).await;
+    let held = gateway.inspect(name).await;
     let listed = gateway.get("/locks").await.text();
     let not_that_one = lease.token.replacen(&lease.fencing.to_string(), "1763725165123456", 1);
     let refused = gateway.delete(name, &not_that_one).await.text();
@@ -286,7 +287,7 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
     let metrics = gateway.get("/metrics").await.text();
     let stdout = gateway.stdout();
     let stderr = gateway.stderr();
-    assert!(stdout.contains("TRACE"), "the log is not at its most talkative:\n{stdout}");
+    assert!(stdout.contains("TRACE"), "the log is not at trace level:\n{stdout}");
     for (place, text) in [
         ("standard output", &stdout),
         ("standard error", &stderr),
@@ -312,7 +313,7 @@ async fn neither_metrics_nor_the_most_talkative_log_give_a_secret_away() {
 }
 
 #[tokio::test]
-async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
+async fn the_log_shows_a_request_by_its_id_and_trace() {
     let gateway = Launch::embedded().env("RUST_LOG", "redlock_gateway=debug").start().await;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let call =
@@ -338,7 +339,7 @@ async fn a_request_is_found_in_the_log_by_its_id_and_its_trace() {
 }
 
 #[tokio::test]
-async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_label() {
+async fn configured_groups_are_counted_and_no_name_is_a_label() {
     let file = Scratch::new(
         "gateway.toml",
         "[groups]\ndeploy = 'deploy/*'\nprod = '*/prod'\nidle = 'nobody'\n",
@@ -380,14 +381,14 @@ async fn groups_of_the_configuration_are_counted_by_themselves_and_no_name_is_a_
 }
 
 #[tokio::test]
-async fn a_lead_that_was_learned_from_another_gateways_tokens_is_shown() {
+async fn a_lead_learned_from_anothers_tokens_is_shown() {
     let servers = masters(3);
     let lead =
         async |gateway: &Gateway| Samples::of(gateway).await.get("redlock_clock_lead_seconds", &[]);
     let gateway = Launch::over(&servers).ready().await;
     gateway.acquire("job").await;
     assert!(lead(&gateway).await < 0.1);
-    // As another gateway would have left it, whose clock is ahead.
+    // A lock as another gateway with a fast clock would have left it.
     let ahead = gateway.acquire("seen").await;
     assert_eq!(gateway.delete("seen", &ahead.token).await.status, 204);
     for server in &servers {

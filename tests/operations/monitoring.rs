@@ -1,4 +1,5 @@
-//! Alerts and dashboards: of true names, and with data when a Prometheus scrapes a gateway.
+//! Alerts and dashboards: they use existing metrics, and show data when a Prometheus scrapes a
+//! gateway.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,14 +18,14 @@ fn promtool(words: &[&str]) -> String {
         .current_dir(source_root().join("k8s/monitoring"))
         .output();
     let ran = ran.expect("promtool (prometheus) is installed");
-    let said =
+    let printed =
         format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "promtool {words:?}:\n{said}");
-    said
+    assert!(ran.status.success(), "promtool {words:?}:\n{printed}");
+    printed
 }
 
 #[test]
-fn alerts_are_raised_when_they_should_be_and_only_then() {
+fn alerts_fire_exactly_when_they_should() {
     assert!(promtool(&["check", "rules", "alerts.yaml"]).contains("23 rules found"));
     assert!(promtool(&["test", "rules", "alerts.test.yaml"]).contains("SUCCESS"));
     let (rules, tests) = ["alerts.yaml", "alerts.test.yaml"].map(read).into();
@@ -34,13 +35,14 @@ fn alerts_are_raised_when_they_should_be_and_only_then() {
 }
 
 fn read(name: &str) -> String {
-    std::fs::read_to_string(source_root().join("k8s/monitoring").join(name)).expect("it is there")
+    std::fs::read_to_string(source_root().join("k8s/monitoring").join(name))
+        .expect("the address is listed")
 }
 
 #[test]
-fn every_alert_leads_to_a_section_of_the_runbook() {
+fn every_alert_links_to_a_section_of_the_runbook() {
     let page = source_root().join("crates/redlock-gateway/docs/operations.md");
-    let page = std::fs::read_to_string(page).expect("it is there");
+    let page = std::fs::read_to_string(page).expect("the address is listed");
     let anchors: Vec<String> = page
         .lines()
         .filter_map(|line| line.strip_prefix("##"))
@@ -60,7 +62,7 @@ fn every_alert_leads_to_a_section_of_the_runbook() {
         .collect();
     assert_eq!(runbooks.len(), rules.matches("- alert: ").count());
     for anchor in runbooks {
-        assert!(anchors.iter().any(|known| known == anchor), "{anchor} is none of {anchors:?}");
+        assert!(anchors.iter().any(|known| known == anchor), "{anchor} is not one of {anchors:?}");
     }
 }
 
@@ -104,7 +106,7 @@ impl Prometheus {
         (answer.status == 200).then(|| answer.json()["data"].take())
     }
 
-    /// How many series the query gives.
+    /// The number of series that the query returns.
     async fn series(&self, gateway: &Gateway, query: &str) -> Option<usize> {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let data = self.ask(gateway, &format!("/api/v1/query?query={encoded}")).await?;
@@ -112,7 +114,7 @@ impl Prometheus {
     }
 }
 
-/// The queries of the dashboard, of all jobs and gateways.
+/// The dashboard's queries, for all jobs and gateways.
 fn queries_of_the_dashboard() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read("dashboard.json")).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("panels").iter();
@@ -121,7 +123,7 @@ fn queries_of_the_dashboard() -> Vec<String> {
     queries.map(|query| query.replace("$job", ".*").replace("$instance", ".*")).collect()
 }
 
-/// What the rules are made of.
+/// The metrics in the rules.
 fn metrics_of_the_rules() -> BTreeSet<String> {
     let rules = read("alerts.yaml");
     let words = rules.split(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | ':'));
@@ -130,19 +132,19 @@ fn metrics_of_the_rules() -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn every_query_of_dashboard_and_rules_finds_data_in_a_real_prometheus() {
+async fn every_query_finds_data_in_a_real_prometheus() {
     let admin = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let authority = Authority::new();
     let own = authority.issue("server", "/CN=gateway");
     let servers = masters(3);
-    // The public address speaks TLS, and so has a certificate to tell of.
+    // The public address speaks TLS, so the gateway reports a certificate.
     let launch =
         Launch::over(&servers).flag("--admin-listen", &admin.to_string()).flag("--group", "all=*");
     let gateway = launch.flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).start().await;
     let prometheus = Prometheus::start(admin);
     for query in queries_of_the_dashboard().into_iter().chain(metrics_of_the_rules()) {
         eventually(&format!("{query} finds something"), async || {
-            // So that there are requests in the histograms.
+            // Requests fill the histograms.
             gateway.call(Method::GET, "/livez").to(admin).try_send().await.ok()?;
             prometheus.series(&gateway, &query).await.filter(|series| *series > 0)
         })

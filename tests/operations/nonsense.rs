@@ -1,5 +1,5 @@
-//! A master that answers what is no reply of Redis, as a hijacked name or a broken proxy does: it costs its own vote, and
-//! nothing else of the gateway.
+//! A master whose answers are no Redis replies, as after a hijacked name or behind a broken proxy.
+//! It loses its own vote, and the gateway is otherwise unaffected.
 
 use std::time::{Duration, Instant};
 
@@ -8,46 +8,48 @@ use serde_json::{Value, json};
 use crate::support::client::Lease;
 use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
 use crate::support::harness::{RedisServer, eventually, masters};
-use crate::support::turncoat::{Nonsense, Turncoat};
+use crate::support::turncoat::{FaultyMaster, Nonsense};
 
-/// Several times what a reply may have, far below what these answers would take.
+/// Several times the limit of a reply, far below the size of these answers.
 const MOST_GROWTH: f64 = 64.0 * 1024.0 * 1024.0;
-/// Locks that are granted while a master answers nonsense, each beside a look at /livez.
+/// Locks that are granted while a master answers nonsense, each beside a probe of /livez.
 const ROUNDS: usize = 50;
 
-/// A gateway over four masters and one that turns.
+/// A gateway over four healthy masters and one faulty master.
 struct Stage {
-    // Before the servers, which it needs.
+    // Dropped before the servers, which the gateway needs.
     gateway: Gateway,
-    turncoat: Turncoat,
+    faulty: FaultyMaster,
     _servers: Vec<RedisServer>,
 }
 
 impl Stage {
     async fn set() -> Self {
         let servers = masters(5);
-        let turncoat = Turncoat::before(&servers[0]);
+        let faulty = FaultyMaster::before(&servers[0]);
         let urls: Vec<_> =
-            [turncoat.url()].into_iter().chain(servers[1..].iter().map(RedisServer::url)).collect();
+            [faulty.url()].into_iter().chain(servers[1..].iter().map(RedisServer::url)).collect();
         let launch = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").brand_new();
-        Self { gateway: launch.ready().await, turncoat, _servers: servers }
+        Self { gateway: launch.ready().await, faulty, _servers: servers }
     }
 
     async fn node(&self) -> Value {
         let health = self.gateway.readyz().await.json();
         let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
-        let name = format!("127.0.0.1:{}", self.turncoat.port());
-        nodes.into_iter().find(|node| node["node"] == name.as_str()).expect("it is listed")
+        let name = format!("127.0.0.1:{}", self.faulty.port());
+        nodes.into_iter().find(|node| node["node"] == name.as_str()).expect("the node is listed")
     }
 
-    /// The node is down for this reason, on connections that were open and on new ones.
+    /// The node is down for this reason, on open connections and on new ones.
     async fn is_down_for(&self, why: &str) {
-        let fooled = self.turncoat.fooled();
+        let earlier = self.faulty.nonsense_count();
         eventually(why, async || {
             let node = self.node().await;
             let detail = node["detail"].as_str().unwrap_or_default();
-            let says_so = detail.contains("no Redis reply") && detail.contains(why);
-            (node["state"] == "connecting" && says_so && self.turncoat.fooled() >= fooled + 2)
+            let is_reported = detail.contains("no Redis reply") && detail.contains(why);
+            (node["state"] == "connecting"
+                && is_reported
+                && self.faulty.nonsense_count() >= earlier + 2)
                 .then_some(())
         })
         .await;
@@ -58,7 +60,7 @@ impl Stage {
         .await;
     }
 
-    /// Locks are granted by the other four; answers the slowest look at /livez.
+    /// The other four grant locks. Returns the slowest probe of /livez.
     async fn others_serve(&self) -> Duration {
         let mut slowest = Duration::ZERO;
         for round in 0..ROUNDS {
@@ -78,14 +80,14 @@ impl Stage {
 
     async fn survives(&self, nonsense: Nonsense, why: &str) {
         let before = self.gateway.resident();
-        self.turncoat.answers(nonsense);
+        self.faulty.start_nonsense(nonsense);
         self.is_down_for(why).await;
         let slowest = self.others_serve().await;
         let grown = self.gateway.resident() - before;
         println!("{why}: /livez within {slowest:?}, {:.1} MB more", grown / 1e6);
         assert!(slowest < WELL_BELOW_A_TIMEOUT, "{why}: /livez took {slowest:?}");
         assert!(grown < MOST_GROWTH, "{why}: the gateway has grown by {grown} bytes");
-        self.turncoat.repents();
+        self.faulty.stop_nonsense();
         self.gateway.all_nodes_admitted().await;
     }
 }
@@ -138,28 +140,31 @@ async fn a_master_that_streams_or_speaks_http_costs_only_its_vote() {
     stage.survives(Nonsense::once("HTTP/1.1 400 Bad Request\r\n\r\n"), "byte 72").await;
 }
 
-/// Each is a reply, but nobody asked for it. Reading them takes processor time for as long as the connection lasts.
+/// Each reply is valid, but unrequested. Reading them takes processor time for as long as the
+/// connection lasts.
 #[tokio::test]
-async fn a_master_that_never_stops_replying_takes_no_memory() {
+async fn a_master_that_replies_endlessly_takes_no_memory() {
     let stage = Stage::set().await;
     for reply in [
         "+OK\r\n".to_owned(),
         format!(">3\r\n+message\r\n+c\r\n$8000\r\n{}\r\n", "a".repeat(8_000)),
     ] {
         let before = stage.gateway.resident();
-        stage.turncoat.answers(Nonsense::endless("", reply));
-        eventually("it has no vote", async || {
+        stage.faulty.start_nonsense(Nonsense::endless("", reply));
+        eventually("the master does not vote", async || {
             (stage.node().await["state"] != "admitted").then_some(())
         })
         .await;
-        let fooled = stage.turncoat.fooled();
-        eventually("it has tried again", async || (stage.turncoat.fooled() > fooled).then_some(()))
-            .await;
+        let earlier = stage.faulty.nonsense_count();
+        eventually("the worker has tried again", async || {
+            (stage.faulty.nonsense_count() > earlier).then_some(())
+        })
+        .await;
         assert_eq!(stage.gateway.get("/livez").await.status, 200);
         let grown = stage.gateway.resident() - before;
         println!("unasked: {:.1} MB more", grown / 1e6);
         assert!(grown < MOST_GROWTH, "the gateway has grown by {grown} bytes");
-        stage.turncoat.repents();
+        stage.faulty.stop_nonsense();
         stage.gateway.all_nodes_admitted().await;
     }
 }

@@ -1,4 +1,5 @@
-//! Standard output and standard error as a pipe that nobody reads: a write to a full pipe blocks until somebody reads it.
+//! Standard output and standard error as a pipe without a reader: a write to a full pipe blocks
+//! until somebody reads it.
 
 use std::fs::File;
 use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
@@ -16,9 +17,9 @@ use crate::support::harness::{RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
 use crate::support::resp::Resp;
 
-/// What a pipe holds by default on Linux (pipe(7)).
+/// A pipe's default capacity on Linux (pipe(7)).
 const PIPE_BYTES: usize = 64 << 10;
-/// A request that no log holds up takes milliseconds. A stalled log holds it up for ever.
+/// Without a blocked log a request takes milliseconds. A stalled log blocks it for ever.
 const QUICK: Duration = Duration::from_secs(5);
 /// Longer than one round of requests, shorter than the test.
 const TTL_MS: u64 = 10_000;
@@ -31,7 +32,7 @@ fn file(writer: PipeWriter) -> File {
     File::from(OwnedFd::from(writer))
 }
 
-/// A pipe that takes not one more byte.
+/// A pipe without room for one more byte.
 fn full_pipe() -> (PipeReader, File) {
     let (reader, mut writer) = pipe().expect("a pipe");
     ioctl_fionbio(&writer, true).expect("a pipe can be made non-blocking");
@@ -61,15 +62,15 @@ async fn ends_in_time(gateway: &mut Gateway) {
     assert_eq!(in_time("the end", gateway.ended()).await, Some(0));
 }
 
-/// `/livez` and PATCH hung after 64 KiB of lines, and locks lapsed.
+/// A blocked log must neither hang `/livez` and PATCH nor let locks expire.
 #[tokio::test]
-async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
+async fn an_unread_log_delays_no_request_and_loses_no_lock() {
     let port = free_port();
     let servers = masters(3);
     let (mut reader, writer) = pipe().expect("a pipe");
     let launch =
         Launch::over(&servers).flag("--listen", &local(port).to_string()).env("RUST_LOG", "trace");
-    let mut gateway = launch.unheard(local(port), file(writer)).await;
+    let mut gateway = launch.serve_into(local(port), file(writer)).await;
     gateway.all_nodes_admitted().await;
     let lease = gateway.acquire_for("held", TTL_MS).await;
     // Each request logs more than 256 bytes.
@@ -99,12 +100,12 @@ async fn an_unread_log_holds_up_no_request_and_loses_no_lock() {
 }
 
 #[tokio::test]
-async fn a_log_goes_on_when_it_is_read_again() {
+async fn a_log_resumes_when_it_is_read_again() {
     let port = free_port();
     let (mut reader, output) = full_pipe();
     let launch =
         Launch::embedded().flag("--listen", &local(port).to_string()).env("RUST_LOG", "debug");
-    let mut gateway = launch.unheard(local(port), output).await;
+    let mut gateway = launch.serve_into(local(port), output).await;
     let read = std::thread::spawn(move || {
         let mut text = String::new();
         reader.read_to_string(&mut text).expect("the pipe ends with the process");
@@ -119,21 +120,22 @@ async fn a_log_goes_on_when_it_is_read_again() {
 }
 
 #[tokio::test]
-async fn a_full_pipe_stops_neither_start_nor_end() {
+async fn a_full_pipe_blocks_neither_start_nor_shutdown() {
     let port = free_port();
     let (_reader, output) = full_pipe();
     let launch = Launch::embedded().flag("--listen", &local(port).to_string());
     let second = output.try_clone().expect("a descriptor");
-    let mut gateway = launch.clone().unheard(local(port), output).await;
+    let mut gateway = launch.clone().serve_into(local(port), output).await;
     // The port is taken.
     let finished = in_time("a start that fails", launch.spawn_into(second).finish()).await;
     assert_eq!(finished.code, Some(1));
     ends_in_time(&mut gateway).await;
 }
 
-/// It stopped votes, and then waited for its own output or panicked, so that nobody got votes again.
+/// `reconfigure` stops votes. If it blocked or panicked on its own output, no gateway would get
+/// votes again.
 #[tokio::test]
-async fn reconfigure_comes_to_its_end_without_a_reader() {
+async fn reconfigure_finishes_when_its_output_is_not_read() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let launch = |words: &[&str], max_ttl: &str| {

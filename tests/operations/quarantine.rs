@@ -1,5 +1,5 @@
-//! One master of three in quarantine, which is no outage: what readyz says, and that locks are granted, extended and released
-//! by the others, without a vote of it.
+//! One master of three in quarantine is no outage: readyz shows both facts, and the other two
+//! grant, extend and release without its vote.
 
 use serde_json::{Value, json};
 
@@ -11,15 +11,15 @@ async fn node_of(gateway: &Gateway, server: &RedisServer) -> Value {
     let health = gateway.readyz().await.json();
     let nodes = health["nodes"].as_array().expect("readyz lists nodes");
     let name = format!("127.0.0.1:{}", server.port());
-    nodes.iter().find(|node| node["node"] == name.as_str()).expect("it is listed").clone()
+    nodes.iter().find(|node| node["node"] == name.as_str()).expect("the node is listed").clone()
 }
 
 #[tokio::test]
-async fn with_one_of_three_masters_in_quarantine_the_others_grant_and_readyz_says_both() {
+async fn one_of_three_masters_in_quarantine_is_not_needed() {
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let held = gateway.acquire("held-before").await;
-    eventually("it is everywhere", async || {
+    eventually("every master stores the lock", async || {
         (stored_on(&servers, "held-before", |_| true).len() == 3).then_some(())
     })
     .await;
@@ -56,12 +56,12 @@ async fn with_one_of_three_masters_in_quarantine_the_others_grant_and_readyz_say
         assert_eq!(
             stored_on(&servers, name, |_| true),
             [0, 1],
-            "nothing is stored by one that may not vote"
+            "a quarantined master stores nothing"
         );
         assert_eq!(gateway.delete(name, token).await.status, 204);
     }
 
-    // Two votes are all there are: without one of them nothing is granted.
+    // Only two votes exist: without one of them nothing is granted.
     servers[1].kill();
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     let states: Vec<_> =
@@ -73,9 +73,10 @@ async fn with_one_of_three_masters_in_quarantine_the_others_grant_and_readyz_say
     .await;
 }
 
-/// One of three is in quarantine for minutes, and another only hangs for a moment: nobody is to be sent away for minutes.
+/// One of three is in quarantine for minutes, and another hangs for a moment: clients must not be
+/// sent away for minutes.
 #[tokio::test]
-async fn a_master_that_is_away_for_a_moment_is_not_waited_for_as_long_as_one_in_quarantine() {
+async fn retry_after_is_short_for_a_master_that_is_just_away() {
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     servers[2].restart();
@@ -84,7 +85,7 @@ async fn a_master_that_is_away_for_a_moment_is_not_waited_for_as_long_as_one_in_
     })
     .await;
     servers[1].stop();
-    eventually("the other one is missed", async || {
+    eventually("the other master is missing", async || {
         (node_of(&gateway, &servers[1]).await["state"] == "connecting").then_some(())
     })
     .await;

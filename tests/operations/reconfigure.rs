@@ -1,5 +1,5 @@
-//! `redlock-gateway reconfigure`: masters are moved from one configuration to another, and no two gateways of different ones
-//! get votes meanwhile.
+//! `redlock-gateway reconfigure` moves masters from one configuration to another. Meanwhile no
+//! gateways of different configurations get votes.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ async fn refused_everywhere(gateway: &Gateway) {
 }
 
 #[tokio::test]
-async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
+async fn reconfigure_moves_the_masters_to_another_configuration() {
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
@@ -49,7 +49,7 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201);
     let before = markers(&servers);
 
-    // A gateway of another configuration is refused until an operator says that it is meant.
+    // A gateway of another configuration is refused until an operator confirms it.
     let early = times(Launch::over(&servers), "2s").start().await;
     refused_everywhere(&early).await;
     early.post("job", json!({})).await.problem(503, "quorum_unavailable");
@@ -75,7 +75,7 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     );
     assert_eq!(markers(&servers[..2]), before[..2]);
     servers[2].restart();
-    // Until then the old gateway is about to change its marker.
+    // Until then the old gateway may still change its marker.
     old.all_nodes_admitted().await;
 
     let since = Instant::now();
@@ -109,9 +109,9 @@ async fn reconfigure_moves_the_masters_from_one_configuration_to_another() {
     assert_not_done("embedded", &embedded, &["--node", "no markers"]);
 }
 
-/// The larger skew lets tokens and rounds count that the smaller one takes for gone.
+/// With the larger skew tokens and rounds count longer than with the smaller one.
 #[tokio::test]
-async fn gateways_with_another_clock_skew_get_no_votes_until_reconfigured() {
+async fn gateways_with_another_clock_skew_get_no_votes() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let with = |launch: Launch, skew: &str| {
@@ -149,9 +149,9 @@ async fn gateways_with_another_clock_skew_get_no_votes_until_reconfigured() {
     refused_everywhere(&first).await;
 }
 
-/// Of a version that named no clock skew.
+/// The marker of a version without a clock skew.
 #[tokio::test]
-async fn an_older_versions_marker_is_refused_until_its_skew_is_said() {
+async fn an_older_versions_marker_needs_its_clock_skew_stated() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "500ms").ready().await);
@@ -164,10 +164,10 @@ async fn an_older_versions_marker_is_refused_until_its_skew_is_said() {
     refused_everywhere(&gateway).await;
     let reconfigure = |words: &[&str]| {
         let launch = Launch::bare(&["reconfigure"]).nodes(&urls);
-        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms").finish()
+        times(words.iter().fold(launch, |launch, word| launch.argument(word)), "500ms").finish()
     };
-    let untold = reconfigure(&["--yes"]).await;
-    assert_refused_after_output(&untold, &["--old-clock-skew", "older versions"]);
+    let without_old_skew = reconfigure(&["--yes"]).await;
+    assert_refused_after_output(&without_old_skew, &["--old-clock-skew", "older versions"]);
     let asked = reconfigure(&["--old-clock-skew", "2s"]).await;
     assert!(asked.code == Some(0) && asked.stdout.contains("no votes for 7s,"), "{asked:?}");
     assert_eq!(markers(&servers), before);
@@ -178,7 +178,7 @@ async fn an_older_versions_marker_is_refused_until_its_skew_is_said() {
 }
 
 #[tokio::test]
-async fn reconfigure_that_was_interrupted_waits_as_long_when_it_is_run_again() {
+async fn a_repeated_reconfigure_waits_as_long_as_the_first() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "3s").ready().await);
@@ -226,10 +226,12 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
             201,
             "{what}: nothing was changed"
         );
-        eventually("it expires", async || (old.look("job").await["state"] == "free").then_some(()))
-            .await;
+        eventually("the lock expires", async || {
+            (old.inspect("job").await["state"] == "free").then_some(())
+        })
+        .await;
     }
-    // One of the old nodes is lost for good: that is why it is replaced.
+    // One of the old nodes is lost permanently, which is the reason for its replacement.
     servers[0].kill();
     let done = reconfigure(&urls[..3]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -250,9 +252,10 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
     assert_eq!(old.readyz().await.status, 503);
 }
 
-/// Under one name the markers of both lists are equal, and gateways with either list would grant side by side.
+/// Under one name the markers of both lists are equal, and gateways with either list would grant
+/// side by side.
 #[tokio::test]
-async fn a_cluster_name_is_not_moved_to_another_list_of_nodes_and_a_new_name_is() {
+async fn other_nodes_need_another_cluster_name() {
     let servers = masters(4);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let times = |launch: Launch| {
@@ -293,9 +296,10 @@ async fn reconfigure_refuses_one_master_under_two_names() {
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), Resp::Nil);
 }
 
-/// Of two operators at once one is told no; one that was stopped while it waited, and overtaken, ends nothing.
+/// The second of two operators is refused. A run that was stopped while it waited, and overtaken,
+/// changes nothing.
 #[tokio::test]
-async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes() {
+async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let reconfigure =
@@ -307,7 +311,7 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes()
     })
     .await;
     slow.signal(Signal::STOP);
-    // Another target is refused; the same is taken over.
+    // Another target is refused; the same target is taken over.
     let other = reconfigure("700ms").finish().await;
     assert_refused_after_output(&other, &["another configuration is under way"]);
     let second = reconfigure("500ms").finish().await;
@@ -323,9 +327,9 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing_when_it_wakes()
     assert_eq!(new.delete("job", &lease.token).await.status, 204);
 }
 
-/// Nothing on entirely new masters tells of the old ones, which would go on granting.
+/// Entirely new masters contain no sign of the old ones, which would continue to grant.
 #[tokio::test]
-async fn entirely_new_masters_want_the_old_ones_named_and_stop_them() {
+async fn entirely_new_masters_need_the_old_ones_named_and_stop_them() {
     let servers = masters(6);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let old = times(Launch::over(&servers[..3]), "1500ms").ready().await;
@@ -355,7 +359,7 @@ async fn entirely_new_masters_want_the_old_ones_named_and_stop_them() {
 }
 
 #[tokio::test]
-async fn first_masters_are_moved_when_it_is_said_that_there_were_none_before() {
+async fn the_first_masters_move_with_no_old_nodes() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let done =
@@ -365,22 +369,23 @@ async fn first_masters_are_moved_when_it_is_said_that_there_were_none_before() {
     assert_eq!(done.code, Some(0), "{done:?}");
 }
 
-/// The old masters have lost everything, and with their markers the word of how long their locks may live.
+/// The old masters have lost everything, including the markers with the maximum life of their
+/// locks.
 #[tokio::test]
-async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_for() {
+async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     let servers = masters(6);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers[..3]), "2s").ready().await);
     let reconfigure = |words: &[&str]| {
         let named = |launch: Launch, url: &String| launch.more("--old-node", url);
         let launch = urls[..3].iter().fold(Launch::bare(&["reconfigure"]).nodes(&urls[3..]), named);
-        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms")
+        times(words.iter().fold(launch, |launch, word| launch.argument(word)), "500ms")
     };
     servers[..2].iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
-    let told = reconfigure(&[]).finish().await;
+    let planned = reconfigure(&[]).finish().await;
     assert!(
-        told.code == Some(0) && told.stdout.contains("no votes for 5s 100ms"),
-        "one marker is enough: {told:?}"
+        planned.code == Some(0) && planned.stdout.contains("no votes for 5s 100ms"),
+        "one marker is enough: {planned:?}"
     );
     servers[2].cmd(&["FLUSHALL"]);
     for yes in [&["--yes"][..], &[]] {
@@ -403,9 +408,9 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
         assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{old}: {asked:?}");
     }
     let untouched = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer() == 0;
-    assert!(servers.iter().all(untouched), "nothing was to be changed");
+    assert!(servers.iter().all(untouched), "the run had nothing to change");
 
-    // Said once, it stands in the markers: a run that is interrupted need not be told again.
+    // Once stated, the value is in the markers: a repeated run does not need it again.
     let first =
         reconfigure(&["--yes", "--old-max-ttl", "2s", "--old-clock-skew", "100ms"]).spawn_only();
     eventually("all votes are stopped", async || {
@@ -424,21 +429,23 @@ async fn where_no_marker_tells_of_the_old_max_ttl_it_must_be_said_and_is_waited_
 }
 
 #[tokio::test]
-async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and_never_shortens_it()
-{
+async fn a_stated_old_max_ttl_never_shortens_the_wait() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "1s").ready().await);
     let before = markers(&servers);
     let reconfigure = |words: &[&str]| {
         let launch = Launch::bare(&["reconfigure"]).nodes(&urls);
-        times(words.iter().fold(launch, |launch, word| launch.word(word)), "500ms").finish()
+        times(words.iter().fold(launch, |launch, word| launch.argument(word)), "500ms").finish()
     };
     let old: Vec<&str> = urls.iter().flat_map(|url| ["--old-node", url]).collect();
-    for (said, wait) in [("1500ms", "4s 600ms"), ("600ms", "4s 100ms")] {
-        let asked = reconfigure(&[&old[..], &["--old-max-ttl", said]].concat()).await;
+    for (stated, wait) in [("1500ms", "4s 600ms"), ("600ms", "4s 100ms")] {
+        let asked = reconfigure(&[&old[..], &["--old-max-ttl", stated]].concat()).await;
         assert_eq!(asked.code, Some(0), "{asked:?}");
-        assert!(asked.stdout.contains(&format!("give no votes for {wait},")), "{said}: {asked:?}");
+        assert!(
+            asked.stdout.contains(&format!("give no votes for {wait},")),
+            "{stated}: {asked:?}"
+        );
     }
     let both = reconfigure(&["--yes", "--no-old-nodes", "--old-max-ttl", "1s"]).await;
     assert_refused(
@@ -451,16 +458,14 @@ async fn an_old_max_ttl_that_is_said_lengthens_the_wait_that_markers_ask_for_and
     let since = Instant::now();
     let done = reconfigure(&[&old[..], &["--yes", "--old-max-ttl", "1500ms"]].concat()).await;
     assert_eq!(done.code, Some(0), "{done:?}");
-    assert!(
-        since.elapsed().as_millis() >= 1_600,
-        "it was said that locks of 1.5 s may live: {done:?}"
-    );
+    assert!(since.elapsed().as_millis() >= 1_600, "the stated maximum was 1.5 s: {done:?}");
     times(Launch::over(&servers), "500ms").ready().await;
 }
 
-/// The same masters are named as the old ones; they have lost everything, and nobody asks for how long old locks may live.
+/// The same masters are named as the old ones. They have lost everything, and no marker shows how
+/// long old locks may live.
 #[tokio::test]
-async fn masters_that_stay_and_have_lost_all_markers_want_the_old_max_ttl_as_others_do() {
+async fn staying_masters_without_markers_need_the_old_max_ttl() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let old = times(Launch::over(&servers), "10s").ready().await;

@@ -1,5 +1,6 @@
-//! The procedures of docs/runbook.md, step by step on real masters and gateways: what is printed, what is waited for, and
-//! what becomes of locks meanwhile. Those that other tests run from end to end are named there.
+//! The procedures of docs/runbook.md, step by step on real masters and gateways: the output, the
+//! waits, and the locks meanwhile. Procedures that other tests run from end to end name those
+//! tests.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,7 @@ use crate::support::gateway::{Gateway, Launch, Scratch, module};
 use crate::support::harness::{RedisOptions, RedisServer, TempDir, eventually, masters};
 use crate::support::nodes::stored_on;
 
-/// What the log says of a master that has to wait.
+/// The log's message about a master that has to wait.
 const QUARANTINED: &str = "node in quarantine";
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
@@ -30,7 +31,8 @@ fn durable(count: usize) -> Vec<RedisServer> {
     (0..count).map(|_| RedisServer::start_with(options())).collect()
 }
 
-/// With these times, max(max_ttl, S) + S + 3 s is 5.1 s for 2 s.
+/// With these settings the quarantine max(max_ttl, clock_skew) + clock_skew + 3 s is 5.1 s for a
+/// max_ttl of 2 s.
 fn times(launch: Launch, max_ttl: &str) -> Launch {
     launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", "100ms")
 }
@@ -38,7 +40,11 @@ fn times(launch: Launch, max_ttl: &str) -> Launch {
 async fn node_of(gateway: &Gateway, server: &RedisServer) -> Value {
     let health = gateway.readyz().await.json();
     let nodes = health["nodes"].as_array().expect("readyz lists nodes");
-    nodes.iter().find(|node| node["node"] == name(server).as_str()).expect("it is listed").clone()
+    nodes
+        .iter()
+        .find(|node| node["node"] == name(server).as_str())
+        .expect("the node is listed")
+        .clone()
 }
 
 async fn until_state(gateway: &Gateway, server: &RedisServer, state: &str, restarts: u64) -> Value {
@@ -51,7 +57,7 @@ async fn until_state(gateway: &Gateway, server: &RedisServer, state: &str, resta
 
 async fn is_everywhere(servers: &[RedisServer], lock: &str) {
     let all = (0..servers.len()).collect::<Vec<_>>();
-    eventually("it is on every master", async || {
+    eventually("every master stores the lock", async || {
         (stored_on(servers, lock, |_| true) == all).then_some(())
     })
     .await;
@@ -70,8 +76,7 @@ fn prints(text: &str, lines: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the_flag_is_taken_out()
-{
+async fn a_bootstrapped_cluster_keeps_its_locks_without_the_flag() {
     let servers = masters(3);
     let urls = urls(&servers);
     let checked = Launch::bare(&["check", "--bootstrap"]).nodes(&urls).finish().await;
@@ -86,13 +91,13 @@ async fn a_new_cluster_votes_at_once_with_bootstrap_and_keeps_its_locks_when_the
     prints(&again.stdout, &["ok: 3 of 3 nodes would be admitted now, 2 needed"]);
     drained(first).await;
     let second = Launch::embedded().nodes(&urls).flag("--node-timeout", "2s").ready().await;
-    assert!(!second.stdout().contains(QUARANTINED), "nobody waits for what was admitted");
+    assert!(!second.stdout().contains(QUARANTINED), "admitted masters cause no wait");
     second.post("job", json!({})).await.problem(409, "lock_held");
     assert_eq!(second.patch("job", &lease.token, 60_000).await.status, 200);
 }
 
 #[tokio::test]
-async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_when() {
+async fn a_cluster_without_bootstrap_says_when_it_will_vote() {
     let servers = masters(3);
     let launch = |words: &[&str]| times(Launch::bare(words).nodes(&urls(&servers)), "2s");
     let since = Instant::now();
@@ -125,7 +130,7 @@ async fn a_new_cluster_without_bootstrap_votes_after_the_wait_and_says_until_whe
 }
 
 #[tokio::test]
-async fn a_dead_master_that_comes_back_empty_is_told_what_is_held_and_counts_for_it() {
+async fn a_master_that_returns_empty_recovers_the_held_locks() {
     let mut servers = masters(3);
     let gateway = Launch::over(&servers).flag("--clock-skew", "200ms").ready().await;
     let lease = gateway.acquire("job").await;
@@ -138,7 +143,11 @@ async fn a_dead_master_that_comes_back_empty_is_told_what_is_held_and_counts_for
     gateway.post("job", json!({})).await.problem(409, "lock_held");
     // Long before the five minutes of the quarantine.
     until_state(&gateway, &servers[2], "admitted", 1).await;
-    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "it was told");
+    assert_eq!(
+        stored_on(&servers, "job", |_| true),
+        [0, 1, 2],
+        "the master has recovered the lock"
+    );
     servers[0].kill();
     gateway.post("job", json!({})).await.problem(409, "lock_held");
     let extended = gateway.patch("job", &lease.token, 60_000).await;
@@ -149,7 +158,8 @@ async fn a_dead_master_that_comes_back_empty_is_told_what_is_held_and_counts_for
     );
 }
 
-/// Runs `reconfigure` from three masters to others, for which the old gateways are stopped; how long it took.
+/// Runs `reconfigure` from three masters to others, for which the old gateways are stopped. Returns
+/// the duration.
 async fn reconfigured(
     old: &[&RedisServer],
     new: &[&RedisServer],
@@ -186,7 +196,7 @@ async fn reconfigured(
 }
 
 #[tokio::test]
-async fn a_dead_master_gives_way_to_one_of_another_name_and_no_lock_is_granted_before_its_end() {
+async fn replacing_a_dead_master_grants_no_lock_early() {
     let mut servers = masters(4);
     let old = times(Launch::over(&servers[..3]), "2s").ready().await;
     let lease = old.acquire_for("job", 2_000).await;
@@ -212,7 +222,7 @@ async fn a_dead_master_gives_way_to_one_of_another_name_and_no_lock_is_granted_b
 }
 
 #[tokio::test]
-async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_any_more() {
+async fn one_run_changes_nodes_and_max_ttl_and_stops_old_gateways() {
     let servers = masters(4);
     let old = times(Launch::over(&servers[..3]), "1s").ready().await;
     let lease = old.acquire_for("job", 1_000).await;
@@ -224,7 +234,7 @@ async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_a
     ];
     let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
     assert!(took >= Duration::from_millis(5_100), "by the longer of the two max_ttl: {took:?}");
-    // One of the old ones was lost.
+    // One of the old masters was lost.
     old.post("other", json!({})).await.problem(503, "quorum_unavailable");
     let urls = [a.url(), b.url(), d.url()];
     let new =
@@ -235,7 +245,7 @@ async fn nodes_and_max_ttl_are_changed_in_one_run_and_old_gateways_get_nothing_a
 }
 
 #[tokio::test]
-async fn by_default_nobody_gets_or_extends_a_lock_for_5_minutes_and_5_seconds_while_nodes_change() {
+async fn by_default_a_change_of_nodes_stops_locks_for_305_s() {
     let servers = masters(4);
     drop(Launch::over(&servers[..3]).ready().await);
     let urls = urls(&servers);
@@ -251,14 +261,14 @@ async fn by_default_nobody_gets_or_extends_a_lock_for_5_minutes_and_5_seconds_wh
     for (max_ttl, change, wait) in
         [("10m", "max_ttl 5m → 10m", "10m 5s"), ("1m", "max_ttl 5m → 1m", "5m 5s")]
     {
-        let said = asked(&urls[..3], max_ttl).await;
-        prints(&said.stdout, &[change, &format!("give no votes for {wait}, so nobody")]);
+        let asked_first = asked(&urls[..3], max_ttl).await;
+        prints(&asked_first.stdout, &[change, &format!("give no votes for {wait}, so nobody")]);
     }
 }
 
-/// Nobody was quarantined but for the seconds in which names move.
+/// No master was quarantined, except for the seconds in which names move.
 #[track_caller]
-fn assert_only_returned(gateway: &Gateway) {
+fn assert_no_quarantine(gateway: &Gateway) {
     let log = gateway.stdout();
     let other = log
         .lines()
@@ -268,8 +278,8 @@ fn assert_only_returned(gateway: &Gateway) {
 
 /// The new version is the one with the module.
 #[tokio::test]
-async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
-    // Built before anybody holds a lock: that may take longer than its TTL.
+async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
+    // Built before a lock is held: the build may take longer than the TTL.
     let _ = module();
     let mut servers = durable(3);
     let gateway = Launch::over(&servers).ready().await;
@@ -277,7 +287,7 @@ async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
     for at in 0..3 {
         is_everywhere(&servers, "job").await;
         servers[at].restart_as(true);
-        let node = eventually("it is admitted", async || {
+        let node = eventually("the master is admitted", async || {
             assert_eq!(gateway.patch("job", &lease.token, 60_000).await.status, 200);
             gateway.post("job", json!({})).await.problem(409, "lock_held");
             Some(node_of(&gateway, &servers[at]).await)
@@ -285,13 +295,16 @@ async fn masters_are_upgraded_one_by_one_under_a_lock_that_is_extended() {
         })
         .await;
         assert_eq!(node["engine"], "native", "{node:#}");
-        assert!(stored_on(&servers, "job", |_| true).contains(&at), "its lock was on its disk");
+        assert!(
+            stored_on(&servers, "job", |_| true).contains(&at),
+            "the lock was on the master's disk"
+        );
     }
-    assert_only_returned(&gateway);
+    assert_no_quarantine(&gateway);
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 }
 
-/// Puts one master's append-only files in the place of another's.
+/// Replaces one master's append-only files with another's.
 fn copied(from: &Path, to: &Path) {
     let from = from.join("appendonlydir");
     let to = to.join("appendonlydir");
@@ -300,8 +313,8 @@ fn copied(from: &Path, to: &Path) {
     assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
 
-/// Masters that sync every write, a copy of the first one's file, and a lock that came after it. One of its two masters is
-/// the first.
+/// Masters that sync every write, a copy of the first one's file, and a lock that is newer than the
+/// copy. One of the lock's two masters is the first.
 async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     let mut servers = durable(3);
     let backup = TempDir::new();
@@ -317,29 +330,29 @@ async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     servers[2].restart();
     until_state(&gateway, &servers[2], "admitted", 1).await;
     assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "it has caught up");
-    // As if it had been too slow for this lock.
+    // As if this master had been too slow for this lock.
     servers[2].cmd(&["DEL", "lock:job", "{lock:job}:fence"]);
     servers[0].kill();
     (servers, gateway, backup)
 }
 
-/// Why a backup is never put back as it is: nothing in it says that it is old.
+/// Why a backup is never restored unchanged: nothing in it shows that it is old.
 #[tokio::test]
-async fn a_backup_that_is_put_back_as_it_is_is_believed_and_a_held_lock_is_granted_twice() {
+async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
     copied(backup.path(), servers[0].dir());
     servers[0].restart();
     until_state(&gateway, &servers[0], "admitted", 1).await;
-    assert_only_returned(&gateway);
+    assert_no_quarantine(&gateway);
     let twice = gateway.post("job", json!({ "ttl_ms": 60_000 })).await;
     assert_eq!(
         twice.status, 201,
-        "if this is refused the runbook is more careful than it has to be: {twice:?}"
+        "a refusal here means that the runbook is stricter than necessary: {twice:?}"
     );
 }
 
 #[tokio::test]
-async fn a_backup_without_its_marker_is_quarantined_and_told_and_grants_nothing_twice() {
+async fn a_restored_backup_without_its_marker_grants_nothing_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
     // A server that no gateway reaches.
     let mut aside = durable(1).remove(0);
@@ -351,19 +364,22 @@ async fn a_backup_without_its_marker_is_quarantined_and_told_and_grants_nothing_
     copied(aside.dir(), servers[0].dir());
     servers[0].restart();
     until_state(&gateway, &servers[0], "quarantined", 1).await;
-    // One of the two that vote has it, and the other one has not.
+    // One of the two voting masters stores the lock, and the other does not.
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     until_state(&gateway, &servers[0], "admitted", 1).await;
-    assert!(stored_on(&servers, "on-all", |_| true).contains(&0), "it was told");
+    assert!(
+        stored_on(&servers, "on-all", |_| true).contains(&0),
+        "the master has recovered the lock"
+    );
     gateway.post("job", json!({})).await.problem(409, "lock_held");
-    // What was released since is back on this one until its TTL ends; the others decide.
+    // The released lock is back on this master until its TTL ends; the other masters decide.
     assert_eq!(stored_on(&servers, "since-released", |_| true), [0]);
     let granted = gateway.post("since-released", json!({})).await;
     assert_eq!((granted.status, &granted.json()["nodes_granted"]), (201, &json!(2)), "{granted:?}");
 }
 
 #[tokio::test]
-async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
+async fn a_key_is_rotated_with_two_hashes_and_no_refusal() {
     let old = key("ci", HOLDER, "*").await;
     let new = key("ci", HOLDER, "*").await;
     let hash = |entry: &str| {
@@ -389,7 +405,7 @@ async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
     assert_eq!(
         new.patch(&gateway, "job", &lease.token).await.status,
         200,
-        "it is the same principal"
+        "both keys have the same principal"
     );
     replaced(&new.entry);
     eventually("the old key has ended", async || {
@@ -400,7 +416,7 @@ async fn a_key_is_rotated_by_two_hashes_and_no_request_is_refused() {
 }
 
 #[tokio::test]
-async fn the_masters_password_is_rotated_with_two_valid_at_a_time() {
+async fn the_masters_password_is_rotated_while_both_are_valid() {
     let options = || RedisOptions { password: Some("old-one".into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
     let urls: Vec<String> =
@@ -413,7 +429,7 @@ async fn the_masters_password_is_rotated_with_two_valid_at_a_time() {
             .flag("--node-password-file", file.path())
     };
     let serve = ["--listen", "127.0.0.1:0"];
-    let first = launch(&serve, &old).word("--bootstrap").ready().await;
+    let first = launch(&serve, &old).argument("--bootstrap").ready().await;
     let lease = first.acquire("job").await;
 
     let on_all = |words: &[&str]| servers.iter().for_each(|server| drop(server.cmd(words)));
@@ -424,7 +440,8 @@ async fn the_masters_password_is_rotated_with_two_valid_at_a_time() {
     }
     drained(first).await;
     on_all(&["ACL", "SETUSER", "default", "<old-one"]);
-    // Connections that are open stay logged in: those that come next tell. A gateway that has not noticed yet says 503.
+    // Open connections stay logged in: only new ones show the change. A gateway that has not
+    // noticed yet answers 503.
     on_all(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     eventually("the lock is extended over new connections", async || {
         (second.patch("job", &lease.token, 60_000).await.status == 200).then_some(())

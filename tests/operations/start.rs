@@ -1,4 +1,5 @@
-//! What must not start in silence, and what `check` says before somebody tries: it fails where serving would mislead.
+//! Configurations that must not start silently, and `check` before the start: it fails where
+//! serving would mislead.
 
 use super::config::assert_refused;
 use crate::support::gateway::{Launch, Scratch};
@@ -7,14 +8,14 @@ use crate::support::harness::{RedisOptions, RedisServer, masters};
 const OUTSIDE: [&str; 3] = ["--listen", "0.0.0.0:0", "--allow-anonymous"];
 
 #[tokio::test]
-async fn gateways_whose_list_of_nodes_was_left_empty_each_had_locks_of_their_own() {
+async fn an_empty_list_of_nodes_is_refused() {
     let refused = Launch::bare(&OUTSIDE).finish().await;
     assert_refused(
         "no nodes",
         &refused,
         &["--node", "0.0.0.0:0", "no other gateway", "--embedded"],
     );
-    let meant = Launch::bare(&OUTSIDE).word("--embedded").start().await;
+    let meant = Launch::bare(&OUTSIDE).argument("--embedded").start().await;
     meant.acquire("job").await;
     for (name, value, words) in [
         ("REDLOCK_NODES", "", "set and empty"),
@@ -35,7 +36,7 @@ async fn gateways_whose_list_of_nodes_was_left_empty_each_had_locks_of_their_own
 }
 
 #[tokio::test]
-async fn variables_of_the_command_redlock_are_no_mistake() {
+async fn environment_variables_of_the_redlock_command_are_accepted() {
     let launch =
         Launch::embedded().env("REDLOCK_URL", "http://127.0.0.1:1").env("REDLOCK_OWNER", "me");
     launch
@@ -48,7 +49,7 @@ async fn variables_of_the_command_redlock_are_no_mistake() {
 }
 
 #[tokio::test]
-async fn a_level_that_is_none_would_have_silenced_the_log() {
+async fn an_unknown_log_level_is_refused() {
     for level in ["verbose", "info,verbsoe", "redlock_gateway=loud"] {
         for launch in [Launch::embedded(), Launch::bare(&["check"])] {
             assert_refused(
@@ -58,7 +59,7 @@ async fn a_level_that_is_none_would_have_silenced_the_log() {
             );
         }
     }
-    // An empty one is as good as none: the log went silent.
+    // An empty filter counts as none; it must not silence the log.
     let empty = Launch::embedded().env("RUST_LOG", " ,").start().await;
     assert!(empty.stdout().contains("\"listening\""), "{}", empty.stdout());
     for level in ["INFO", "warn,fred=debug", "redlock_gateway::http=trace,off", ""] {
@@ -68,8 +69,7 @@ async fn a_level_that_is_none_would_have_silenced_the_log() {
 }
 
 #[tokio::test]
-async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_what_would_not_start()
-{
+async fn check_agrees_with_start_on_a_new_cluster() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let check = |words: &[&str]| Launch::bare(&[&["check"], words].concat()).nodes(&urls).finish();
@@ -83,7 +83,7 @@ async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_wha
     }
     assert!(
         servers.iter().all(|server| server.cmd(&["DBSIZE"]).integer() == 0),
-        "looking changes nothing"
+        "a check changes nothing"
     );
     assert_eq!(check(&[]).await.code, Some(1));
 
@@ -105,9 +105,9 @@ async fn check_failed_on_a_new_cluster_that_bootstrap_would_start_and_passed_wha
     assert!(used.stdout.contains("--bootstrap: WOULD NOT COUNT: 2 of 3 nodes are new"), "{used:?}");
 }
 
-/// In a URL it would be seen by whoever lists the processes.
+/// A password in a URL would be visible in the list of processes.
 #[tokio::test]
-async fn a_password_in_a_file_logs_in_to_nodes_whose_url_has_none() {
+async fn a_password_file_serves_nodes_whose_url_has_none() {
     let secret = "p@ss:/w?rd%41";
     let options = |password: &str| RedisOptions {
         password: Some(password.into()),
@@ -126,16 +126,19 @@ async fn a_password_in_a_file_logs_in_to_nodes_whose_url_has_none() {
     let gateway = Launch::embedded()
         .nodes(&urls)
         .flag("--node-password-file", file.path())
-        .word("--bootstrap")
+        .argument("--bootstrap")
         .ready()
         .await;
     gateway.acquire("job").await;
     drop(gateway);
-    // Nodes that leave are logged in to with it, too.
+    // The password also applies to nodes that leave.
     let launch = with_file(&["reconfigure", "--max-ttl", "6m"]);
-    let told =
+    let finished =
         urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;
-    assert!(told.code == Some(0) && told.stdout.contains("max_ttl 5m → 6m"), "{told:?}");
+    assert!(
+        finished.code == Some(0) && finished.stdout.contains("max_ttl 5m → 6m"),
+        "{finished:?}"
+    );
 
     for (text, why) in [("", "it is empty"), ("\n", "it is empty"), ("a\nb\n", "several lines")] {
         let wrong = Scratch::new("password", text);

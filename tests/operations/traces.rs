@@ -1,4 +1,5 @@
-//! Traces, as a collector gets them: OTLP over HTTP, decoded by the protocol's own definitions.
+//! Traces as a collector receives them: OTLP over HTTP, decoded with the definitions of the
+//! protocol.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -28,7 +29,7 @@ use crate::support::harness::{DeadPort, eventually, masters};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// Takes every export, and keeps it.
+/// Accepts every export, and stores it.
 struct Collector {
     endpoint: String,
     exports: Arc<Mutex<Vec<(String, Bytes)>>>,
@@ -116,7 +117,7 @@ async fn traced(
 }
 
 #[tokio::test]
-async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_trace() {
+async fn a_trace_has_request_rounds_and_nodes_as_levels() {
     let collector = Collector::start().await;
     let servers = masters(3);
     let launch = collector.launch(Launch::over(&servers)).env("RUST_LOG", "redlock_gateway=debug");
@@ -161,7 +162,7 @@ async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_tra
                 && node.start_time_unix_nano < node.end_time_unix_nano
         );
     }
-    // Without a traceparent a request is the root of a trace of its own.
+    // Without a traceparent a request is the root of its own trace.
     let release = named("DELETE /locks/{name}");
     assert!(release.parent_span_id.is_empty() && release.trace_id != request.trace_id);
     assert_eq!(
@@ -189,7 +190,7 @@ async fn a_request_its_rounds_and_the_nodes_it_asked_are_three_levels_of_one_tra
 }
 
 #[tokio::test]
-async fn a_round_without_a_quorum_says_which_nodes_failed() {
+async fn a_round_without_a_quorum_names_the_failed_nodes() {
     let collector = Collector::start().await;
     let mut servers = masters(3);
     let gateway = collector.launch(Launch::over(&servers)).ready().await;
@@ -197,7 +198,8 @@ async fn a_round_without_a_quorum_says_which_nodes_failed() {
     traced(&gateway, Method::POST, "/locks/job", true).await.problem(503, "quorum_unavailable");
     let has_request = |spans: &[Span]| spans.iter().any(|span| span.name == "POST /locks/{name}");
     let spans = collector.until("the request", has_request).await;
-    let request = spans.iter().find(|span| span.name == "POST /locks/{name}").expect("waited for");
+    let request =
+        spans.iter().find(|span| span.name == "POST /locks/{name}").expect("the body is awaited");
     assert_eq!(attribute(request, "error.type"), "quorum_unavailable");
     assert_eq!(request.status.as_ref().expect("a status").code(), StatusCode::Error);
     let rounds: Vec<_> = below(&spans, request).collect();
@@ -214,7 +216,7 @@ async fn a_round_without_a_quorum_says_which_nodes_failed() {
 }
 
 #[tokio::test]
-async fn what_the_caller_does_not_sample_is_not_sent() {
+async fn unsampled_requests_send_no_spans() {
     let collector = Collector::start().await;
     let gateway = collector.launch(Launch::embedded()).start().await;
     assert_eq!(traced(&gateway, Method::POST, "/locks/silent", false).await.status, 201);
@@ -227,7 +229,7 @@ async fn what_the_caller_does_not_sample_is_not_sent() {
 #[tokio::test]
 async fn the_last_spans_are_sent_before_the_process_ends() {
     let collector = Collector::start().await;
-    // Nothing is sent in time.
+    // No span is sent in time.
     let launch = Launch::embedded()
         .flag("--otlp-endpoint", &collector.endpoint)
         .env("OTEL_BSP_SCHEDULE_DELAY", "3600000");
@@ -243,9 +245,9 @@ async fn the_last_spans_are_sent_before_the_process_ends() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_request() {
+async fn an_absent_or_hung_collector_costs_spans_and_no_request() {
     let dead = DeadPort::new();
-    // Takes connections, and says nothing.
+    // Accepts connections, and never answers.
     let hanging = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     for port in [dead.port(), hanging.local_addr().expect("bound").port()] {
         let launch =
@@ -267,7 +269,7 @@ async fn a_collector_that_is_away_or_hangs_costs_spans_and_no_request() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_is_none_is_refused_at_the_start() {
+async fn an_invalid_endpoint_is_refused_at_the_start() {
     let odd = ["http://h:99999", "http://h:4318?a=b", "http://user:hunter2@h:4318", "http://h:"];
     for endpoint in
         ["localhost:4318", "grpc://localhost:4317", "http://", ""].into_iter().chain(odd)

@@ -1,4 +1,5 @@
-//! Gateways are replaced one by one under load, behind a load balancer that asks /readyz: no request is lost.
+//! Gateways are replaced one by one under load, behind a load balancer that asks /readyz: no
+//! request is lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,9 +20,9 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, masters};
 
 const CLIENTS: usize = 8;
-/// How often the load balancer asks.
+/// The interval of the load balancer's probes.
 const ASKS_EVERY: Duration = Duration::from_millis(100);
-/// After so many requests the next gateway takes over.
+/// After this many requests the next gateway takes over.
 const REQUESTS_EACH: u32 = 5_000;
 
 /// A gateway, as the load balancer sees it.
@@ -30,7 +31,7 @@ struct Backend {
     is_ready: AtomicBool,
 }
 
-/// What load balancer, clients and the one who upgrades have in common.
+/// State shared by the load balancer, the clients and the upgrade.
 #[derive(Default)]
 struct Shared {
     backends: RwLock<Vec<Arc<Backend>>>,
@@ -41,11 +42,11 @@ struct Shared {
 impl Shared {
     fn add(&self, gateway: &Gateway) {
         let backend = Backend { address: gateway.address(), is_ready: AtomicBool::new(false) };
-        self.backends.write().expect("nobody panics with it").push(Arc::new(backend));
+        self.backends.write().expect("no panic poisons the lock").push(Arc::new(backend));
     }
 
     fn all(&self) -> Vec<Arc<Backend>> {
-        self.backends.read().expect("nobody panics with it").clone()
+        self.backends.read().expect("no panic poisons the lock").clone()
     }
 
     fn ready(&self) -> Option<Arc<Backend>> {
@@ -70,7 +71,8 @@ impl Shared {
         }
     }
 
-    /// One client with a lock of its own, and a connection that it keeps as long as its gateway lets it and is ready.
+    /// One client with its own lock. It keeps its connection for as long as the gateway is ready
+    /// and allows it.
     async fn work(&self, client: usize) -> Result<(), String> {
         let path = format!("/locks/client-{client}");
         let mut kept: Option<(Arc<Backend>, SendRequest<Full<Bytes>>)> = None;
@@ -84,7 +86,7 @@ impl Shared {
                 let connection = connect(backend.address).await?;
                 kept = Some((backend, connection));
             }
-            let (backend, connection) = kept.as_mut().expect("it was just made");
+            let (backend, connection) = kept.as_mut().expect("the backend was just started");
             let at = backend.address;
             let (method, wanted) = match &token {
                 None => (Method::POST, StatusCode::CREATED),
@@ -149,7 +151,7 @@ fn request(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upgrade_gateway_by_gateway_loses_no_request() {
+async fn a_rolling_upgrade_loses_no_request() {
     let gateways = if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { 20 } else { 4 };
     let servers: Vec<RedisServer> = masters(3);
     let start = || Launch::over(&servers).flag("--drain-delay", "1s").ready();

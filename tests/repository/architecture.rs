@@ -1,4 +1,5 @@
-//! The maps name what is there: files in ARCHITECTURE.md and in the README, modules at the top of a crate.
+//! The maps name existing files and modules: files in ARCHITECTURE.md and in the README, modules at
+//! the top of a crate.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use super::layout::files;
 use crate::support::gateway::source_root;
 
 const PAGE: &str = "crates/redlock-core/ARCHITECTURE.md";
-/// Where paths of the page begin.
+/// The roots of the page's paths.
 const ROOTS: [&str; 3] = ["", "crates", "crates/redlock-core"];
 /// Files that begin with a map of the modules below them.
 const MAPS: [&str; 6] = [
@@ -32,7 +33,8 @@ fn paths(line: &str) -> impl Iterator<Item = &str> {
         .filter(|word| ENDINGS.iter().any(|ending| word.ends_with(ending)))
 }
 
-/// Those of a line that are not there. A bare name stands beside the one before it, or in its directory.
+/// The paths of a line that do not exist. A bare name stands beside the path before it, or in its
+/// directory.
 fn missing_in<'a>(line: &'a str, top: &Path) -> Vec<&'a str> {
     let mut beside: Option<PathBuf> = None;
     paths(line)
@@ -51,17 +53,18 @@ fn missing_in<'a>(line: &'a str, top: &Path) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_page_names_files_that_are_there() {
+fn the_architecture_page_names_existing_files() {
     let page = read(PAGE);
     let missing: Vec<_> = page.lines().flat_map(|line| missing_in(line, source_root())).collect();
-    assert!(missing.is_empty(), "{PAGE} names {missing:?}, which are not there");
+    assert!(missing.is_empty(), "{PAGE} names missing files: {missing:?}");
     let named = page.lines().flat_map(paths).count();
     assert!(named > 80, "only {named} names were recognised");
 }
 
-/// The README's map is a tree of indented names; a name has to end a path of the repository.
+/// The README's map is a tree of indented names. Each name has to be the end of a path in the
+/// repository.
 #[test]
-fn the_map_in_the_readme_names_files_that_are_there() {
+fn the_map_in_the_readme_names_existing_files() {
     fn below(dir: &Path, found: &mut String) {
         for entry in std::fs::read_dir(dir)
             .expect("a directory")
@@ -90,11 +93,11 @@ fn the_map_in_the_readme_names_files_that_are_there() {
         .expect("a map");
     let missing: Vec<_> =
         map.lines().flat_map(paths).filter(|name| !tree.contains(&format!("/{name}\n"))).collect();
-    assert!(missing.is_empty(), "the README names {missing:?}, which are not there");
+    assert!(missing.is_empty(), "the README names missing files: {missing:?}");
     assert!(map.lines().flat_map(paths).count() > 10, "names are not recognised");
 }
 
-/// `](path)` in a page leads to a file, from where the page is.
+/// Links `](path)` in a page without a target, relative to the page.
 fn dead_links(page: &str, text: &str) -> Vec<String> {
     let here = source_root().join(page).parent().map(Path::to_owned).unwrap_or_default();
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
@@ -107,7 +110,7 @@ fn dead_links(page: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_link_between_pages_leads_somewhere() {
+fn every_link_between_pages_has_a_target() {
     let mut pages = files("crates", &["md"]);
     pages.extend(files("openapi", &["md"]));
     pages.extend(
@@ -120,16 +123,16 @@ fn every_link_between_pages_leads_somewhere() {
 }
 
 #[test]
-fn the_readme_is_a_front_door_and_no_manual() {
+fn the_readme_stays_short() {
     let lines = read("README.md").lines().count();
     assert!(
         lines <= 200,
-        "{lines} lines: what operators and authors of clients need is for crates/redlock-gateway/docs"
+        "{lines} lines: texts for operators and client authors belong in crates/redlock-gateway/docs"
     );
 }
 
 #[test]
-fn every_module_is_in_the_map_that_its_parent_opens_with() {
+fn every_module_is_in_the_map_of_its_parent() {
     for map in MAPS {
         let text = read(map);
         let rows: String =
@@ -153,7 +156,7 @@ fn every_module_is_in_the_map_that_its_parent_opens_with() {
 }
 
 #[test]
-fn a_name_that_is_not_there_is_found() {
+fn a_missing_file_or_module_is_found() {
     let top = source_root();
     assert!(
         missing_in("`src/node/driver.rs` worker.rs, redis/ and tests/simulation/src/link.rs.", top)

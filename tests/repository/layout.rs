@@ -1,5 +1,5 @@
-//! The boundaries between the rooms of this house, held by reading the source: who may name the Redis client, the web
-//! framework, the serializer. A boundary that nothing checks is gone within a year.
+//! The boundaries between the rooms, checked by reading the source: which files may name the Redis
+//! client, the web framework, the serializer. A boundary without a check is gone within a year.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -42,8 +42,8 @@ pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The lines of a source file that are code, with their numbers, up to its tests. A test module in a file of its own is no
-/// end.
+/// The code lines of a source file with their numbers, up to its tests. A test module in its own
+/// file does not end them.
 pub(super) fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let comment = |line: &str| line.trim_start().starts_with("//");
     let tests = |line: &str, next: &str| {
@@ -68,8 +68,8 @@ fn names(line: &str, krate: &str) -> bool {
         || uses.iter().any(|text| line.contains(text.as_str()))
 }
 
-/// Fails when a line below `room` that `found` picks is not in one of the places that may have it, and when a place has none:
-/// then it is on the list for nothing.
+/// Fails when a line below `room` that `found` picks is outside the allowed places, or when an
+/// allowed place has no such line.
 fn only_in(what: &str, found: impl Fn(&str) -> bool, room: &str, places: &[&str]) {
     let mut unused: BTreeSet<&str> = places.iter().copied().collect();
     for (file, text) in files(room, &["rs"]) {
@@ -83,7 +83,10 @@ fn only_in(what: &str, found: impl Fn(&str) -> bool, room: &str, places: &[&str]
             unused.remove(place);
         }
     }
-    assert!(unused.is_empty(), "{unused:?} may have {what} and have none: take them off the list");
+    assert!(
+        unused.is_empty(),
+        "{unused:?} are allowed {what} but have none: remove them from the list"
+    );
 }
 
 fn crate_only_in(krate: &str, room: &str, places: &[&str]) {
@@ -150,9 +153,9 @@ fn the_core_knows_no_serializer_no_web_and_no_environment() {
     }
 }
 
-/// What a node's driver does must be a function of what it is told: tasks are started around it.
+/// A node's driver must be a function of its inputs: tasks are started around it.
 #[test]
-fn few_files_of_the_core_start_tasks() {
+fn only_listed_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
     let places = [
         "round/pending_releases.rs",
@@ -171,7 +174,7 @@ fn few_files_of_the_core_start_tasks() {
     );
 }
 
-/// Flags are the gateway's; another program on this core has none of them.
+/// Flags belong to the gateway; another program on this core has none of them.
 #[test]
 fn the_core_names_no_flags() {
     let flag = |line: &str| {
@@ -205,7 +208,7 @@ fn the_gateways_policy_knows_no_statuses_and_no_redis_keys() {
     let (_, text) = files("crates/redlock-gateway/src", &["rs"])
         .into_iter()
         .find(|(file, _)| file.ends_with("src/gateway.rs"))
-        .expect("gateway.rs is there");
+        .expect("gateway.rs exists");
     for (number, line) in code(&text) {
         for word in ["StatusCode", "axum", "http::", "EVALSHA", ":fence"] {
             assert!(!line.contains(word), "gateway.rs:{number}: {}", line.trim());
@@ -214,7 +217,7 @@ fn the_gateways_policy_knows_no_statuses_and_no_redis_keys() {
 }
 
 #[test]
-fn what_runs_in_production_does_not_unwrap() {
+fn production_code_does_not_unwrap() {
     for (file, text) in ["crates/redlock-core/src", "crates/redlock-gateway/src"]
         .iter()
         .flat_map(|below| files(below, &["rs"]))
@@ -222,7 +225,7 @@ fn what_runs_in_production_does_not_unwrap() {
         for (number, line) in code(&text) {
             assert!(
                 !line.contains(".unwrap()"),
-                "{file}:{number}: say what holds instead: {}",
+                "{file}:{number}: use expect with the invariant: {}",
                 line.trim()
             );
         }
@@ -230,7 +233,7 @@ fn what_runs_in_production_does_not_unwrap() {
 }
 
 #[test]
-fn every_member_is_held_to_the_lints_of_the_workspace() {
+fn every_member_uses_the_lints_of_the_workspace() {
     let root = std::fs::read_to_string(source_root().join("Cargo.toml")).expect("text");
     let lints = root
         .split("[workspace.lints.rust]")
@@ -245,7 +248,8 @@ fn every_member_is_held_to_the_lints_of_the_workspace() {
         .collect();
     assert!(manifests.len() >= 4, "{manifests:?}");
     for (file, text) in manifests {
-        // Called by a server through pointers; its unsafe code is in few files, and each block says why it holds.
+        // A server calls the module through pointers. Its unsafe code is in few files, and each
+        // block explains why it is sound.
         let lints = match file.contains("redlock-module") {
             true => "undocumented_unsafe_blocks = \"warn\"",
             false => "[lints]\nworkspace = true",

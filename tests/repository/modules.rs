@@ -1,5 +1,5 @@
-//! No two modules of a crate import each other, neither at once nor by way of others: each can be read, and tested, without
-//! what stands on it.
+//! No two modules of a crate import each other, neither directly nor through others. So each can be
+//! read, and tested, without the modules above it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,8 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Reads `a::b::{c, d::e}` from the beginning of a text into the paths `a b c` and `a b d e`; what follows is left.
+/// Reads `a::b::{c, d::e}` from the beginning of a text into the paths `a b c` and `a b d e`.
+/// Returns the rest of the text.
 fn paths<'a>(mut text: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<String>>) -> &'a str {
     loop {
         let end = text.find(|c| !is_word(c)).unwrap_or(text.len());
@@ -38,7 +39,8 @@ fn paths<'a>(mut text: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<Strin
     }
 }
 
-/// Every path in the code of a module that begins at the crate, above it or with one of its children.
+/// Every path in a module's code that begins at the crate, above the module, or with one of its
+/// children.
 fn imports(module: &[String], text: &str, children: &[&str]) -> Vec<Vec<String>> {
     let code = code(text).map(|(_, line)| line).collect::<Vec<_>>().join("\n");
     let mut found = Vec::new();
@@ -51,7 +53,7 @@ fn imports(module: &[String], text: &str, children: &[&str]) -> Vec<Vec<String>>
             let mut named = Vec::new();
             paths(&code[at..], Vec::new(), &mut named);
             if statement.starts_with("pub use") || statement.starts_with("pub(crate) use") {
-                // What a module only passes on it does not use.
+                // A re-export is not a use.
                 named.retain(|path| {
                     path.last().is_some_and(|word| {
                         code.split(|c| !is_word(c)).filter(|w| w == word).count() > 1
@@ -107,7 +109,8 @@ fn modules(krate: &str) -> Modules {
         .collect()
 }
 
-/// Which modules use which, a module's own children counted as part of it where they use something outside of it.
+/// Which modules use which. A module's children count as part of it where they use something
+/// outside of it.
 fn uses(modules: &Modules) -> BTreeSet<(String, String)> {
     let mut edges = BTreeSet::new();
     for (module, paths) in modules {
@@ -155,5 +158,5 @@ fn no_two_modules_import_each_other() {
         let circular = edges.iter().filter(|(from, to)| reaches(to, from));
         cycles.extend(circular.map(|(from, to)| format!("{krate}: {from} uses {to}")));
     }
-    assert!(cycles.is_empty(), "these lead back to where they come from: {cycles:#?}");
+    assert!(cycles.is_empty(), "import cycles: {cycles:#?}");
 }

@@ -1,13 +1,14 @@
-//! The README's session is executed: fenced blocks marked `console` hold commands after `$ ` and, below each, what it
-//! prints. A gateway with embedded nodes takes the place of 127.0.0.1:8080, one shell runs all commands of all blocks, and
-//! what nobody can foresee (tokens, dates, ids, milliseconds) is masked on both sides before they are compared.
+//! Executes the README's session: fenced blocks marked `console` hold commands after `$ ` and,
+//! below each, its output. A gateway with embedded nodes replaces 127.0.0.1:8080, and one shell
+//! runs all commands of all blocks. Unpredictable values (tokens, dates, ids, milliseconds) are
+//! masked on both sides before the comparison.
 
 use std::process::Command;
 
 use crate::support::gateway::{Launch, Scratch, source_root};
 
 const WRITTEN_ADDRESS: &str = "127.0.0.1:8080";
-/// Ends the output of a command; in front of the number of the next one.
+/// Ends the output of a command, before the number of the next one.
 const END: &str = "--8<-- end of command";
 
 #[derive(Debug, PartialEq)]
@@ -16,7 +17,7 @@ struct Step {
     output: String,
 }
 
-/// The commands of all console blocks with what is printed below them.
+/// The commands of all console blocks, each with the output below it.
 fn steps(markdown: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut inside = false;
@@ -47,7 +48,8 @@ fn steps(markdown: &str) -> Vec<Step> {
     steps
 }
 
-/// Runs the commands one after the other in one shell; what each prints, standard error included.
+/// Runs the commands one after the other in one shell. Returns their outputs, including standard
+/// error.
 fn run(steps: &[Step]) -> Vec<String> {
     let script: String = steps
         .iter()
@@ -68,7 +70,7 @@ fn run(steps: &[Step]) -> Vec<String> {
     parts
 }
 
-/// Puts words in the place of what differs from run to run.
+/// Replaces values that differ from run to run.
 fn masked(text: &str) -> String {
     let lines: Vec<String> =
         text.trim_end().lines().map(|line| masked_line(line.trim_end())).collect();
@@ -109,7 +111,8 @@ fn masked_after(line: &str, text: &str, kind: impl Fn(char) -> bool, mask: &str)
     out + rest
 }
 
-/// Replaces every text of a shape, in which `0` stands for a digit, `h` for a hexadecimal one, and all else for itself.
+/// Replaces every text of a shape. In a shape `0` stands for a digit, `h` for a hexadecimal digit,
+/// and any other character for itself.
 fn masked_shape(line: &str, shape: &str, mask: &str) -> String {
     let fits = |text: &[u8]| {
         text.iter().zip(shape.as_bytes()).all(|(found, wanted)| match wanted {
@@ -132,7 +135,7 @@ fn masked_shape(line: &str, shape: &str, mask: &str) -> String {
     String::from_utf8(out).expect("whole characters were copied")
 }
 
-/// Runs a text's session; an explanation of the first command that prints something else.
+/// Runs a text's session. Returns an explanation of the first command with another output.
 async fn differs(markdown: &str) -> Option<String> {
     let gateway = Launch::embedded().start().await;
     let steps = steps(&markdown.replace(WRITTEN_ADDRESS, &gateway.address().to_string()));
@@ -191,7 +194,7 @@ $ echo "$HELD on 127.0.0.1:8080"
 "#;
 
 #[test]
-fn commands_continue_after_a_backslash_and_output_is_what_is_left() {
+fn commands_continue_after_a_backslash_and_the_rest_is_output() {
     let steps = steps(
         "```console\n$ a \\\n  b \\\n  c\nd\n$ not a command\\\n```\n$ e\n```console\n$ f\n```\n",
     );
@@ -204,7 +207,7 @@ fn commands_continue_after_a_backslash_and_output_is_what_is_left() {
 }
 
 #[test]
-fn what_nobody_can_foresee_is_masked_and_nothing_else() {
+fn only_unpredictable_values_are_masked() {
     let line = r#"{"token":"1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b","ttl_ms":30000,"validity_ms": 29}"#;
     assert_eq!(masked(line), r#"{"token":"<token>","ttl_ms":30000,"validity_ms":<ms>}"#);
     assert_eq!(masked("Date: today\nLocation: /locks/a\n\n"), "date: <date>\nLocation: /locks/a");
@@ -213,8 +216,8 @@ fn what_nobody_can_foresee_is_masked_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_right_passes_and_one_that_is_wrong_does_not() {
-    // The sample shows three votes; the decision may have had more by the time it was taken.
+async fn a_correct_session_passes_and_a_wrong_one_fails() {
+    // The sample shows three votes; the decision may have counted more.
     let sample = SAMPLE.replace(
         " | grep -vi '^lock-token'",
         " | grep -vi '^lock-token' | sed 's/\"nodes_granted\":./\"nodes_granted\":3/'",

@@ -1,4 +1,5 @@
-//! The runbook: each procedure names a test that is there, and each place that sends operators to a section names one that is.
+//! The runbook: each procedure names an existing test, and each reference that sends operators to a
+//! section names an existing section.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +34,7 @@ fn tests() -> BTreeSet<String> {
     found
 }
 
-/// What a page names in the notation of tests.
+/// The names of tests in a page.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     let is_word = |part: &str| {
         !part.is_empty()
@@ -45,7 +46,7 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
         .filter(move |code| code.matches("::").count() == 2 && code.split("::").all(is_word))
 }
 
-/// Tests that a page names and that are not there, and procedures that name none.
+/// Tests that a page names and that do not exist, and procedures without a test.
 fn wrong_in(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
     let missing =
         named(text).filter(|name| !tests.contains(*name)).map(|name| format!("no test {name}"));
@@ -56,7 +57,7 @@ fn wrong_in(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
 }
 
 #[test]
-fn every_procedure_of_the_runbook_names_a_test_that_is_there() {
+fn every_procedure_of_the_runbook_names_an_existing_test() {
     let text = page("runbook.md");
     let tests = tests();
     let wrong = wrong_in(&text, &tests);
@@ -71,17 +72,18 @@ fn every_procedure_of_the_runbook_names_a_test_that_is_there() {
 }
 
 #[test]
-fn a_test_that_is_not_there_and_a_procedure_without_one_are_noticed() {
+fn missing_tests_of_procedures_are_noticed() {
     let tests = tests();
-    let sample = "# Runbook\n\n## One\n\n(`operations::upgrade::an_upgrade_gateway_by_gateway_loses_no_request`)\n";
+    let sample =
+        "# Runbook\n\n## One\n\n(`operations::upgrade::a_rolling_upgrade_loses_no_request`)\n";
     assert!(wrong_in(sample, &tests).is_empty());
-    // A helper is no test, nor is what stands in another file.
+    // A helper is not a test, and a test in another file does not count.
     for other in [
         "upgrade::an_upgrade_gateway_loses_no_request",
         "upgrade::connect",
-        "start::an_upgrade_gateway_by_gateway_loses_no_request",
+        "start::a_rolling_upgrade_loses_no_request",
     ] {
-        let text = sample.replace("upgrade::an_upgrade_gateway_by_gateway_loses_no_request", other);
+        let text = sample.replace("upgrade::a_rolling_upgrade_loses_no_request", other);
         assert_eq!(wrong_in(&text, &tests), [format!("no test operations::{other}")]);
     }
     assert_eq!(
@@ -90,7 +92,7 @@ fn a_test_that_is_not_there_and_a_procedure_without_one_are_noticed() {
     );
 }
 
-/// As web pages make them of headings.
+/// Anchors as web pages derive them from headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter_map(|line| line.strip_prefix("##"));
     headings
@@ -130,7 +132,7 @@ fn dead(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_section_that_operators_are_sent_to_is_there() {
+fn every_section_that_operators_are_sent_to_exists() {
     let mut places = files("crates/redlock-gateway", &["rs", "md"]);
     places.extend(files("k8s", &["yaml"]));
     let of = |file: &str| {
@@ -142,7 +144,7 @@ fn every_section_that_operators_are_sent_to_is_there() {
         .flat_map(|(file, text)| dead(text).into_iter().map(move |to| (file, to)))
         .collect();
     assert!(dead.is_empty(), "{dead:?}");
-    // Within a page, too.
+    // Links within a page, too.
     for name in ["operations.md", "runbook.md"] {
         let text = page(name).replace("](#", &format!("]({name}#"));
         assert_eq!(self::dead(&text), Vec::<String>::new(), "{name}");

@@ -1,5 +1,6 @@
-//! What becomes part of the program: crates of one registry, pinned by their digests, under licences that deny.toml
-//! allows, with one implementation of cryptography. cargo-deny asks the same and more, where it is installed.
+//! The crates in the program: from one registry, pinned by their digests, under licences that
+//! deny.toml allows, with one implementation of cryptography. cargo-deny checks the same and more,
+//! where it is installed.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -32,7 +33,8 @@ fn list(deny: &str, start: &str) -> Vec<String> {
     words
 }
 
-/// Whether an SPDX expression, also one in the older form with a slash, can be met by what is allowed.
+/// Whether the allowed licences satisfy an SPDX expression, also one in the older form with a
+/// slash.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression
         .replace('(', " ( ")
@@ -41,7 +43,7 @@ fn is_allowed(expression: &str, allowed: &[String]) -> bool {
         .replace(" WITH ", "-WITH-");
     let words: Vec<&str> = spaced.split_whitespace().collect();
     let (met, end) = any_of(&words, 0, allowed);
-    assert_eq!(end, words.len(), "{expression:?} is no expression");
+    assert_eq!(end, words.len(), "{expression:?} is not an expression");
     met
 }
 
@@ -76,7 +78,7 @@ fn one_of(words: &[&str], at: usize, allowed: &[String]) -> (bool, usize) {
 }
 
 #[test]
-fn expressions_of_licences_are_read_as_spdx_has_them() {
+fn licence_expressions_are_read_as_spdx_defines_them() {
     let allowed = ["MIT", "ISC"].map(String::from);
     for good in [
         "MIT",
@@ -111,11 +113,11 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
         match field("source") {
             None => {
                 let is_stand_in = name == "redis-protocol" && field("version") == Some("6.999.0");
-                assert!(name.starts_with("redlock-") || is_stand_in, "{name} comes from nowhere");
+                assert!(name.starts_with("redlock-") || is_stand_in, "{name} has no source");
                 ours += 1;
             }
             Some(source) => {
-                assert!(source.starts_with("registry+"), "{name} is not of a registry: {source}");
+                assert!(source.starts_with("registry+"), "{name} is not from a registry: {source}");
                 registries.insert(source.to_owned());
                 assert!(
                     field("checksum").is_some_and(|digest| digest.len() == 64),
@@ -126,14 +128,14 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
         }
     }
     assert_eq!(registries.len(), 1, "{registries:?}");
-    assert!(ours > 5 && theirs > 100, "{ours} of ours, {theirs} of others");
+    assert!(ours > 5 && theirs > 100, "{ours} own crates, {theirs} others");
     let deny = text(".cargo/deny.toml");
     for line in ["unknown-registry = \"deny\"", "unknown-git = \"deny\"", "allow-git = []"] {
         assert!(deny.lines().any(|found| found == line), "deny.toml does not say {line}");
     }
 }
 
-/// The parser under the Redis client is the one with limits.
+/// The parser under the Redis client is the bounded one.
 #[test]
 fn the_redis_client_is_built_on_the_bounded_parser() {
     let users_of = |package| {
@@ -165,7 +167,7 @@ fn the_redis_client_is_built_on_the_bounded_parser() {
 }
 
 #[test]
-fn every_licence_is_allowed_and_every_allowed_one_is_met() {
+fn every_licence_is_allowed_and_every_allowed_one_is_used() {
     let allowed = list(&text(".cargo/deny.toml"), "\nallow = [");
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version", "1"])).expect("JSON");
@@ -190,9 +192,9 @@ fn every_licence_is_allowed_and_every_allowed_one_is_met() {
 }
 
 #[test]
-fn there_is_one_implementation_of_cryptography() {
+fn only_one_cryptography_implementation_is_used() {
     let banned = list(&text(".cargo/deny.toml"), "\ndeny = [");
-    // The features that are really on; the lock file also has what could be switched on.
+    // The enabled features; the lock file also lists features that could be enabled.
     let tree = cargo(&[
         "tree",
         "--workspace",
@@ -208,20 +210,20 @@ fn there_is_one_implementation_of_cryptography() {
     let built: Vec<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(
         built.contains(&"rustls") && built.contains(&"aws-lc-rs"),
-        "this test looks for the wrong thing"
+        "this test searches for the wrong text"
     );
     assert!(banned.contains(&"ring".to_owned()), "{banned:?}");
     for krate in &banned {
         assert!(
             !built.contains(&krate.as_str()),
-            "{krate} is built: see cargo tree --invert {krate}"
+            "{krate} is compiled: see cargo tree --invert {krate}"
         );
     }
 }
 
-/// Which mirror is asked is for whoever builds to say. Lock files have the identity of the registry that a digest was given by.
+/// Each builder chooses the mirror. Lock files name the registry that supplied a digest.
 #[test]
-fn no_file_names_the_host_of_a_registry() {
+fn no_file_names_a_registry_host() {
     let hosts = [
         "npmjs.org",
         "pypi.org",
@@ -245,7 +247,7 @@ fn no_file_names_the_host_of_a_registry() {
         .args(["ls-files", "-z"])
         .current_dir(source_root())
         .output()
-        .expect("git is here");
+        .expect("git is installed");
     let listed = String::from_utf8(listed.stdout).expect("names are text");
     let is_named =
         |file: &&str| !file.ends_with("Cargo.lock") && !file.ends_with("supply_chain.rs");

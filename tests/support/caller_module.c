@@ -1,5 +1,6 @@
-/* A module that calls another one's command in the ways that a client cannot: as a user that is in no ACL table, and without
- * any user. Declared by hand, as the module under test is. The tests compile it; nothing else uses it. */
+/* A module that calls another module's command in ways that a client cannot: as a user outside of the
+ * ACL table, and without any user. Redis' API is declared by hand, as in the module under test. Only the
+ * tests compile and use this file. */
 #include <errno.h>
 #include <stddef.h>
 

@@ -1,4 +1,5 @@
-//! Authorities and certificates for the tests, made by openssl, and a client that checks and shows them.
+//! Authorities and certificates for the tests, made by openssl, and a client that checks and shows
+//! them.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,12 +24,12 @@ use crate::support::harness::{PATIENCE, TempDir};
 
 const NEW_KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
 
-/// Somebody who issues certificates. All have the same name: only signatures tell them apart.
+/// A certificate authority. All authorities have the same name: only signatures distinguish them.
 pub(crate) struct Authority {
     folder: TempDir,
 }
 
-/// A certificate and the key that belongs to it, by their paths.
+/// The paths of a certificate and its key.
 #[derive(Debug, Clone)]
 pub(crate) struct Issued {
     pub(crate) cert: String,
@@ -56,7 +57,8 @@ impl Authority {
         made
     }
 
-    /// For this machine, as a server and as a client. The subject is written as openssl takes it: `/O=Example/CN=ci`.
+    /// Issues a certificate for this machine, as a server and as a client. `subject` is in
+    /// openssl's form: `/O=Example/CN=ci`.
     pub(crate) fn issue(&self, name: &str, subject: &str) -> Issued {
         let [key, csr, cert] =
             ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
@@ -70,7 +72,7 @@ impl Authority {
         Issued { cert, key }
     }
 
-    /// The same, for so many seconds from now.
+    /// Issues a certificate that expires in this many seconds.
     pub(crate) fn issue_for(&self, name: &str, subject: &str, seconds: u64) -> Issued {
         const SETTINGS: &str = "[ca]\ndefault_ca=own\n[own]\ndatabase=index\nserial=serial\nnew_certs_dir=.\n\
                                 default_md=sha256\npolicy=any\n[any]\ncommonName=optional\n";
@@ -127,7 +129,7 @@ impl Client {
         Self::new(authority, None)
     }
 
-    /// It has a certificate of its own.
+    /// A client with its own certificate.
     pub(crate) fn showing(authority: &Authority, own: &Issued) -> Self {
         Self::new(authority, Some(own))
     }
@@ -155,13 +157,14 @@ impl Client {
         self.over(TcpStream::connect(address).await?).await
     }
 
-    /// Shakes hands on a connection.
+    /// Makes the TLS handshake on a connection.
     pub(crate) async fn over(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         let name = ServerName::from(stream.peer_addr()?.ip());
         timeout(PATIENCE, self.0.connect(name, stream)).await.expect("a handshake ends")
     }
 
-    /// A connection that stays open for requests. In TLS 1.3 a client that is refused learns it with its first request.
+    /// Opens a connection for requests. In TLS 1.3 a refused client notices the refusal with its
+    /// first request.
     pub(crate) async fn open(&self, address: SocketAddr) -> Result<Open, String> {
         let stream = self.connect(address).await.map_err(|error| error.to_string())?;
         let shown = stream.get_ref().1.peer_certificates().expect("servers have one")[0]
@@ -174,7 +177,7 @@ impl Client {
         Ok(Open { sender, shown })
     }
 
-    /// The status of one GET on a connection of its own.
+    /// The status of one GET on a new connection.
     pub(crate) async fn get(&self, address: SocketAddr, path: &str) -> Result<u16, String> {
         self.open(address).await?.get(path).await
     }
@@ -183,7 +186,7 @@ impl Client {
 /// A connection to a gateway.
 pub(crate) struct Open {
     sender: SendRequest<Full<Bytes>>,
-    /// The certificate that the gateway has shown.
+    /// The gateway's certificate.
     pub(crate) shown: CertificateDer<'static>,
 }
 

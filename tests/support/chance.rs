@@ -1,14 +1,14 @@
-//! Random numbers that can be had again.
+//! Reproducible random numbers.
 
 use redlock_core::clock::{Entropy, OsEntropy};
 
-/// A generator that is the same on every machine (SplitMix64).
+/// A generator with the same numbers on every machine (SplitMix64).
 pub(crate) struct Chance(u64);
 
-/// The number in this environment variable, to replay a run, or a fresh one; printed.
+/// The seed in this environment variable, to replay a run, or a fresh seed. Prints the seed.
 pub(crate) fn seed(variable: &str) -> u64 {
     let seed = match std::env::var(variable) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is no number")),
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")),
         Err(_) => {
             let mut seed = [0; 8];
             OsEntropy.fill(&mut seed);
@@ -20,7 +20,7 @@ pub(crate) fn seed(variable: &str) -> u64 {
 }
 
 impl Chance {
-    /// Of one part of a run: they do not disturb one another.
+    /// The generator for one part of a run. Parts do not influence each other.
     pub(crate) fn of(seed: u64, part: usize) -> Self {
         Self(mix(seed ^ mix(part as u64)))
     }

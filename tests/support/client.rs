@@ -1,8 +1,9 @@
-//! Two ways to speak to a gateway. An ordinary call goes through hyper, one connection for each, so that no pool hides a
-//! connection that was lost; [`Raw`] writes bytes, for what no client library would send.
+//! Two ways to call a gateway. An ordinary call goes through hyper on its own connection, so that
+//! no pool hides a lost connection. [`Raw`] writes bytes that no client library would send.
 //!
-//! Every answer to an ordinary call of a documented operation is held against the OpenAPI document: a status that is not
-//! listed or a body that is not of the listed schema fails the test that met it, whatever it was about.
+//! Every answer to an ordinary call of a documented operation is checked against the OpenAPI
+//! document. An unlisted status, or a body with another schema, fails the test, whatever its
+//! subject.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,12 +22,12 @@ use crate::support::harness::PATIENCE;
 use crate::support::openapi;
 use crate::support::secrets::Secrets;
 
-/// The path of a lock; the slash is the one character of a name that must be encoded.
+/// The path of a lock. The slash is the only character of a name that must be encoded.
 pub(crate) fn lock_path(name: &str) -> String {
     format!("/locks/{}", name.replace('/', "%2F"))
 }
 
-/// A request in the making.
+/// A request under construction.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     address: SocketAddr,
@@ -47,14 +48,14 @@ impl Call {
         Self { address, method, path, headers: HeaderMap::new(), body: Bytes::new(), secrets }
     }
 
-    /// Sends it elsewhere: to a proxy in front of the gateway.
+    /// Sends the call to another address, such as a proxy in front of the gateway.
     pub(crate) fn to(self, address: SocketAddr) -> Self {
         Self { address, ..self }
     }
 
-    /// Adds a header; the same one twice is sent twice.
+    /// Adds a header. A header that is added twice is sent twice.
     pub(crate) fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
-        let value = HeaderValue::from_bytes(value.as_ref()).expect("what a client can send");
+        let value = HeaderValue::from_bytes(value.as_ref()).expect("a valid header value");
         self.headers.append(HeaderName::try_from(name).expect("a header's name"), value);
         self
     }
@@ -73,7 +74,7 @@ impl Call {
         self.try_send().await.unwrap_or_else(|error| panic!("{what}: {error}"))
     }
 
-    /// `Err` when the connection failed before the whole answer was there.
+    /// `Err` when the connection failed before the answer was complete.
     pub(crate) async fn try_send(self) -> Result<Answer, String> {
         let method = self.method.clone();
         let path = self.path.clone();
@@ -107,13 +108,13 @@ impl Call {
     }
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Clone)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// When all of it was there.
+    /// When the answer was complete.
     pub(crate) at: Instant,
 }
 
@@ -134,17 +135,17 @@ impl Answer {
             .unwrap_or_else(|error| panic!("no JSON, {error}: {self:?}"))
     }
 
-    /// A header that is there once, or the empty string.
+    /// A header that occurs once, or the empty string.
     #[track_caller]
     pub(crate) fn header(&self, name: &str) -> &str {
         let mut values = self.headers.get_all(name).iter();
         let value = values.next().map_or("", |value| value.to_str().expect("plain text"));
-        assert!(values.next().is_none(), "{name} is there more than once: {self:?}");
+        assert!(values.next().is_none(), "{name} occurs more than once: {self:?}");
         value
     }
 
-    /// The body of an error: the right media type, exactly the fields that belong to its code, the request id of the
-    /// header. The schema's types were checked against the document when the answer came in.
+    /// The body of an error: checks the media type, the exact fields of its code, and the request
+    /// id of the header. The types were already checked against the document.
     #[track_caller]
     pub(crate) fn problem(&self, status: u16, code: &str) -> Value {
         assert_eq!(
@@ -191,7 +192,7 @@ impl Answer {
     }
 }
 
-/// What a client keeps of a lock it got.
+/// A client's data of a granted lock.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Lease {
     pub(crate) token: String,
@@ -215,10 +216,10 @@ impl Lease {
     }
 }
 
-/// A connection for bytes.
+/// A connection for raw bytes.
 pub(crate) struct Raw {
     stream: TcpStream,
-    /// What came after the last answer.
+    /// Bytes after the last answer.
     unread: Vec<u8>,
     secrets: Arc<Secrets>,
 }
@@ -240,12 +241,12 @@ impl Raw {
             .expect("the gateway reads or closes")
     }
 
-    /// Nothing more will be written.
+    /// Closes the sending side.
     pub(crate) async fn ends_writing(&mut self) {
         let _ = self.stream.shutdown().await;
     }
 
-    /// The head of a POST for a lock with a body of so many bytes, of which none is sent.
+    /// Sends the head of a POST for a lock with a body of this many bytes, and none of the body.
     pub(crate) async fn announce(
         &mut self,
         method: &str,
@@ -261,8 +262,8 @@ impl Raw {
         self.write(head).await;
     }
 
-    /// Waits for "100 Continue", which the gateway says when it begins to read the body.
-    pub(crate) async fn told_to_continue(&mut self) {
+    /// Waits for "100 Continue", which the gateway sends when it begins to read the body.
+    pub(crate) async fn wait_for_continue(&mut self) {
         while !self.unread.ends_with(b"\r\n\r\n") {
             assert!(self.more().await, "the connection was closed");
         }
@@ -270,7 +271,7 @@ impl Raw {
         assert!(text.starts_with("HTTP/1.1 100 "), "{text}");
     }
 
-    /// The next answer; its length must be given or it must be a 204, or it lasts until the connection is closed.
+    /// The next answer. Its length is given, or it is a 204, or it ends with the connection.
     pub(crate) async fn answer(&mut self) -> Answer {
         match self.try_answer(false).await {
             Some(answer) => answer,
@@ -281,8 +282,8 @@ impl Raw {
         }
     }
 
-    /// The same; `None` when the connection was closed before the whole answer was there. The answer to a HEAD has a length
-    /// and no body.
+    /// The next answer; `None` when the connection was closed before the answer was complete. The
+    /// answer to a HEAD has a length and no body.
     pub(crate) async fn try_answer(&mut self, to_head: bool) -> Option<Answer> {
         let head_end = loop {
             if let Some(at) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -329,7 +330,7 @@ impl Raw {
         got.expect("the gateway answers or closes").is_ok_and(|got| got > 0)
     }
 
-    /// Waits until the other side closes the connection; whatever came before is returned.
+    /// Waits until the other side closes the connection. Returns everything that came before.
     pub(crate) async fn closed(&mut self) -> String {
         while self.more().await {}
         String::from_utf8_lossy(&std::mem::take(&mut self.unread)).into_owned()

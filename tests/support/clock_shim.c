@@ -1,5 +1,5 @@
-/* A wall clock that is off: preloaded into one process, it shifts CLOCK_REALTIME by CLOCK_SHIM_OFFSET_MS milliseconds and
- * leaves every other clock alone. The tests compile it; nothing else uses it. */
+/* A shifted wall clock. Preloaded into one process, the library shifts CLOCK_REALTIME by
+ * CLOCK_SHIM_OFFSET_MS milliseconds and no other clock. Only the tests compile and use this file. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -7,7 +7,8 @@
 #include <unistd.h>
 
 int clock_gettime(clockid_t id, struct timespec *now) {
-    /* The system call itself: looking up the next clock_gettime would run before the dynamic linker is ready for it. */
+    /* The system call itself: a lookup of the next clock_gettime would run before the dynamic linker
+     * is ready. */
     int failed = (int)syscall(SYS_clock_gettime, id, now);
     const char *text = id == CLOCK_REALTIME ? getenv("CLOCK_SHIM_OFFSET_MS") : NULL;
     if (failed == 0 && text != NULL) {

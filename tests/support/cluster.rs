@@ -1,5 +1,6 @@
-//! Clusters with clocks of their own: what gateways of one cluster agree on, short enough that a test can wait for the end
-//! of a quarantine, or so long that nobody ever sees it; redis-servers whose clock is off; and scenarios that are repeated.
+//! Clusters with their own clock settings: either so short that a test can wait for the end of a
+//! quarantine, or so long that no test sees it. Also redis-servers with a shifted clock, and
+//! scenarios that are repeated.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,17 +23,17 @@ use crate::support::harness::{RedisOptions, RedisServer, eventually};
 use crate::support::nodes::{Lock, PREFIX, ask, in_state, now, remote_node_with, strict_node};
 use crate::support::resp::Resp;
 
-/// What may pass between the end of a quarantine and a vote: a second until the gateway looks, and the rest for a machine
-/// that is busy with other tests.
+/// The longest time between the end of a quarantine and a vote: a second until the gateway's next
+/// probe, and 5 s for a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(1 + 5);
 
-/// What all gateways of a cluster agree on.
+/// The settings that all gateways of a cluster share.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterSettings {
-    /// Its name.
+    /// The name of the cluster.
     pub(crate) name: &'static str,
     pub(crate) max_ttl: Duration,
-    /// S and D.
+    /// max_clock_skew.
     pub(crate) skew: Duration,
     pub(crate) rules: SafetyRules,
 }
@@ -46,7 +47,7 @@ impl ClusterSettings {
         rules: SafetyRules::ALL,
     };
 
-    /// A quarantine that outlasts every test: whoever is admitted was admitted for another reason.
+    /// A quarantine that outlasts every test: an admitted master was admitted for another reason.
     pub(crate) const ENDLESS_QUARANTINE: Self = Self {
         name: "tests",
         max_ttl: Duration::from_secs(600),
@@ -77,8 +78,8 @@ impl ClusterSettings {
         strict_node(url, self.settings(), Arc::new(NoObserver))
     }
 
-    /// A worker that waits as long as another clock skew wants, under the same marker.
-    pub(crate) fn patient_node(&self, url: &str, clock_skew: Duration) -> Arc<RemoteNode> {
+    /// A worker that waits for as long as another clock skew requires, under the same marker.
+    pub(crate) fn node_with_clock_skew(&self, url: &str, clock_skew: Duration) -> Arc<RemoteNode> {
         strict_node(url, self.settings().waiting_for_skew(clock_skew), Arc::new(NoObserver))
     }
 
@@ -87,8 +88,8 @@ impl ClusterSettings {
         servers.iter().map(|server| self.remote_node(&server.url()) as Arc<dyn Node>).collect()
     }
 
-    /// Workers of a gateway that was told that the cluster is brand-new.
-    pub(crate) fn nodes_told_new(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
+    /// Workers of a gateway that was started with `--bootstrap`.
+    pub(crate) fn bootstrapping_nodes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         let mut settings = self.settings();
         settings.bootstrap = true;
         let remote = |server: &RedisServer| {
@@ -97,7 +98,8 @@ impl ClusterSettings {
         servers.iter().map(|server| remote(server) as Arc<dyn Node>).collect()
     }
 
-    /// Lets blank servers be admitted without a quarantine: from now on every worker is admitted at once.
+    /// Lets blank servers be admitted without a quarantine: from now on every worker is admitted at
+    /// once.
     pub(crate) async fn mark(&self, servers: &[RedisServer]) {
         for server in servers {
             self.mark_by(&server.url()).await;
@@ -109,7 +111,7 @@ impl ClusterSettings {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
 
-    /// A worker to a server that was marked, admitted.
+    /// An admitted worker to a marked server.
     pub(crate) async fn admitted(&self, url: &str) -> Arc<RemoteNode> {
         self.mark_by(url).await;
         let remote = self.remote_node(url);
@@ -117,7 +119,7 @@ impl ClusterSettings {
         remote
     }
 
-    /// The lock over these nodes. Rounds wait for a tenth of the TTL, as everywhere.
+    /// The lock over these nodes. Rounds wait for at most a tenth of the TTL, as everywhere.
     pub(crate) fn redlock(&self, nodes: Vec<Arc<dyn Node>>) -> Redlock {
         self.redlock_with(nodes, Env::default())
     }
@@ -126,8 +128,8 @@ impl ClusterSettings {
         Redlock::new(nodes, self.of_locks(Duration::from_secs(2)), env).expect("good settings")
     }
 
-    /// A node that lost its memory at `lost` gives no vote before the end of its quarantine and gives one soon after it;
-    /// in between it says why. Answers what it said.
+    /// A node that lost its memory at `lost` does not vote before the end of its quarantine, and
+    /// votes soon after it. In between its status has the reason. Returns that status.
     pub(crate) async fn waits_out(&self, node: &dyn Node, lost: Instant, why: &str) -> NodeStatus {
         let (seen, voted) = tokio::join!(in_state(node, NodeState::Quarantined), first_vote(node));
         let waited = voted - lost;
@@ -144,17 +146,18 @@ impl ClusterSettings {
         );
         assert!(seen.detail.contains(why) && seen.remedy.is_some(), "{why:?} is not in {seen:?}");
         let until = seen.until_micros.expect("the end of a quarantine is known");
-        // The marker says when it began: at the look that found it out, a moment before it was put.
+        // The marker states its beginning: the probe that noticed the loss, a moment before the
+        // marker was put.
         let lasts = Duration::from_micros(until - seen.since_micros);
         assert!(lasts <= wait && wait - lasts < Duration::from_secs(1), "{seen:?}");
         let after = node.status().borrow().clone();
-        // Where no gateway compares it with the others it goes on catching up.
+        // Without a gateway that compares the master with others, the master stays in catching up.
         assert!(after.state.is_admitted() && after.until_micros.is_none(), "{after:?}");
         seen
     }
 }
 
-/// Asks a node for one fresh lock after the other; answers when it had granted one.
+/// Asks a node for one fresh lock after the other. Returns the time of the first grant.
 pub(crate) async fn first_vote(node: &dyn Node) -> Instant {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     eventually("the node votes", async || {
@@ -162,13 +165,13 @@ pub(crate) async fn first_vote(node: &dyn Node) -> Instant {
         match ask(node, lock.acquire(1, now(), 10)).await {
             Vote::Granted => Some(Instant::now()),
             Vote::Failed(_) => None,
-            vote => panic!("nobody has this lock: {vote:?}"),
+            vote => panic!("a fresh lock is held: {vote:?}"),
         }
     })
     .await
 }
 
-/// The marker that stands on a server.
+/// The marker on a server.
 pub(crate) fn marker(server: &RedisServer) -> Option<String> {
     match server.cmd(&["GET", &format!("{{{PREFIX}}}:marker")]) {
         Resp::Nil => None,
@@ -176,8 +179,8 @@ pub(crate) fn marker(server: &RedisServer) -> Option<String> {
     }
 }
 
-/// Runs a scenario so many times, some at a time, and answers what became of each. Each runs on a thread of its own,
-/// because servers are started and stopped by calls that block, and its workers on another.
+/// Runs a scenario many times, some at once, and returns all results. Each scenario has its own
+/// thread, because servers start and stop with blocking calls, and its workers have another.
 pub(crate) fn repeated<T: Send>(
     times: usize,
     at_once: usize,
@@ -202,7 +205,8 @@ pub(crate) fn repeated<T: Send>(
     results.into_inner().unwrap()
 }
 
-/// The library, made of this source, that shifts the wall clock of a process it is preloaded into.
+/// A library, compiled from this source, that shifts the wall clock of the process that preloads
+/// it.
 pub(crate) fn clock_shim(source: &str) -> Scratch {
     let library = Scratch::new("clock_shim.so", "");
     let built = Command::new("cc")
@@ -215,7 +219,7 @@ pub(crate) fn clock_shim(source: &str) -> Scratch {
     library
 }
 
-/// The wall clock of one redis-server, in the hands of the test.
+/// The wall clock of one redis-server, under the test's control.
 pub(crate) struct NodeClock {
     shim: Scratch,
     file: Scratch,
@@ -229,7 +233,7 @@ impl NodeClock {
         }
     }
 
-    /// A server that has this clock.
+    /// A server with this clock.
     pub(crate) fn server(&self) -> RedisServer {
         let shim = self.shim.path();
         let file = self.file.path();
@@ -237,9 +241,10 @@ impl NodeClock {
         RedisServer::start_with(RedisOptions { env, ..RedisOptions::default() })
     }
 
-    /// How far it is ahead from now on.
+    /// Sets how far the clock is ahead from now on.
     pub(crate) fn set_ahead(&self, millis: i64) {
-        let file = File::options().write(true).open(self.file.path()).expect("the test made it");
-        file.write_all_at(&millis.to_ne_bytes(), 0).expect("it can be written");
+        let file =
+            File::options().write(true).open(self.file.path()).expect("the test created the file");
+        file.write_all_at(&millis.to_ne_bytes(), 0).expect("the file can be written");
     }
 }

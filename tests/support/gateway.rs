@@ -1,5 +1,5 @@
-//! Gateways for the tests: the real program as a process of its own on a port that the kernel chose. They write their most
-//! talkative log, and a secret in it fails the test when the gateway ends.
+//! Gateways for the tests: the real program as a separate process, on a port that the kernel chose.
+//! They log at trace level, and a secret in the log fails the test when the gateway ends.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -19,19 +19,19 @@ use crate::support::client::{Answer, Call, Lease, Raw, lock_path};
 use crate::support::harness::{RedisServer, dies_with_us, eventually};
 use crate::support::secrets::Secrets;
 
-/// The gateway, built from the present sources: once per run, in the profile of the tests.
+/// The gateway, built from the present sources once per run, in the profile of the tests.
 pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| built(&[]).join("redlock-gateway"))
 }
 
-/// The module for masters, built likewise.
+/// The Redis module, built likewise.
 pub(crate) fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| built(&[]).join("libredlock_module.so"))
 }
 
-/// Builds what is shipped, or what of the workspace is named, and answers the directory that it is in.
+/// Builds the shipped programs, or the named packages of the workspace. Returns their directory.
 pub(crate) fn built(what: &[&str]) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let out = test.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps");
@@ -59,7 +59,7 @@ pub(crate) fn source_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the workspace")
 }
 
-/// A file in the build directory that goes away with its owner.
+/// A file in the build directory that is deleted with its owner.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
@@ -83,7 +83,7 @@ impl Drop for Scratch {
     }
 }
 
-/// How a gateway is started.
+/// A gateway to be started.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Launch {
     args: Vec<String>,
@@ -92,7 +92,7 @@ pub(crate) struct Launch {
 }
 
 impl Launch {
-    /// With these arguments and nothing else.
+    /// A gateway with only these arguments.
     pub(crate) fn bare(args: &[&str]) -> Self {
         Self { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..Self::default() }
     }
@@ -102,13 +102,14 @@ impl Launch {
         Self::bare(&["--listen", "127.0.0.1:0"])
     }
 
-    /// These masters, said to be brand-new. A node may take its time, so that a busy machine does not look like a fault.
+    /// A gateway over these masters, with `--bootstrap`. Nodes get a generous timeout, so that a
+    /// busy machine does not look like a fault.
     pub(crate) fn over(servers: &[RedisServer]) -> Self {
         let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
         Self::embedded().nodes(&urls).flag("--node-timeout", "2s").brand_new()
     }
 
-    /// With an operator's word that its masters have never been used: all of them are admitted at once if that is true.
+    /// With `--bootstrap`: all masters are admitted at once if none of them has been used.
     pub(crate) fn brand_new(mut self) -> Self {
         self.args.push("--bootstrap".into());
         self
@@ -121,7 +122,7 @@ impl Launch {
         self
     }
 
-    /// A flag with its value. Given again, the later value replaces the former, except for nodes.
+    /// A flag with its value. A later value replaces an earlier one, except for nodes.
     pub(crate) fn flag(mut self, name: &str, value: &str) -> Self {
         match self.args.iter().position(|arg| arg == name).filter(|_| name != "--node") {
             Some(at) => value.clone_into(&mut self.args[at + 1]),
@@ -136,9 +137,9 @@ impl Launch {
         self
     }
 
-    /// One argument as it stands.
-    pub(crate) fn word(mut self, word: &str) -> Self {
-        self.args.push(word.into());
+    /// One literal argument.
+    pub(crate) fn argument(mut self, argument: &str) -> Self {
+        self.args.push(argument.into());
         self
     }
 
@@ -147,7 +148,7 @@ impl Launch {
         self
     }
 
-    /// With no more open files than these.
+    /// Limits the number of open files.
     pub(crate) fn files(mut self, most: u32) -> Self {
         self.files = Some(most);
         self
@@ -183,7 +184,7 @@ impl Launch {
         Process { child, stdout, stderr, secrets: self.secrets() }
     }
 
-    /// What this is started with and must not show.
+    /// Secrets in the arguments and environment, which must not appear in any output.
     fn secrets(&self) -> Arc<Secrets> {
         let secrets = Secrets::default();
         let files = self.args.iter().skip_while(|arg| *arg != "--config").nth(1).into_iter();
@@ -208,10 +209,10 @@ impl Launch {
         }
     }
 
-    /// Serves at this address with all output to this file; returns when it answers.
-    pub(crate) async fn unheard(self, address: SocketAddr, output: std::fs::File) -> Gateway {
+    /// Serves at this address with all output to this file. Returns when the gateway answers.
+    pub(crate) async fn serve_into(self, address: SocketAddr, output: std::fs::File) -> Gateway {
         let gateway = Gateway { process: self.spawn_into(output), address };
-        eventually("it answers", async || {
+        eventually("the gateway answers", async || {
             gateway.call(Method::GET, "/livez").try_send().await.ok()
         })
         .await;
@@ -228,7 +229,7 @@ impl Launch {
         self.spawn().finish().await
     }
 
-    /// Serves; returns when it listens, whatever its nodes do.
+    /// Serves. Returns when the gateway listens, in whatever state its nodes are.
     pub(crate) async fn start(self) -> Gateway {
         let mut process = self.spawn();
         let address = eventually("the gateway listens", async || {
@@ -246,7 +247,7 @@ impl Launch {
         Gateway { process, address }
     }
 
-    /// Serves with a log that may not say that it does; returns when its banner says so.
+    /// Serves with a log level that may hide the start. Returns when the banner shows the start.
     pub(crate) async fn start_quiet(self) -> Gateway {
         let process = self.spawn();
         let address = eventually("the gateway listens", async || {
@@ -258,7 +259,7 @@ impl Launch {
         Gateway { process, address }
     }
 
-    /// Serves; returns when every node is admitted.
+    /// Serves. Returns when every node is admitted.
     pub(crate) async fn ready(self) -> Gateway {
         let gateway = self.start().await;
         gateway.all_nodes_admitted().await;
@@ -266,7 +267,7 @@ impl Launch {
     }
 }
 
-/// What a process that ended has left.
+/// Exit code and output of an ended process.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) code: Option<i32>,
@@ -274,7 +275,7 @@ pub(crate) struct Finished {
     pub(crate) stderr: String,
 }
 
-/// What a process has written so far.
+/// The output of a process so far.
 #[derive(Default)]
 struct Captured {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -298,7 +299,7 @@ impl Captured {
         String::from_utf8_lossy(&self.bytes.lock().unwrap()).into_owned()
     }
 
-    /// Everything there will ever be; the process must have ended.
+    /// The whole output; the process must have ended.
     fn all(&mut self) -> String {
         if let Some(reader) = self.reader.take() {
             reader.join().expect("the reader does not panic");
@@ -330,7 +331,7 @@ impl Process {
         status
     }
 
-    /// To its end, as [`Launch::finish`] does it.
+    /// Runs to the end, like [`Launch::finish`].
     pub(crate) async fn finish(mut self) -> Finished {
         let status = self.ended().await;
         Finished { code: status.code(), stdout: self.stdout.all(), stderr: self.stderr.all() }
@@ -339,7 +340,7 @@ impl Process {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("the process lives");
-        // Until it has stopped it may still answer.
+        // A process may answer until it has stopped.
         if signal == Signal::STOP {
             let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED)
                 .expect("a child")
@@ -371,7 +372,7 @@ impl Drop for Process {
     }
 }
 
-/// A gateway that serves.
+/// A serving gateway.
 pub(crate) struct Gateway {
     process: Process,
     address: SocketAddr,
@@ -394,12 +395,12 @@ impl Gateway {
         self.call(Method::POST, lock_path(name)).json(&body).send().await
     }
 
-    /// Acquires for a minute; anything but 201 is a panic.
+    /// Acquires for a minute; any status but 201 is a panic.
     pub(crate) async fn acquire(&self, name: &str) -> Lease {
         self.acquire_for(name, 60_000).await
     }
 
-    /// Acquires and releases once, so that a fence stays whatever comes: answers its T.
+    /// Acquires and releases once, so that the lock has a watermark. Returns the watermark's token.
     pub(crate) async fn used_before(&self, name: &str) -> u64 {
         let lease = self.acquire(name).await;
         assert_eq!(self.delete(name, &lease.token).await.status, 204);
@@ -424,7 +425,7 @@ impl Gateway {
     }
 
     /// The majority's view of a lock.
-    pub(crate) async fn look(&self, name: &str) -> Value {
+    pub(crate) async fn inspect(&self, name: &str) -> Value {
         let answer = self.get(&lock_path(name)).await;
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.json()
@@ -466,14 +467,14 @@ impl Gateway {
     /// Resident memory in bytes.
     pub(crate) fn resident(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.child.id()))
-            .expect("it lives");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux tells");
+            .expect("the process lives");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux has /proc");
         let kilobytes =
             line.split_whitespace().nth(1).and_then(|number| number.parse::<f64>().ok());
         kilobytes.expect("a number") * 1024.0
     }
 
-    /// Waits for the end; returns the exit code.
+    /// Waits for the end. Returns the exit code.
     pub(crate) async fn ended(&mut self) -> Option<i32> {
         self.process.ended().await.code()
     }
@@ -487,5 +488,5 @@ impl Gateway {
     }
 }
 
-/// How long something took, held against a limit that is far from both outcomes.
+/// A limit for durations, far from both possible outcomes.
 pub(crate) const WELL_BELOW_A_TIMEOUT: Duration = Duration::from_secs(1);

@@ -1,8 +1,9 @@
-//! Real processes for the tests: each test starts its own, on ports of its own, in a directory of its own, and whatever
-//! it started dies with it, however it ends.
+//! Real processes for the tests. Each test starts its own, on its own ports and in its own
+//! directory. All of them die with the test, however the test ends.
 //!
-//! Nothing here waits for a length of time. A server is ready when the very process that was started answers PING; it is
-//! stopped when the kernel says so; everything else goes through [`eventually`], which polls and gives up loudly.
+//! Nothing here waits for a fixed time. A server is ready when the very process that was started
+//! answers PING, and stopped when the kernel reports it. All other conditions go through
+//! [`eventually`], which polls, and panics at its deadline.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -20,11 +21,11 @@ use tokio::net::TcpSocket;
 use crate::support::gateway::module;
 use crate::support::resp::{Resp, Wire};
 
-/// How long anything that must happen may take before a test fails.
+/// The longest time for an event that must happen, before a test fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Asks again and again until there is an answer; panics with `what` when there is none in time.
+/// Polls until there is an answer. Panics with `what` when there is none in time.
 pub(crate) async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -36,7 +37,7 @@ pub(crate) async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Op
     }
 }
 
-/// The same for code that blocks.
+/// Like [`eventually`], for blocking code.
 fn eventually_blocking<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -48,7 +49,7 @@ fn eventually_blocking<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T
     }
 }
 
-/// A directory that goes away with its owner.
+/// A directory that is deleted with its owner.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
@@ -72,8 +73,8 @@ impl Drop for TempDir {
     }
 }
 
-/// A port that nobody listens on now. Below the ephemeral range, or the local end of some outgoing connection could be
-/// sitting on it when a server is restarted.
+/// A port without a listener. The port is below the ephemeral range: otherwise an outgoing
+/// connection could occupy it when a server restarts.
 pub(crate) fn free_port() -> u16 {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 20_000;
@@ -88,13 +89,15 @@ pub(crate) fn free_port() -> u16 {
 
 /// A child that is killed with this process, even when this process is killed.
 ///
-/// The kernel sends the signal when the *thread* that spawned the child ends: spawn from the thread of the test.
+/// The kernel sends the signal when the *thread* that spawned the child ends: spawn from the test's
+/// thread.
 struct Process {
     child: Child,
 }
 
-/// A command whose process the kernel kills when the thread that starts it ends, however that comes about. The shell in
-/// between looks whether we had ended before that was arranged; then nothing is started.
+/// A command whose process the kernel kills when the thread that starts it ends, for whatever
+/// reason. The shell in between checks whether this process ended before that was arranged, and
+/// then starts nothing.
 pub(crate) fn dies_with_us(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
@@ -124,13 +127,13 @@ impl Process {
         self.child.try_wait().expect("a child can be waited for").is_some()
     }
 
-    /// SIGKILL; returns when the process is gone.
+    /// Sends SIGKILL. Returns when the process is gone.
     fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// SIGSTOP; returns when the process has stopped.
+    /// Sends SIGSTOP. Returns when the process has stopped.
     fn stop(&self) {
         kill_process(self.pid(), Signal::STOP).expect("the process lives");
         let (_, status) = waitpid(Some(self.pid()), WaitOptions::UNTRACED)
@@ -150,8 +153,9 @@ impl Drop for Process {
     }
 }
 
-/// `REDLOCK_TEST_MASTERS=native` gives every server of a run the module, `lua` (the default) none; with `mix` every other
-/// server of a test has it. Which one is first is a matter of the test's name, so that a test does the same in every run.
+/// `REDLOCK_TEST_MASTERS=native` gives every server of a run the module, `lua` (the default) none.
+/// With `mix` every second server of a test has it. The test's name decides which server is first,
+/// so that a test does the same in every run.
 fn has_module() -> bool {
     thread_local!(static NEXT: Cell<Option<bool>> = const { Cell::new(None) });
     match std::env::var("REDLOCK_TEST_MASTERS").as_deref() {
@@ -173,17 +177,17 @@ fn server_program() -> String {
     std::env::var("REDLOCK_TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
 }
 
-/// How a redis-server is started. The default keeps nothing on disk.
+/// Options of a redis-server. The default keeps nothing on disk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RedisOptions {
     /// An append-only file that is synced with every write.
     pub(crate) append_only: bool,
     pub(crate) password: Option<String>,
-    /// With the module for masters, or without; by default as the run has it.
+    /// With or without the Redis module; by default as the run has it.
     pub(crate) native: Option<bool>,
     /// Further arguments, as redis-server takes them.
     pub(crate) args: Vec<String>,
-    /// `NAME=value` for its environment.
+    /// `NAME=value` for the environment.
     pub(crate) env: Vec<String>,
 }
 
@@ -202,13 +206,13 @@ impl RedisServer {
     }
 
     pub(crate) fn start_with(mut options: RedisOptions) -> Self {
-        // Once, and not at each restart.
+        // Decided once, and not at each restart.
         options.native.get_or_insert_with(has_module);
         let dir = TempDir::new();
         let port = free_port();
         let process = Self::launch(port, &dir, &options);
         let mut server = Self { process, port, dir, options, wire: Mutex::new(None) };
-        // Somebody else may take the port between the look and the start.
+        // Another process may take the port between the check and the start.
         eventually_blocking("redis-server starts", || {
             if server.ready().is_ok() {
                 return Some(());
@@ -252,7 +256,8 @@ impl RedisServer {
         Process::spawn("env", &[options.env.clone(), vec![server_program()], args].concat())
     }
 
-    /// Waits until the process that was started, and no other on the same port, serves; `Err` when it ended.
+    /// Waits until the process that was started, and no other on the same port, serves; `Err` when
+    /// it ended.
     fn ready(&mut self) -> Result<(), ()> {
         let own = format!("process_id:{}\r\n", self.process.pid().as_raw_nonzero());
         eventually_blocking("redis-server answers", || {
@@ -270,7 +275,7 @@ impl RedisServer {
         self.port
     }
 
-    /// Where it keeps its files.
+    /// The directory of the server's files.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -282,13 +287,14 @@ impl RedisServer {
         }
     }
 
-    /// SIGKILL; returns when the process is gone.
+    /// Sends SIGKILL. Returns when the process is gone.
     pub(crate) fn kill(&mut self) {
         self.process.kill();
         *self.wire() = None;
     }
 
-    /// SIGSTOP; returns when the process has stopped. Commands of this harness would hang until [`Self::cont`].
+    /// Sends SIGSTOP. Returns when the process has stopped. Commands of this harness would hang
+    /// until [`Self::cont`].
     pub(crate) fn stop(&self) {
         self.process.stop();
     }
@@ -297,7 +303,7 @@ impl RedisServer {
         self.process.cont();
     }
 
-    /// Starts a killed server again: same port, same directory, so with whatever it had on disk.
+    /// Starts a killed server again: same port, same directory, so with its data on disk.
     pub(crate) fn restart(&mut self) {
         self.kill();
         eventually_blocking("redis-server starts again", || {
@@ -306,13 +312,13 @@ impl RedisServer {
         });
     }
 
-    /// The same, with or without the module.
+    /// Starts a killed server again, with or without the module.
     pub(crate) fn restart_as(&mut self, native: bool) {
         self.options.native = Some(native);
         self.restart();
     }
 
-    /// How often a command was called.
+    /// The number of calls of a command.
     pub(crate) fn calls_of(&self, command: &str) -> u64 {
         let stats = self.cmd(&["INFO", "commandstats"]).text();
         let line =
@@ -320,14 +326,14 @@ impl RedisServer {
         line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
     }
 
-    /// Ends the server as its service would, and starts it again with what it had on disk.
+    /// Shuts the server down as its service would, and starts it again with its data on disk.
     pub(crate) fn shut_down_and_restart(&mut self) {
-        // It answers by closing the connection.
+        // The server's answer is to close the connection.
         let _ = self.try_cmd(&["SHUTDOWN"]);
         self.restart();
     }
 
-    /// Runs one command, given as the words one would type; any error is a panic.
+    /// Runs one command, given as words; any error is a panic.
     pub(crate) fn cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> Resp {
         match self.try_cmd(words) {
             Ok(Resp::Error(error)) => panic!("redis answers {error}"),
@@ -336,7 +342,7 @@ impl RedisServer {
         }
     }
 
-    /// The error of a command where that is what is looked at.
+    /// The answer or error of a command.
     pub(crate) fn answer<A: AsRef<[u8]>>(&self, words: &[A]) -> Result<Resp, String> {
         match self
             .try_cmd(words)
@@ -374,7 +380,7 @@ impl fmt::Debug for RedisServer {
     }
 }
 
-/// What others say on one channel of a server, as a connection of its own hears it.
+/// A subscription to one channel of a server, on its own connection.
 pub(crate) struct Subscription {
     wire: Wire,
     channel: String,
@@ -389,25 +395,26 @@ impl RedisServer {
         Subscription { wire, channel: channel.into() }
     }
 
-    /// All that was said before this is asked, and not asked for yet.
-    pub(crate) fn said(&self, heard: &mut Subscription) -> Vec<String> {
+    /// All messages since the last call, up to now.
+    pub(crate) fn messages(&self, subscription: &mut Subscription) -> Vec<String> {
         const END: &str = "the end";
-        self.cmd(&["PUBLISH", &heard.channel, END]);
-        let mut said = Vec::new();
+        self.cmd(&["PUBLISH", &subscription.channel, END]);
+        let mut messages = Vec::new();
         loop {
-            let Resp::List(message) = heard.wire.read().expect("the server answers") else {
+            let Resp::List(message) = subscription.wire.read().expect("the server answers") else {
                 panic!("no message")
             };
             match message.last().expect("a message has a text").text() {
-                end if end == END => return said,
-                text => said.push(text),
+                end if end == END => return messages,
+                text => messages.push(text),
             }
         }
     }
 }
 
-/// An address that refuses connections for as long as this lives: the port is taken, and nobody listens. It is none that the
-/// system picks for the near end of a connection, or one to this address could be one to itself.
+/// An address that refuses connections for its lifetime: the port is taken without a listener. The
+/// port is outside the range of local ends, or a connection to this address could connect to
+/// itself.
 pub(crate) struct DeadPort(TcpSocket);
 
 impl DeadPort {
@@ -428,14 +435,14 @@ impl DeadPort {
 }
 
 impl RedisServer {
-    /// Kills a server and takes away whatever it had on disk, as when another machine takes its place.
+    /// Kills a server and deletes its data on disk, as when another machine replaces it.
     pub(crate) fn kill_and_wipe(&mut self) {
         self.kill();
         std::fs::remove_dir_all(self.dir.path()).expect("its directory");
         std::fs::create_dir(self.dir.path()).expect("a fresh directory");
     }
 
-    /// The same server with other words before the host, a user and its password, or another name for this machine.
+    /// The same server with a user and password, or another host name, in its URL.
     pub(crate) fn url_as(&self, user: &str, host: &str) -> String {
         format!("redis://{user}{host}:{}", self.port)
     }

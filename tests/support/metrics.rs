@@ -7,7 +7,7 @@ use crate::support::gateway::Gateway;
 /// The samples of one scrape.
 pub(crate) struct Samples {
     pub(crate) text: String,
-    /// By name and labels.
+    /// Values by name and labels.
     pub(crate) values: BTreeMap<(String, BTreeSet<(String, String)>), f64>,
 }
 
@@ -19,8 +19,8 @@ impl Samples {
         Self::parse(answer.text())
     }
 
-    /// Takes the exposition format as far as we use it: no label value has a quote, a comma or a brace in front of an
-    /// equals sign.
+    /// Parses the subset of the exposition format that the gateway uses: no label value has a
+    /// quote, a comma or a brace before an equals sign.
     fn parse(text: String) -> Self {
         let mut values = BTreeMap::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -37,7 +37,7 @@ impl Samples {
             let fresh = values
                 .insert((name.to_owned(), labels), value.parse().expect("a number"))
                 .is_none();
-            assert!(fresh, "there twice: {line}");
+            assert!(fresh, "this sample occurs twice: {line}");
         }
         Self { text, values }
     }
@@ -58,7 +58,7 @@ impl Samples {
         self.find(name, labels) == Some(value)
     }
 
-    /// All values of a family that are not zero, by the labels that `key` picks.
+    /// All nonzero values of a metric, by the labels in `key`.
     pub(crate) fn non_zero(&self, name: &str, key: &[&str]) -> BTreeMap<Vec<String>, u64> {
         let mut found = BTreeMap::new();
         for ((_, labels), value) in

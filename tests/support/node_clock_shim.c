@@ -1,6 +1,7 @@
-/* The wall clock of a redis-server, off by what a file says: preloaded into one process, it shifts gettimeofday, time and
- * CLOCK_REALTIME by the milliseconds in the file NODE_CLOCK_FILE (one native long long, mapped, so that a test can make the
- * clock jump while the process runs) and leaves every other clock alone. The tests compile it; nothing else uses it. */
+/* The wall clock of a redis-server. Preloaded into one process, the library shifts gettimeofday, time
+ * and CLOCK_REALTIME by the milliseconds in the file NODE_CLOCK_FILE, and no other clock. The file holds
+ * one native long long and is mapped, so that a test can make the clock jump while the process runs.
+ * Only the tests compile and use this file. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@ static long long shift_ms(void) {
         const char *path = getenv("NODE_CLOCK_FILE");
         int file = path == NULL ? -1 : open(path, O_RDONLY);
         void *page = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *shift, PROT_READ, MAP_SHARED, file, 0);
-        /* A process that runs on without its shift would make a test pass for nothing. */
+        /* A process without its shift would make a test pass for nothing. */
         if (page == MAP_FAILED) {
             _exit(99);
         }
@@ -28,7 +29,8 @@ static long long shift_ms(void) {
 }
 
 int clock_gettime(clockid_t id, struct timespec *now) {
-    /* The system call itself: looking up the next clock_gettime would run before the dynamic linker is ready for it. */
+    /* The system call itself: a lookup of the next clock_gettime would run before the dynamic linker
+     * is ready. */
     int failed = (int)syscall(SYS_clock_gettime, id, now);
     if (failed == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
         long long ms = shift_ms();

@@ -1,5 +1,5 @@
-//! Speaking to nodes through their seam: one operation in, one vote out, and a small vocabulary for tests that care
-//! about owners and fencing tokens, and not about their text. Also a cluster of real servers for whole locks.
+//! Calls to nodes through the `Node` trait: one operation in, one vote out, with short helpers for
+//! owners and fencing tokens. Also a cluster of real servers for whole locks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -24,7 +24,7 @@ pub(crate) const PREFIX: &str = "lock:";
 /// Long enough that nothing expires while a test runs.
 pub(crate) const LONG_MS: u64 = 60_000;
 
-/// This machine's wall clock in microseconds: where fencing tokens come from.
+/// This machine's wall clock in microseconds, the source of fencing tokens.
 pub(crate) fn now() -> u64 {
     SystemClock.wall_micros()
 }
@@ -37,12 +37,12 @@ pub(crate) fn name(text: &str) -> LockName {
     text.parse::<LockName>().expect("a valid name")
 }
 
-/// Another try of the same owner: with another nonce.
+/// Another proposal of the same owner, with another nonce.
 pub(crate) const AGAIN: u8 = 0x80;
 
 /// The token of owner number `owner` with fencing token `t`.
 pub(crate) fn token(owner: u8, t: u64) -> LockToken {
-    // Nobody is allowed to be nobody.
+    // Owner 0 is the nobody of kept-free records, so another number replaces it.
     let number = if owner & !AGAIN == 0 { 0x7f } else { owner & !AGAIN };
     let (owner, nonce) = (format!("{number:02x}"), format!("{owner:02x}"));
     format!("1.{t}.{}{}", owner.repeat(16), nonce.repeat(4))
@@ -54,15 +54,15 @@ pub(crate) fn record(owner: u8, t: u64) -> Record {
     Record::new(&token(owner, t), &Info::default())
 }
 
-/// The same, extended.
+/// The record of an extended lock.
 pub(crate) fn extended(owner: u8, t: u64) -> Record {
     let mut text = record(owner, t).as_bytes().to_vec();
     text[57] = b';';
     Record::foreign(text.into())
 }
 
-/// What recovery stores to keep a lock free.
-pub(crate) fn nobodys(t: u64) -> Record {
+/// The record by which recovery keeps a lock free.
+pub(crate) fn kept_free_record(t: u64) -> Record {
     Record::foreign(format!("{t}:{}:", "0".repeat(40)).into())
 }
 
@@ -90,7 +90,7 @@ impl Lock {
         Op::Extend { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
     }
 
-    /// By an extension that began now.
+    /// The repair by an extension that began now.
     pub(crate) fn repair(&self, owner: u8, t: u64, millis: u64) -> Op {
         self.repair_of(owner, t, millis, now())
     }
@@ -104,7 +104,7 @@ impl Lock {
         }
     }
 
-    /// What a master is given that catches up, of a lock that was never extended.
+    /// The repair on a master that catches up, for a lock that was never extended.
     pub(crate) fn catch_up(&self, owner: u8, t: u64, millis: u64) -> Op {
         Op::Repair {
             keys: self.keys.clone(),
@@ -145,19 +145,19 @@ impl Lock {
         Op::Inspect { keys: self.keys.clone() }
     }
 
-    /// Reads the fence as if it were a lock: an inspection does not care what it reads.
+    /// Reads the watermark like a lock: an inspection returns any value.
     pub(crate) fn inspect_fence(&self) -> Op {
         Op::Inspect { keys: Keys { lock: self.keys.fence.clone(), fence: self.keys.fence.clone() } }
     }
 }
 
-/// The same operation with something to tell.
+/// The same operation with a hint to publish.
 pub(crate) fn telling(mut op: Op, text: &'static str) -> Op {
     match &mut op {
         Op::Acquire { tell, .. } | Op::Release { tell, .. } => {
             *tell = Some(Hint::received(Bytes::from_static(text.as_bytes())));
         }
-        other => panic!("{other:?} tells nobody"),
+        other => panic!("{other:?} has no hint"),
     }
     op
 }
@@ -171,7 +171,7 @@ impl Voter for NodeIdentity {
     }
 }
 
-/// A vote that may still be out.
+/// A vote that may not have arrived yet.
 pub(crate) struct Pending(oneshot::Receiver<Vote>);
 
 impl Pending {
@@ -182,7 +182,7 @@ impl Pending {
             .expect("every operation is answered")
     }
 
-    /// The vote if it is there already.
+    /// The vote if it has arrived.
     pub(crate) fn at_once(mut self) -> Result<Vote, Self> {
         self.0.try_recv().map_err(|_| self)
     }
@@ -211,7 +211,7 @@ pub(crate) async fn votes(pending: Vec<Pending>) -> Vec<Vote> {
     votes
 }
 
-/// The failure in a vote, or a panic.
+/// The failure in a vote; any other vote is a panic.
 #[track_caller]
 pub(crate) fn failure(vote: Vote) -> Failure {
     match vote {
@@ -234,7 +234,7 @@ pub(crate) fn assert_extended(vote: &Vote) {
 /// Waits until a node is in a state.
 pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
     let mut status = node.status();
-    // Where only workers run, nobody lets a master catch up.
+    // Without a gateway around the workers, no master finishes catching up.
     let is_wanted = |seen: NodeState| {
         seen == state || state == NodeState::Admitted && seen == NodeState::CatchingUp
     };
@@ -253,7 +253,7 @@ pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {
     remote_node_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
 }
 
-/// A worker for tests that are not about quarantine: none lasts any time.
+/// A worker for tests that are not about quarantine: its quarantines end at once.
 pub(crate) fn remote_node_with(
     url: &str,
     settings: RedisSettings,
@@ -272,17 +272,17 @@ pub(crate) fn strict_node(
     Arc::new(RedisNode::start(url, settings, Env { observer, ..Env::default() }))
 }
 
-/// Keeps what the core tells of its work.
+/// Records the core's reports about its work.
 #[derive(Default)]
 pub(crate) struct Recorder {
-    /// How many operations each call carried, by node.
+    /// The number of operations in each call, by node.
     pub(crate) calls: Mutex<BTreeMap<String, Vec<usize>>>,
     pub(crate) votes: Mutex<Vec<Vote>>,
     pub(crate) hand_overs: Mutex<Vec<HandoffRoute>>,
 }
 
 impl Recorder {
-    /// The calls to the one node of a test, since this was asked last.
+    /// The calls to a test's only node since the last use of this function.
     pub(crate) fn take_calls(&self) -> Vec<usize> {
         std::mem::take(&mut *self.calls.lock().unwrap()).into_values().flatten().collect()
     }
@@ -307,7 +307,8 @@ impl Observer for Recorder {
     }
 }
 
-/// A node that hands every operation to `submit`, which passes it on, at once or later, or not. No hint is heard through it.
+/// A node that hands every operation to `submit`, which may pass it on at once, later, or never. It
+/// delivers no hints.
 struct Intercepted<F> {
     node: Arc<dyn Node>,
     submit: F,
@@ -320,7 +321,7 @@ pub(crate) fn intercepted(
     Arc::new(Intercepted { node, submit })
 }
 
-/// Gives an operation to a node.
+/// Submits an operation to a node.
 pub(crate) fn pass_on(node: &Arc<dyn Node>, Task { op, not_after, reply }: Task) {
     node.submit(op, not_after, reply);
 }
@@ -340,7 +341,7 @@ impl<F: Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static> Node for Intercepted<F
     }
 }
 
-/// Real servers and one worker to each.
+/// Real servers, with one worker for each.
 pub(crate) struct Cluster {
     pub(crate) servers: Vec<RedisServer>,
     pub(crate) nodes: Vec<Arc<dyn Node>>,
@@ -358,7 +359,7 @@ impl Cluster {
         Self { servers, nodes }
     }
 
-    /// Workers of its own to each server, as another gateway has them.
+    /// Separate workers to each server, as another gateway has them.
     pub(crate) async fn remote_nodes(
         servers: &[RedisServer],
         settings: NodeSettings,
@@ -374,7 +375,8 @@ impl Cluster {
         nodes
     }
 
-    /// The lock over all nodes. `node_timeout` is generous: a busy machine must not look like a dead node.
+    /// The lock over all nodes. `node_timeout` is generous: a busy machine must not look like a
+    /// dead node.
     pub(crate) fn redlock(&self) -> Redlock {
         redlock(self.nodes.clone(), Duration::from_secs(2))
     }
@@ -394,7 +396,8 @@ impl Cluster {
     }
 }
 
-/// Servers that store something under a lock's key; those for which `reachable` is false are not asked.
+/// Servers that store something under a lock's key. Servers for which `reachable` is false are
+/// skipped.
 pub(crate) fn stored_on(
     servers: &[RedisServer],
     name: &str,
@@ -405,9 +408,10 @@ pub(crate) fn stored_on(
     (0..servers.len()).filter(stored).collect()
 }
 
-/// Waits until no server has the lock and every one has a fence of at least `least`, without the mark that lets repairs pass:
-/// what is still in some socket can change nothing any more, because such a fence is only there when the acquire or its
-/// release has run. Not for a try that failed on a lock that is used for the first time: that takes its fence back.
+/// Waits until no server has the lock, and every server has a watermark of at least `least` without
+/// the flag that allows repairs. Such a watermark exists only after the acquire or its release has
+/// run, so requests still in a socket can change nothing any more. Not for a failed proposal on a
+/// lock that is used for the first time: its undo removes the watermark.
 pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, least: u64) {
     let fence = format!("{{{PREFIX}{name}}}:fence");
     let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {

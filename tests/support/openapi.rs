@@ -1,4 +1,4 @@
-//! The committed OpenAPI documents, and whether an answer is what they say.
+//! The committed OpenAPI documents, and checks of answers against them.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ pub(crate) fn twin() -> Value {
     serde_json::from_str(COMMITTED_TWIN).expect("openapi/openapi-3.0.json is JSON")
 }
 
-/// Fails when an answer to a documented operation is not the document's.
+/// Fails when an answer to a documented operation does not match the document.
 #[track_caller]
 pub(crate) fn hold_against_document(method: &Method, path: &str, answer: &Answer) {
     let path = path.split('?').next().unwrap_or_default();
@@ -53,7 +53,7 @@ pub(crate) fn hold_against_document(method: &Method, path: &str, answer: &Answer
     }
 }
 
-/// Fails when a value is not of a named schema.
+/// Fails when a value does not match a named schema.
 #[track_caller]
 pub(crate) fn assert_schema(name: &str, value: &Value) {
     let document = document();
@@ -62,14 +62,15 @@ pub(crate) fn assert_schema(name: &str, value: &Value) {
     check(&document, schema, value, name);
 }
 
-/// As much of JSON Schema as the document uses. A field that the schema does not have is a failure: what is sent is
-/// documented.
+/// The part of JSON Schema that the document uses. A field that the schema lacks is a failure:
+/// every field is documented.
 #[track_caller]
 pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
     let schema = resolve(document, schema);
     match schema["type"].as_str() {
         Some("object") => {
-            let fields = value.as_object().unwrap_or_else(|| panic!("{at} is no object: {value}"));
+            let fields =
+                value.as_object().unwrap_or_else(|| panic!("{at} is not an object: {value}"));
             for name in
                 schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str)
             {
@@ -83,13 +84,13 @@ pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
             }
         }
         Some("array") => {
-            let items = value.as_array().unwrap_or_else(|| panic!("{at} is no array: {value}"));
+            let items = value.as_array().unwrap_or_else(|| panic!("{at} is not an array: {value}"));
             items
                 .iter()
                 .for_each(|item| check(document, &schema["items"], item, &format!("{at}[]")));
         }
         Some("string") => {
-            let text = value.as_str().unwrap_or_else(|| panic!("{at} is no string: {value}"));
+            let text = value.as_str().unwrap_or_else(|| panic!("{at} is not a string: {value}"));
             let allowed = schema["enum"].as_array();
             assert!(
                 allowed.is_none_or(|list| list.iter().any(|word| word == text)),
@@ -97,7 +98,8 @@ pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
             );
         }
         Some("integer") => {
-            let number = value.as_i64().unwrap_or_else(|| panic!("{at} is no integer: {value}"));
+            let number =
+                value.as_i64().unwrap_or_else(|| panic!("{at} is not an integer: {value}"));
             let max = if schema["format"] == "int32" { i64::from(i32::MAX) } else { i64::MAX };
             let least = schema["minimum"].as_i64().unwrap_or(i64::MIN);
             assert!((least..=max).contains(&number), "{at} is out of range: {value}");
@@ -109,7 +111,7 @@ pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
 fn resolve<'a>(document: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
         Some(pointer) => {
-            document.pointer(pointer.trim_start_matches('#')).expect("a reference leads somewhere")
+            document.pointer(pointer.trim_start_matches('#')).expect("a reference has a target")
         }
         None => schema,
     }

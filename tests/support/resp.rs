@@ -1,4 +1,4 @@
-//! The smallest blocking client of Redis: not the client under test.
+//! A minimal blocking Redis client, independent of the client under test.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -33,7 +33,7 @@ impl Resp {
     }
 }
 
-/// The smallest blocking RESP client: not the client under test.
+/// A minimal blocking RESP client, independent of the client under test.
 pub(super) struct Wire(BufReader<TcpStream>);
 
 impl Wire {

@@ -1,6 +1,6 @@
-//! What no log may hold, however talkative it is: the tokens that a gateway handed out, the keys that were shown to it, the
-//! passwords of its masters. The harness collects them as they pass by, and looks for them in everything that the gateway
-//! wrote, when it has ended: every test of the suite is a test of that.
+//! Secrets that no log may contain at any level: the tokens that a gateway returned, the keys that
+//! clients sent, the passwords of its masters. The harness collects them as they pass, and searches
+//! all output of the gateway when it has ended. So every test of the suite also tests this.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// The characters of a token's secret part.
 const OWNER_LEN: usize = 40;
-/// What is shorter stands in a log by chance.
+/// Shorter texts occur in a log by chance.
 const LEAST: usize = 6;
 
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct Secrets(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     owners: HashSet<String>,
-    /// With what each of them is.
+    /// Other secrets, with their kinds.
     others: BTreeMap<String, &'static str>,
 }
 
@@ -34,7 +34,7 @@ impl Secrets {
         }
     }
 
-    /// The passwords of all URLs in a text.
+    /// Collects the passwords of all URLs in a text.
     pub(crate) fn configured(&self, text: &str) {
         for rest in text.split("://").skip(1) {
             let url = rest.split([' ', ',', '\'', '"', '\n']).next().unwrap_or_default();
@@ -50,7 +50,7 @@ impl Secrets {
         headers.iter().for_each(|(name, value)| self.header(name, value));
     }
 
-    /// The same of a request that was written as bytes, as far as they are one.
+    /// Collects the secrets of a request that was written as bytes, as far as it can be parsed.
     pub(crate) fn written(&self, bytes: &[u8]) {
         for line in bytes.split(|byte| *byte == b'\n') {
             let Some(colon) = line.iter().position(|byte| *byte == b':').filter(|at| *at <= 20)
@@ -68,11 +68,12 @@ impl Secrets {
         let Ok(text) = value.to_str() else { return };
         match name.as_str() {
             "lock-token" => self.token(text),
-            // Texts of other characters are malformed on purpose, and stand in other places too.
+            // Texts with other characters are malformed on purpose, and occur elsewhere too.
             "idempotency-key" if text.len() >= 16 && text.bytes().all(is_plain) => {
                 self.other("an idempotency key", text)
             }
-            // The secret of a key, or all of what is none. What is shorter is no secret, and may be a word of any line.
+            // The secret of a key, or the whole text if it is no key. Shorter texts are not secret,
+            // and may be a word of any line.
             "authorization" => {
                 let shown = text.rsplit([' ', '.']).next().unwrap_or_default();
                 if shown.len() >= 10 {
@@ -99,7 +100,7 @@ impl Secrets {
         }
     }
 
-    /// The first secret in what was written, as what it is and where.
+    /// The first secret in a text: its kind and its line.
     pub(crate) fn found_in(&self, text: &str) -> Option<String> {
         let known = self.known();
         let line_at = |at: usize| {
@@ -110,7 +111,7 @@ impl Secrets {
             return Some(format!("the secret of a token is in the log: {}", line_at(at)));
         }
         known.others.iter().find_map(|(secret, kind)| {
-            // Debug output of bytes that nobody took for text.
+            // Debug output of bytes that are not shown as text.
             let numbers: Vec<String> = secret.bytes().map(|byte| byte.to_string()).collect();
             let at = text.find(secret.as_str()).or_else(|| text.find(&numbers.join(", ")))?;
             Some(format!("{kind}, {secret:?}, is in the log: {}", line_at(at)))
@@ -122,7 +123,8 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._/-".contains(&byte)
 }
 
-/// Where one of the owners stands: among thousands, each place of a long log can only be looked up.
+/// The position of one of the owners. With thousands of owners, each position of a long log needs a
+/// lookup.
 fn owner_in(text: &[u8], owners: &HashSet<String>) -> Option<usize> {
     let mut start = 0;
     for end in 0..=text.len() {

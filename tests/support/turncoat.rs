@@ -1,4 +1,5 @@
-//! A master that turns: it passes everything on to a real server, until it is told to answer nonsense.
+//! A proxy in front of a master: it passes everything on to a real server, until it is switched to
+//! nonsense.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::support::harness::RedisServer;
 
-/// What is sent in place of a reply: `first` once, then `rest` for as long as the other side takes it.
+/// Bytes in place of a reply: `first` once, then `rest` for as long as the other side reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Nonsense {
     first: Vec<u8>,
@@ -28,35 +29,35 @@ impl Nonsense {
     }
 }
 
-type Turned = watch::Receiver<Option<Arc<Nonsense>>>;
+type NonsenseReceiver = watch::Receiver<Option<Arc<Nonsense>>>;
 
-pub(crate) struct Turncoat {
-    /// Of its own, so that a flood does not keep the test from measuring.
+pub(crate) struct FaultyMaster {
+    /// A separate runtime, so that a flood does not keep the test from measuring.
     runtime: Option<Runtime>,
     port: u16,
     nonsense: watch::Sender<Option<Arc<Nonsense>>>,
-    fooled: Arc<AtomicUsize>,
+    nonsense_count: Arc<AtomicUsize>,
 }
 
-impl Turncoat {
-    /// Stands before a server.
+impl FaultyMaster {
+    /// Starts in front of a server.
     pub(crate) fn before(server: &RedisServer) -> Self {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = listener.local_addr().expect("it is bound").port();
+        let port = listener.local_addr().expect("the listener is bound").port();
         listener.set_nonblocking(true).expect("a socket");
-        let (nonsense, turned) = watch::channel(None);
-        let fooled = Arc::<AtomicUsize>::default();
+        let (nonsense, switch) = watch::channel(None);
+        let nonsense_count = Arc::<AtomicUsize>::default();
         let master = server.port();
-        let counter = fooled.clone();
+        let counter = nonsense_count.clone();
         runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).expect("a runtime is here");
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(serve(client, master, turned.clone(), counter.clone()));
+                tokio::spawn(serve(client, master, switch.clone(), counter.clone()));
             }
         });
-        Self { runtime: Some(runtime), port, nonsense, fooled }
+        Self { runtime: Some(runtime), port, nonsense, nonsense_count }
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -67,48 +68,53 @@ impl Turncoat {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// From now on every connection gets this for a reply, those that are open too.
-    pub(crate) fn answers(&self, nonsense: Nonsense) {
+    /// From now on every connection gets these bytes as a reply, open ones too.
+    pub(crate) fn start_nonsense(&self, nonsense: Nonsense) {
         self.nonsense.send_replace(Some(Arc::new(nonsense)));
     }
 
-    /// Becomes the server again. Connections that got nonsense are closed.
-    pub(crate) fn repents(&self) {
+    /// Passes everything on again. Connections that got nonsense are closed.
+    pub(crate) fn stop_nonsense(&self) {
         self.nonsense.send_replace(None);
     }
 
-    /// How many connections got nonsense so far.
-    pub(crate) fn fooled(&self) -> usize {
-        self.fooled.load(Ordering::SeqCst)
+    /// The number of connections that got nonsense so far.
+    pub(crate) fn nonsense_count(&self) -> usize {
+        self.nonsense_count.load(Ordering::SeqCst)
     }
 }
 
-impl Drop for Turncoat {
+impl Drop for FaultyMaster {
     fn drop(&mut self) {
-        // A runtime must not be waited for where another one runs.
+        // A runtime must not be awaited inside another one.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-async fn serve(mut client: TcpStream, master: u16, mut turned: Turned, fooled: Arc<AtomicUsize>) {
-    if turned.borrow_and_update().is_none() {
+async fn serve(
+    mut client: TcpStream,
+    master: u16,
+    mut switch: NonsenseReceiver,
+    nonsense_count: Arc<AtomicUsize>,
+) {
+    if switch.borrow_and_update().is_none() {
         let Ok(mut master) = TcpStream::connect(("127.0.0.1", master)).await else { return };
         let _ = (client.set_nodelay(true), master.set_nodelay(true));
         tokio::select! {
             _ = copy_bidirectional(&mut client, &mut master) => return,
-            changed = turned.changed() => if changed.is_err() { return },
+            changed = switch.changed() => if changed.is_err() { return },
         }
     }
-    let Some(nonsense) = turned.borrow_and_update().clone() else { return };
+    let Some(nonsense) = switch.borrow_and_update().clone() else { return };
     let mut request = [0; 4096];
-    // It is an answer, so it comes after a question.
+    // The bytes are an answer, so they follow a request.
     if !matches!(client.read(&mut request).await, Ok(1..)) {
         return;
     }
-    fooled.fetch_add(1, Ordering::SeqCst);
-    let floods = async {
+    nonsense_count.fetch_add(1, Ordering::SeqCst);
+    let flood = async {
         client.write_all(&nonsense.first).await?;
         while !nonsense.rest.is_empty() {
             client.write_all(&nonsense.rest).await?;
@@ -117,7 +123,7 @@ async fn serve(mut client: TcpStream, master: u16, mut turned: Turned, fooled: A
         std::io::Result::Ok(())
     };
     tokio::select! {
-        _ = floods => {}
-        _ = turned.changed() => {}
+        _ = flood => {}
+        _ = switch.changed() => {}
     }
 }

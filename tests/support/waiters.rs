@@ -1,4 +1,4 @@
-//! Requests that wait for a lock: to send them, to see that they wait, to read when they were served.
+//! Waiting requests: sends them, checks that they wait, and reads the times of their answers.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::support::metrics::Samples;
 /// Longer than any test takes.
 pub(crate) const LONG_MS: u64 = 14_000;
 
-/// An acquire for a minute that is ready to wait.
-pub(crate) fn patient(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
+/// An acquire for a minute with a wait.
+pub(crate) fn waiting_acquire(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
     asking(gateway, name, json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }))
 }
 
@@ -23,7 +23,7 @@ fn asking(gateway: &Gateway, name: &str, body: Value) -> Call {
     gateway.call(Method::POST, lock_path(name)).json(&body)
 }
 
-/// Requests that wait at a gateway, and the locks they wait for.
+/// The number of waiting requests at a gateway, and of the locks they wait for.
 pub(crate) async fn waiting(gateway: &Gateway) -> (u64, u64) {
     let samples = Samples::of(gateway).await;
     let gauge = |name| samples.get(name, &[]) as u64;
@@ -35,8 +35,8 @@ pub(crate) async fn waiting_is(gateway: &Gateway, waiters: u64, locks: u64) {
     eventually(&what, async || (waiting(gateway).await == (waiters, locks)).then_some(())).await;
 }
 
-/// Sends a request on its way; returns when it waits.
-pub(crate) async fn line_up(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
+/// Sends a request. Returns when the request waits.
+pub(crate) async fn start_waiting(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
     let (before, _) = waiting(gateway).await;
     let sent = tokio::spawn(call.send());
     eventually("one more waits", async || (waiting(gateway).await.0 == before + 1).then_some(()))
@@ -62,7 +62,7 @@ pub(crate) async fn nothing_is_left(gateway: &Gateway) {
     .await;
 }
 
-/// The middle one of an odd number, the later of the two middle ones of an even number.
+/// The median; of an even number of times, the upper one of the two middle ones.
 pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times[times.len() / 2]

@@ -32,7 +32,7 @@ public class Example {
     expect(true, lease.getValidityMs() > 0 && lease.getFencingToken() > 0);
     said("acquired " + lease.getName() + ", fencing token " + lease.getFencingToken());
 
-    // Not null: the generated code would send it, as the JSON text "null".
+    // Not null: the generated code would send null as the JSON text "null".
     Problem held = refused(409, () -> locks.acquireLock(NAME, null, null, new AcquireBody()));
     expect(Problem.CodeEnum.LOCK_HELD, held.getCode());
     expect("Zoë on host-7", held.getHolder());

@@ -1,4 +1,4 @@
-//! Recipes for what deploys: CI systems, Ansible, Terraform.
+//! Recipes for deployments: CI systems, Ansible, Terraform.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::gateway::{Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::waiters::waiting_is;
 
-/// A place whose gateway wants a key; the file of keys stays as long as it is asked for.
+/// A place whose gateway requires a key. Dropping the file of keys deletes it.
 async fn locked_place() -> (Place, Key, Scratch) {
     let ci = key("ci", HOLDER, "deploy/*").await;
     let keys = file(&[&ci]);
@@ -24,34 +24,34 @@ async fn locked_place() -> (Place, Key, Scratch) {
     (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
 }
 
-/// A clone as a CI system makes it, of a repository with one commit, which is returned.
+/// A clone as a CI system makes it, of a repository with one commit. Returns the commit.
 async fn cloned(place: &Place) -> String {
     let script = "git init -q -b main origin && git -C origin $ID commit -q --allow-empty -m 1 && git clone -q origin clone";
     commit(place, script).await
 }
 
-/// Runs a script that commits to the repository; the commit that is its newest then.
+/// Runs a script that commits to the repository. Returns the newest commit.
 async fn commit(place: &Place, script: &str) -> String {
     let identity = "ID='-c user.name=a -c user.email=a@example.org -c commit.gpgsign=false'";
     let script = format!("{identity}; {script} && git -C origin rev-parse HEAD");
-    let (code, said) = run(place.command(&["sh", "-c", &script])).await;
-    assert_eq!(code, Some(0), "{said}");
-    said.trim().to_owned()
+    let (code, output) = run(place.command(&["sh", "-c", &script])).await;
+    assert_eq!(code, Some(0), "{output}");
+    output.trim().to_owned()
 }
 
-/// A newer commit than the one that is to be deployed, which is not deployed then; nor is one that nobody can look up.
+/// A job for an older commit deploys nothing, and so does a job whose commit cannot be looked up.
 async fn an_older_commit_stays(place: &Place, job: impl Fn() -> Command) {
     let runs = place.count("begin");
     commit(place, "git -C origin $ID commit -q --allow-empty -m 2").await;
-    let (code, said) = run(job()).await;
-    assert!(code == Some(0) && said.contains("a newer commit"), "{said}");
+    let (code, output) = run(job()).await;
+    assert!(code == Some(0) && output.contains("a newer commit"), "{output}");
     std::fs::rename(place.path("origin"), place.path("away")).unwrap();
-    let (code, said) = run(job()).await;
-    assert!(code != Some(0), "{said}");
+    let (code, output) = run(job()).await;
+    assert!(code != Some(0), "{output}");
     assert_eq!(place.count("begin"), runs);
 }
 
-/// Sets the variables of a mapping in YAML, after `put` has put in what the CI system knows.
+/// Sets the variables of a YAML mapping, after `put` has inserted the CI system's values.
 fn set(command: &mut Command, variables: &Value, put: impl Fn(&str) -> String) {
     for (name, value) in variables.as_object().into_iter().flatten() {
         command.env(name, put(value.as_str().expect("text")));
@@ -59,7 +59,7 @@ fn set(command: &mut Command, variables: &Value, put: impl Fn(&str) -> String) {
 }
 
 #[tokio::test]
-async fn steps_of_github_ran_two_deployments_at_once() {
+async fn github_steps_run_one_deployment_at_a_time() {
     let (place, ci, _keys) = locked_place().await;
     let workflow = yaml(&place, &place.block("GitHub Actions", "yaml", 0)).await;
     let job = &workflow["jobs"]["deploy"];
@@ -80,7 +80,7 @@ async fn steps_of_github_ran_two_deployments_at_once() {
     let newest = cloned(&place).await;
     let runner = |temp: &str| {
         std::fs::create_dir_all(place.path(temp)).unwrap();
-        // What GitHub's runner does where `shell` is not set.
+        // GitHub's runner uses this command where `shell` is not set.
         let mut command = place.command(&["bash", "-e", &script]);
         command
             .env_remove("REDLOCK_URL")
@@ -99,8 +99,8 @@ async fn steps_of_github_ran_two_deployments_at_once() {
     let others = ["second", "third"].map(|temp| runner(temp).spawn().unwrap());
     place.go();
     for child in [first].into_iter().chain(others) {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
     place.assert_one_at_a_time(3);
     place.file("code", "9");
@@ -109,7 +109,7 @@ async fn steps_of_github_ran_two_deployments_at_once() {
 }
 
 #[tokio::test]
-async fn a_script_of_gitlab_ran_two_deployments_at_once() {
+async fn a_gitlab_script_runs_one_deployment_at_a_time() {
     let (place, ci, _keys) = locked_place().await;
     let job = yaml(&place, &place.block("GitLab CI", "yaml", 0)).await["deploy"].clone();
     let lines: Vec<_> =
@@ -139,7 +139,8 @@ async fn a_script_of_gitlab_ran_two_deployments_at_once() {
     an_older_commit_stays(&place, runner).await;
 }
 
-/// Ansible in a folder of its own below the build directory, installed once; `None` where pip cannot.
+/// Ansible in its own folder below the build directory, installed once; `None` where pip cannot
+/// install it.
 async fn ansible(place: &Place) -> Option<String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ansible");
     let playbook = folder.join("bin/ansible-playbook").to_str()?.to_owned();
@@ -149,11 +150,11 @@ async fn ansible(place: &Place) -> Option<String> {
             --retries 1 'ansible-core>=2.15,<3' && touch "$0/installed""#;
         let mut command = place.command(&["sh", "-c", install, folder.to_str()?]);
         let installed = timeout(Duration::from_secs(180), command.output()).await;
-        let said = installed
+        let output = installed
             .as_ref()
             .map(|done| done.as_ref().map(|done| String::from_utf8_lossy(&done.stderr)));
         if !done.exists() {
-            println!("NOT RUN, because pip cannot install ansible-core: {said:?}");
+            println!("NOT RUN, because pip cannot install ansible-core: {output:?}");
             return None;
         }
     }
@@ -161,7 +162,7 @@ async fn ansible(place: &Place) -> Option<String> {
 }
 
 #[tokio::test]
-async fn an_ansible_playbook_was_played_twice_at_once() {
+async fn an_ansible_playbook_runs_once_at_a_time() {
     let place = Place::new(&["site-change"]).await;
     let Some(program) = ansible(&place).await else { return };
     let playbook = place.file("site.yml", &place.block("An Ansible playbook", "yaml", 0));
@@ -169,7 +170,7 @@ async fn an_ansible_playbook_was_played_twice_at_once() {
         let mut command = place.command(&[&program, "-i", "localhost,", "-c", "local", &playbook]);
         command.env("HOME", place.path("")).env("ANSIBLE_HOME", place.path("ansible"));
         command.env("ANSIBLE_REMOTE_TEMP", place.path("remote"));
-        // It looks for the newest Python on the path, and that may be a shim.
+        // The program looks for the newest Python on the path, which may be a shim.
         let python = program.replace("ansible-playbook", "python3");
         command
             .env("ANSIBLE_PYTHON_INTERPRETER", python)
@@ -180,13 +181,13 @@ async fn an_ansible_playbook_was_played_twice_at_once() {
     place.hold();
     let first = play().spawn().unwrap();
     place.begun(1).await;
-    assert_eq!(place.gateway.look("ansible/site").await["owner"], "ansible of root");
+    assert_eq!(place.gateway.inspect("ansible/site").await["owner"], "ansible of root");
     let second = play().spawn().unwrap();
     waiting_is(&place.gateway, 1, 1).await;
     place.go();
     for child in [first, second] {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
     place.assert_one_at_a_time(2);
     place.file("code", "1");
@@ -195,7 +196,7 @@ async fn an_ansible_playbook_was_played_twice_at_once() {
 }
 
 #[tokio::test]
-async fn terraform_wrote_one_state_twice_at_once() {
+async fn terraform_writes_a_state_once_at_a_time() {
     let place = Place::new(&["change"]).await;
     if !is_here(&place, &["terraform", "version"]).await {
         return;
@@ -213,8 +214,8 @@ async fn terraform_wrote_one_state_twice_at_once() {
             .env("TF_IN_AUTOMATION", "1");
         command
     };
-    let (code, said) = run(of(&["terraform", "init", "-input=false"])).await;
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output) = run(of(&["terraform", "init", "-input=false"])).await;
+    assert_eq!(code, Some(0), "{output}");
     let block = place.block("Terraform without a lock of its own", "sh", 0);
     together(3, || of(&["sh", "-c", &block])).await;
     place.assert_one_at_a_time(3);

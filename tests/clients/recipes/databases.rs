@@ -1,4 +1,5 @@
-//! The recipe for PostgreSQL, on a server that the test starts: its files in a directory of its own, reached by a socket there.
+//! The PostgreSQL recipe, on a server that the test starts. The server keeps its files and its
+//! socket in its own directory.
 
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -11,13 +12,13 @@ use crate::support::harness::{TempDir, dies_with_us, eventually};
 
 const RECIPE: &str = "PostgreSQL refuses a late writer";
 
-/// A server that takes no orders from root, so it runs as Debian's user when we are root.
+/// PostgreSQL does not run as root: when the test is root, the server runs as Debian's user.
 struct Postgres {
     dir: TempDir,
     server: Child,
 }
 
-/// Where the programs of the newest version are.
+/// The directory with the programs of the newest version.
 fn programs() -> PathBuf {
     let versions =
         std::fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql is installed");
@@ -28,8 +29,8 @@ fn programs() -> PathBuf {
         .expect("initdb of Debian's postgresql")
 }
 
-/// A program of the server, as somebody who may run it. Who becomes another user forgets with whom it was to die: so that
-/// comes last, and is the signal for an orderly end.
+/// A program of the server, run as a user who may run it. A change of user clears the death signal,
+/// so the death signal is set last. The signal is one for an orderly end.
 fn unprivileged(program: &Path) -> Command {
     let mut command = dies_with_us("setpriv");
     if rustix::process::getuid().is_root() {
@@ -65,7 +66,7 @@ impl Postgres {
         Self { dir, server }
     }
 
-    /// What psql needs to find it.
+    /// Sets the variables that psql needs to find the server.
     fn for_psql(&self, command: &mut tokio::process::Command) {
         command
             .env("PGHOST", self.dir.path())
@@ -76,14 +77,14 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // INT ends it at once and in order; KILL would leave its shared memory behind.
+        // INT ends the server at once and in order; KILL would leave its shared memory behind.
         let _ = kill_process(Pid::from_child(&self.server), Signal::INT);
         let _ = self.server.wait();
     }
 }
 
 #[tokio::test]
-async fn a_holder_that_was_paused_wrote_over_its_successor() {
+async fn databases_refuse_the_writes_of_a_paused_holder() {
     let place = Place::new(&[]).await;
     let postgres = Postgres::start().await;
     let psql = |words: &[&str]| {
@@ -97,7 +98,7 @@ async fn a_holder_that_was_paused_wrote_over_its_successor() {
     let schema = place.file("schema.sql", &place.block(RECIPE, "sql", 0));
     assert_eq!(run(psql(&["-f", &schema])).await, (Some(0), "CREATE TABLE\nINSERT 0 1\n".into()));
     place.file("write.sql", &place.block(RECIPE, "sql", 1));
-    // A holder that stops in the middle of its work, and goes on when its lock has ended.
+    // A holder stops in the middle of its work, and continues after its lock has expired.
     let late = place.gateway.acquire_for("reports/7", 400).await;
     let paused = "kill -STOP $$; exec psql -X -v fence=\"$0\" -v body=late -f write.sql";
     let mut paused = place.command(&["sh", "-c", paused, &late.fencing.to_string()]);
@@ -105,7 +106,7 @@ async fn a_holder_that_was_paused_wrote_over_its_successor() {
     let paused = paused.spawn().unwrap();
     let pid = Pid::from_raw(paused.id().unwrap() as i32).unwrap();
     let stopped = async || waitpid(Some(pid), WaitOptions::UNTRACED | WaitOptions::NOHANG).unwrap();
-    assert!(eventually("it is paused", stopped).await.1.stopped());
+    assert!(eventually("the process is paused", stopped).await.1.stopped());
     place.assert_free("reports/7").await;
     let write = place.file("write.sh", &place.block(RECIPE, "sh", 0));
     let writer = |body: &str| {
@@ -113,7 +114,7 @@ async fn a_holder_that_was_paused_wrote_over_its_successor() {
         postgres.for_psql(&mut command);
         command
     };
-    // What is in the body is data, whatever it says.
+    // The body is data, whatever characters it contains.
     for body in ["first", "it's; the second"] {
         assert_eq!(run(writer(body)).await, (Some(0), "UPDATE 1\n".into()));
     }

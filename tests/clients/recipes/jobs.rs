@@ -10,7 +10,7 @@ use crate::support::waiters::waiting;
 const SHELL: &str = "A shell script with curl only";
 
 #[tokio::test]
-async fn a_script_with_curl_let_two_runs_overlap_or_kept_the_lock() {
+async fn runs_of_a_curl_script_exclude_each_other_and_release() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.file("report.sh", &place.block(SHELL, "sh", 0));
     assert!(!place.block(SHELL, "sh", 0).contains("--json"), "curl has it since 7.82 only");
@@ -18,15 +18,15 @@ async fn a_script_with_curl_let_two_runs_overlap_or_kept_the_lock() {
     place.assert_one_at_a_time(5);
     place.assert_free("reports/nightly").await;
     place.file("code", "3");
-    let (code, said) = run(place.command(&["dash", &script])).await;
-    assert_eq!(code, Some(3), "the work's own code: {said}");
+    let (code, output) = run(place.command(&["dash", &script])).await;
+    assert_eq!(code, Some(3), "the work's own code: {output}");
     place.assert_free("reports/nightly").await;
-    // A signal while the work runs: the work ends first, then the lock is released.
+    // A signal during the work: the work ends first, then the lock is released.
     std::fs::remove_file(place.path("code")).unwrap();
     place.hold();
     let shell = place.command(&["dash", &script]).spawn().unwrap();
     place.begun(7).await;
-    assert_eq!(place.gateway.look("reports/nightly").await["state"], "held");
+    assert_eq!(place.gateway.inspect("reports/nightly").await["state"], "held");
     kill_process(Pid::from_raw(shell.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     place.go();
     assert_eq!(ended(shell).await.0, Some(143));
@@ -35,25 +35,26 @@ async fn a_script_with_curl_let_two_runs_overlap_or_kept_the_lock() {
 }
 
 #[tokio::test]
-async fn a_script_with_curl_called_every_refusal_a_held_lock() {
+async fn a_curl_script_distinguishes_a_held_lock_from_other_errors() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.block(SHELL, "sh", 0);
-    assert!(!script.contains("$answer."), "a name that others can foretell: {script}");
+    assert!(!script.contains("$answer."), "a predictable file name: {script}");
     let code =
         async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
     let _lease =
         place.gateway.post("reports/nightly", serde_json::json!({ "owner": "alice" })).await;
-    let (held, said) = code(&script.replace("20000", "100")).await;
-    assert!(held == Some(75) && said.contains("409"), "{said}");
-    let (refused, said) = code(&script.replace("60000", "9000000000")).await;
-    assert!(refused == Some(69) && said.contains("400"), "{said}");
-    let (unanswered, said) =
+    let (held, output) = code(&script.replace("20000", "100")).await;
+    assert!(held == Some(75) && output.contains("409"), "{output}");
+    let (refused, output) = code(&script.replace("60000", "9000000000")).await;
+    assert!(refused == Some(69) && output.contains("400"), "{output}");
+    let (unanswered, output) =
         code(&script.replace(&place.gateway.address().to_string(), "127.0.0.1:1")).await;
-    assert_eq!(unanswered, Some(69), "{said}");
+    assert_eq!(unanswered, Some(69), "{output}");
     assert_eq!(place.count("begin"), 0);
 }
 
-/// The commands of a crontab, to be started as cron does it: with nothing in the environment but what the table sets.
+/// The commands of a crontab, to be started as cron starts them: with only the variables that the
+/// table sets.
 fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
     let is_setting =
         |line: &&str| line.split_once('=').is_some_and(|(name, _)| !name.contains([' ', '*']));
@@ -68,14 +69,14 @@ fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
         let times: Vec<_> = fields.by_ref().take(5).collect();
         assert!(times.iter().all(|time| *time == "*" || time.parse::<u8>().is_ok()), "{line}");
         let command = fields.next().expect("a command").replace("\\%", "\0");
-        assert!(!command.contains('%'), "cron makes a new line of it: {line}");
+        assert!(!command.contains('%'), "cron would split the line here: {line}");
         [start.clone(), vec![command.replace('\0', "%")]].concat()
     })
     .collect()
 }
 
 #[tokio::test]
-async fn a_crontab_ran_on_two_hosts_at_once_or_called_the_skipped_run_an_error() {
+async fn a_crontab_runs_on_one_host_and_skips_without_error() {
     let place = Place::new(&["nightly-report", "daily-mail"]).await;
     let jobs = cron(&place, &place.block("Cron on several hosts", "crontab", 0));
     assert_eq!(jobs.len(), 2);
@@ -85,18 +86,19 @@ async fn a_crontab_ran_on_two_hosts_at_once_or_called_the_skipped_run_an_error()
     place.hold();
     let first = host(0).spawn().unwrap();
     place.begun(1).await;
-    let (code, said) = run(host(0)).await;
-    assert!(code == Some(0) && said.contains("holds the lock"), "{said}");
+    let (code, output) = run(host(0)).await;
+    assert!(code == Some(0) && output.contains("holds the lock"), "{output}");
     place.go();
     assert_eq!(ended(first).await.0, Some(0));
     place.assert_one_at_a_time(1);
-    // An error is still one, also the code that is else for a held lock.
+    // An error of the work stays an error, even with the exit code that otherwise means a held
+    // lock.
     for code in [3, 75] {
         place.file("code", &code.to_string());
         assert_eq!(run(host(0)).await.0, Some(code));
     }
     place.assert_one_at_a_time(3);
-    // One after the other, and only the first ran.
+    // One after the other: only the first run did work.
     for code in [75, 0] {
         assert_eq!(run(host(1)).await.0, Some(code));
     }
@@ -110,16 +112,16 @@ fn setting<'a>(unit: &'a str, name: &str) -> &'a str {
 }
 
 #[tokio::test]
-async fn a_unit_of_systemd_was_wrong_or_ran_twice() {
+async fn a_systemd_unit_is_valid_and_runs_once() {
     let place = Place::new(&["nightly-report"]).await;
     let heading = "A systemd timer on several hosts";
     let unit = place.block(heading, "ini", 0);
     let service = place.file("nightly-report.service", &unit);
     let timer = place.file("nightly-report.timer", &place.block(heading, "ini", 1));
     if is_here(&place, &["systemd-analyze", "--version"]).await {
-        let (code, said) =
+        let (code, output) =
             run(place.command(&["systemd-analyze", "verify", &service, &timer])).await;
-        assert!(code == Some(0) && !said.contains("nightly-report."), "{said}");
+        assert!(code == Some(0) && !output.contains("nightly-report."), "{output}");
     }
     let start = || {
         let words: Vec<_> = setting(&unit, "ExecStart").split(' ').collect();
@@ -131,9 +133,9 @@ async fn a_unit_of_systemd_was_wrong_or_ran_twice() {
     place.hold();
     let first = start().spawn().unwrap();
     place.begun(1).await;
-    let (code, said) = run(start()).await;
-    assert!(code == Some(0) && said.contains("holds the lock"), "{said}");
-    // What `systemctl stop` does with KillMode=mixed.
+    let (code, output) = run(start()).await;
+    assert!(code == Some(0) && output.contains("holds the lock"), "{output}");
+    // `systemctl stop` sends this signal with KillMode=mixed.
     kill_process(Pid::from_raw(first.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     assert_eq!(ended(first).await.0, Some(143));
     place.assert_free("nightly-report").await;
@@ -142,7 +144,7 @@ async fn a_unit_of_systemd_was_wrong_or_ran_twice() {
     assert_eq!((place.count("begin"), place.count("end")), (2, 1));
 }
 
-/// The command of the only container in a manifest of Kubernetes, with its environment.
+/// Command and environment of the only container in a Kubernetes manifest.
 async fn container(place: &Place, heading: &str, pod: &str) -> (Vec<String>, serde_json::Value) {
     let manifest = yaml(place, &place.block(heading, "yaml", 0)).await;
     let container =
@@ -163,44 +165,41 @@ fn start(place: &Place, (words, env): &(Vec<String>, serde_json::Value)) -> Comm
 }
 
 #[tokio::test]
-async fn the_commands_of_containers_did_not_keep_two_apart() {
+async fn commands_in_containers_exclude_each_other() {
     let place = Place::new(&["nightly-report", "mailer"]).await;
     let report = container(&place, "A Kubernetes CronJob", "/spec/jobTemplate/spec/template").await;
     let mailer = container(&place, "Leader election in Kubernetes", "/spec/template").await;
     place.hold();
     let first = start(&place, &report).spawn().unwrap();
     place.begun(1).await;
-    assert_eq!(run(start(&place, &report)).await.0, Some(0), "it is skipped");
+    assert_eq!(run(start(&place, &report)).await.0, Some(0), "the run is skipped");
     let mut leader = start(&place, &mailer).spawn().unwrap();
     place.begun(2).await;
     let candidate = start(&place, &mailer).spawn().unwrap();
-    assert_eq!(place.gateway.look("leader/mailer").await["owner"], "mailer-7");
-    let before = place.gateway.look("leader/mailer").await["fencing_token"].as_u64();
-    // Its machine dies; what it led is killed, and the candidate leads when the lock has ended.
+    assert_eq!(place.gateway.inspect("leader/mailer").await["owner"], "mailer-7");
+    let before = place.gateway.inspect("leader/mailer").await["fencing_token"].as_u64();
+    // The leader's machine dies and its work is killed. The candidate leads when the lock has
+    // expired.
     leader.start_kill().unwrap();
     leader.wait().await.unwrap();
     place.gateway.call(http::Method::DELETE, "/locks/leader/mailer?force=true").send().await;
     place.begun(3).await;
-    let after = place.gateway.look("leader/mailer").await["fencing_token"].as_u64();
+    let after = place.gateway.inspect("leader/mailer").await["fencing_token"].as_u64();
     assert!(after > before, "{after:?} {before:?}");
     place.go();
     assert_eq!((ended(first).await.0, ended(candidate).await.0), (Some(0), Some(0)));
-    assert_eq!(
-        place.count("end"),
-        2,
-        "the leader that was killed left nothing running: {:?}",
-        place.log()
-    );
+    assert_eq!(place.count("end"), 2, "processes of the killed leader: {:?}", place.log());
 }
 
 #[tokio::test]
-async fn readers_and_writers_overlapped() {
+async fn readers_and_writers_never_overlap() {
     let place = Place::new(&["reader", "writer"]).await;
     place.program("bin/rw", &place.block("Readers and a writer", "sh", 0));
     let rw = |mode: &str, work: &str| place.command(&["rw", mode, "doc", work]).spawn().unwrap();
     place.hold();
     let readers: Vec<_> = (0..12).map(|_| rw("read", "reader")).collect();
-    // Two beside each other. By chance all are sent to one slot once in 170,000 times.
+    // At least two readers run side by side. All readers draw the same slot by chance once in
+    // 170,000 runs.
     place.begun(2).await;
     let writers: Vec<_> = (0..3).map(|_| rw("write", "writer")).collect();
     eventually("all but three wait", async || {
@@ -209,8 +208,8 @@ async fn readers_and_writers_overlapped() {
     .await;
     place.go();
     for child in readers.into_iter().chain(writers) {
-        let (code, said) = ended(child).await;
-        assert_eq!(code, Some(0), "{said}");
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
     }
     let log = place.log();
     let mut inside = Vec::new();

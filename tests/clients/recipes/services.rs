@@ -1,4 +1,4 @@
-//! Recipes for what serves: a receiver of webhooks, and agents that claim their work.
+//! Recipes for services: a receiver of webhooks, and agents that claim their work.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ async fn receiver(place: &Place, program: &str) -> (Child, u16) {
     (child, port)
 }
 
-/// Says the status of its answer.
+/// Prints the status of its answer.
 fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
     let id = format!("X-Delivery-Id: {id}");
     let url = format!("http://127.0.0.1:{port}/");
@@ -40,7 +40,7 @@ fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
 }
 
 #[tokio::test]
-async fn a_delivery_that_came_twice_was_worked_on_twice() {
+async fn a_repeated_delivery_is_processed_once() {
     let place = Place::new(&["process-order"]).await;
     let program = place.file("receiver.py", &place.block(WEBHOOK, "python", 0));
     let (_receiver, port) = receiver(&place, &program).await;
@@ -50,11 +50,11 @@ async fn a_delivery_that_came_twice_was_worked_on_twice() {
     place.hold();
     let first = delivery(one, 42).spawn().unwrap();
     place.begun(1).await;
-    assert_eq!(status(one, 42).await, "503", "a copy while the first is at work");
-    assert_eq!(status(two, 42).await, "503", "another one for the order");
+    assert_eq!(status(one, 42).await, "503", "a copy during the first delivery's work");
+    assert_eq!(status(two, 42).await, "503", "another delivery for the same order");
     place.go();
     assert_eq!(ended(first).await.1, "200");
-    assert_eq!(status(one, 42).await, "200", "a copy after that");
+    assert_eq!(status(one, 42).await, "200", "a copy after the work");
     place.assert_one_at_a_time(1);
     let at_once: Vec<_> = (0..6).map(|_| delivery(two, 42).spawn().unwrap()).collect();
     for child in at_once {
@@ -63,7 +63,7 @@ async fn a_delivery_that_came_twice_was_worked_on_twice() {
     }
     assert_eq!(status(two, 42).await, "200");
     place.assert_one_at_a_time(2);
-    // Work that fails is not done, and is begun again.
+    // Work that fails is not marked as done, and starts again.
     place.file("code", "1");
     assert_eq!(status("33333333-3333-3333", 42).await, "503");
     std::fs::remove_file(place.path("code")).unwrap();
@@ -72,14 +72,14 @@ async fn a_delivery_that_came_twice_was_worked_on_twice() {
 }
 
 #[tokio::test]
-async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
+async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     const TTL: Duration = Duration::from_secs(4);
     let place = Place::new(&["process-order"]).await;
     let block = place.block(WEBHOOK, "python", 0);
     let short = block.replace("60_000", &TTL.as_millis().to_string()).replace(r#""40""#, r#""1""#);
     assert!(
         short.matches("4000").count() == 1 && short.matches(r#""1""#).count() == 1,
-        "its times: {short}"
+        "times of the repeated tries: {short}"
     );
     let program = place.file("receiver.py", &short);
     let (mut crashes, port) = receiver(&place, &program).await;
@@ -91,25 +91,27 @@ async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
     let crashed = Instant::now();
     let (_receiver, port) = receiver(&place, &program).await;
     let is_older = async || {
-        (place.gateway.look("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(())
+        (place.gateway.inspect("orders/42").await["expires_in_ms"].as_u64()? < 2_500).then_some(())
     };
-    assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is held still");
+    assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is still held");
     eventually("the lock grows older under copies", is_older).await;
-    // By now `timeout` has ended the work of the receiver that is gone.
+    // By now `timeout` has ended the work of the crashed receiver.
     place.go();
     let mut copies = 1;
     while run(delivery(&place, port, id, 42)).await.1 != "200" {
         copies += 1;
         assert!(
             crashed.elapsed() < TTL * 2,
-            "{copies} copies and not done after {:?}",
+            "not done after {copies} copies and {:?}",
             crashed.elapsed()
         );
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    assert!(copies > 3, "they came while it was held: {copies}");
+    assert!(copies > 3, "too few copies arrived while the lock was held: {copies}");
     let log = place.log();
-    let [first, again, end] = &log[..] else { panic!("one that was ended, and one: {log:?}") };
+    let [first, again, end] = &log[..] else {
+        panic!("expected one ended run and one complete run: {log:?}")
+    };
     assert!(
         first[0] == "begin" && again[0] == "begin" && end[0] == "end" && again[1] == end[1],
         "{log:?}"
@@ -117,7 +119,7 @@ async fn copies_of_a_delivery_kept_the_lock_of_a_receiver_that_had_crashed() {
     place.assert_free("orders/42").await;
 }
 
-/// What an agent does with its tools: two, one after the other.
+/// An agent's session: two tools, one after the other.
 const SESSION: &str = r#"
 from claims import *
 token, fence = claim("fix/login", "ada", "find the cause")
@@ -138,7 +140,7 @@ else:
     raise AssertionError("it is no name")
 "#;
 
-/// An agent that does whatever it can claim and is not done.
+/// An agent that works on any task that it can claim and that is not done.
 const AGENT: &str = r#"
 import os, pathlib, subprocess, sys, time
 from claims import *
@@ -157,11 +159,11 @@ while left := [task for task in tasks if not pathlib.Path(task + ".done").exists
 "#;
 
 #[tokio::test]
-async fn agents_that_claim_worked_on_one_task_at_once() {
+async fn agents_that_claim_a_task_exclude_each_other() {
     let place = Place::new(&["work"]).await;
     place.file("claims.py", &place.block("AI agents that claim their work", "python", 0));
-    let (code, said) = run(place.command(&["python3", &place.file("session.py", SESSION)])).await;
-    assert!(code == Some(0) && said.contains("name"), "{said}");
+    let (code, output) = run(place.command(&["python3", &place.file("session.py", SESSION)])).await;
+    assert!(code == Some(0) && output.contains("name"), "{output}");
     let agent = place.file("agent.py", AGENT);
     together(4, || place.command(&["python3", &agent, "ada"])).await;
     assert_eq!((place.count("begin"), place.count("end")), (3, 3));

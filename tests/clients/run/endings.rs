@@ -11,25 +11,26 @@ fn signal(runner: &Child, signal: Signal) {
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), signal).unwrap();
 }
 
-/// What a script has written into a file, when that is a whole line.
+/// Waits for one whole line that a script writes to a file.
 async fn written(dir: &TempDir, file: &str) -> String {
     let path = dir.path().join(file);
     let read = || std::fs::read_to_string(&path).ok()?.strip_suffix('\n').map(str::to_owned);
     eventually(&format!("{file} is written"), async || read()).await
 }
 
-/// As Terraform and its providers: the one ends its work at INT, and the other one ignores INT and dies of TERM.
+/// Terraform and a provider: Terraform ends its work at INT; the provider ignores INT and dies of
+/// TERM.
 const PROVIDER: &str = r#"
     perl -e '$SIG{INT} = "IGNORE"; $SIG{TERM} = sub { open F, ">", "$ARGV[0]/died"; exit };
         open F, ">", "$ARGV[0]/provider"; print F "$$\n"; close F; sleep 1 while 1' "$1" & provider=$!
-    trap 'echo INT >> "$1/told"; sleep 0.5; kill -KILL $provider; exit 5' INT
-    trap 'echo TERM >> "$1/told"' TERM
+    trap 'echo INT >> "$1/signals"; sleep 0.5; kill -KILL $provider; exit 5' INT
+    trap 'echo TERM >> "$1/signals"' TERM
     while [ ! -e "$1/provider" ]; do sleep 0.05; done
     echo "$REDLOCK_TOKEN" > "$1/token"
     while :; do sleep 0.05; done"#;
 
 #[tokio::test]
-async fn providers_of_terraform_were_sent_term_in_the_middle_of_their_work() {
+async fn the_stop_signal_is_chosen_and_no_term_reaches_a_provider() {
     let gateway = Launch::embedded().ready().await;
     for (is_lost, name, code) in [(true, "INT", 79), (false, "sigint", 5)] {
         let dir = TempDir::new();
@@ -41,7 +42,7 @@ async fn providers_of_terraform_were_sent_term_in_the_middle_of_their_work() {
             false => signal(&runner, Signal::TERM),
         }
         let (ended, err) = code_and_words(runner).await;
-        assert_eq!((ended, &*written(&dir, "told").await), (Some(code), "INT"), "{err}");
+        assert_eq!((ended, &*written(&dir, "signals").await), (Some(code), "INT"), "{err}");
         assert!(!dir.path().join("died").exists(), "{err}");
     }
     let (code, _, err) =
@@ -50,24 +51,27 @@ async fn providers_of_terraform_were_sent_term_in_the_middle_of_their_work() {
 }
 
 #[tokio::test]
-async fn what_was_left_behind_was_asked_to_stop_a_second_time_and_dropped_its_work() {
+async fn a_leftover_process_gets_the_stop_signal_once() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"
         trap 'exit 5' INT
-        perl -e '$SIG{INT} = sub { open F, ">>", "$ARGV[0]/told"; print F "INT\n"; close F };
+        perl -e '$SIG{INT} = sub { open F, ">>", "$ARGV[0]/signals"; print F "INT\n"; close F };
             open F, ">", "$ARGV[0]/left"; print F "$$\n"; close F;
-            select undef, undef, undef, 0.1 while ! -e "$ARGV[0]/told"; sleep 1; open F, ">", "$ARGV[0]/saved"' "$1" &
+            select undef, undef, undef, 0.1 while ! -e "$ARGV[0]/signals"; sleep 1; open F, ">", "$ARGV[0]/saved"' "$1" &
         wait; while :; do sleep 0.05; done"#;
     let runner = redlock(&gateway, &script(&dir, &["--stop-signal", "INT"], work)).spawn().unwrap();
     let left = number(&dir, "left").await;
     signal(&runner, Signal::TERM);
     assert_eq!(code_and_words(runner).await.0, Some(5));
-    assert!(!lives(left) && dir.path().join("saved").exists(), "it had time to end");
-    assert_eq!(written(&dir, "told").await, "INT");
+    assert!(
+        !lives(left) && dir.path().join("saved").exists(),
+        "the leftover process had time to end"
+    );
+    assert_eq!(written(&dir, "signals").await, "INT");
 }
 
-/// Leaves its group; its first thread ends, and another one goes on and ignores TERM.
+/// Leaves its group. Its first thread ends, and another thread continues and ignores TERM.
 const THREADED: &str = r#"
 #include <pthread.h>
 #include <signal.h>
@@ -90,7 +94,7 @@ int main(int count, char **words) {
 "#;
 
 #[tokio::test]
-async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_the_lock() {
+async fn a_process_with_an_ended_first_thread_is_killed() {
     let gateway = Launch::embedded().ready().await;
     let (dir, file) = (TempDir::new(), |dir: &TempDir, name: &str| {
         dir.path().join(name).to_str().unwrap().to_owned()
@@ -117,7 +121,7 @@ async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_
         let token = written(&dir, "token").await;
         let process = format!("/proc/{threaded}");
         let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
-        assert!(stat.contains(") Z "), "its first thread has ended: {stat}");
+        assert!(stat.contains(") Z "), "the first thread has ended: {stat}");
         match is_killed {
             true => runner.start_kill().unwrap(),
             false => assert_eq!(gateway.delete("job", &token).await.status, 204),
@@ -126,14 +130,14 @@ async fn a_process_whose_first_thread_had_ended_was_taken_for_dead_and_outlived_
         eventually("all its threads are gone", async || (threads() < 2).then_some(())).await;
         assert_eq!(runner.wait().await.unwrap().code(), if is_killed { None } else { Some(79) });
         eventually("the lock is free", async || {
-            (gateway.look("job").await["state"] == "free").then_some(())
+            (gateway.inspect("job").await["state"] == "free").then_some(())
         })
         .await;
     }
 }
 
 #[tokio::test]
-async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held() {
+async fn the_conflict_exit_code_can_be_chosen() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     for (wanted, code) in [("0", 0), ("9", 9), ("75", 75), ("255", 255)] {
@@ -150,9 +154,9 @@ async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held
                 "false",
             ];
             let (ended, _, err) = output(&gateway, &args).await;
-            let told: serde_json::Value = serde_json::from_str(&err).unwrap();
+            let event: serde_json::Value = serde_json::from_str(&err).unwrap();
             assert_eq!(
-                (ended, &told["event"], &told["exit_code"]),
+                (ended, &event["event"], &event["exit_code"]),
                 (Some(code), &"held".into(), &code.into()),
                 "{err}"
             );
@@ -164,7 +168,7 @@ async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held
     assert_eq!(
         output(&gateway, &[&nowhere[..], &free, &["true"]].concat()).await.0,
         Some(69),
-        "that is no lock held"
+        "a missing gateway is not a held lock"
     );
     let (code, _, err) =
         output(&gateway, &["run", "job", "--conflict-exit-code", "256", "--", "true"]).await;
@@ -172,18 +176,18 @@ async fn a_command_that_ended_with_75_could_not_be_told_from_a_lock_that_is_held
 }
 
 #[tokio::test]
-async fn a_command_that_waits_for_no_terminal_ends() {
+async fn a_command_stopped_for_want_of_a_terminal_ends() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"exec perl -e '$SIG{TTIN} = "DEFAULT"; kill TTIN => $$; sleep 60'"#;
     let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
     let (code, err) = code_and_words(runner).await;
     assert!(code == Some(143) && err.contains("waits for a terminal"), "{code:?} {err}");
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
 }
 
 #[tokio::test]
-async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had() {
+async fn a_failed_acquire_ends_the_shell_that_evaluates_it() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "ttl_ms": 60_000 })).await;
     let dead = "http://127.0.0.1:1";
@@ -200,7 +204,7 @@ async fn what_a_shell_evaluates_was_a_success_where_the_lock_was_not_to_be_had()
 }
 
 #[tokio::test]
-async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
+async fn a_run_reports_processes_left_without_the_lock() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work = r#"setsid sh -c 'echo $$ > "$1/daemon"; exec sleep 1000' sh "$1" > /dev/null 2>&1 &
@@ -216,7 +220,7 @@ async fn a_command_that_left_work_behind_without_the_lock_said_nothing_of_it() {
 }
 
 #[tokio::test]
-async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is_stopped() {
+async fn a_signal_reaches_the_command_and_stops_its_leftovers() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
     let work =
@@ -225,6 +229,6 @@ async fn a_signal_to_the_runner_reaches_the_command_and_what_it_leaves_behind_is
     let (left, _) = (number(&dir, "left").await, number(&dir, "child").await);
     signal(&runner, Signal::TERM);
     assert_eq!(code_and_words(runner).await.0, Some(5));
-    assert!(!lives(left), "it would go on without the lock");
-    assert_eq!(gateway.look("job").await["state"], "free");
+    assert!(!lives(left), "the leftover process would continue without the lock");
+    assert_eq!(gateway.inspect("job").await["state"], "free");
 }

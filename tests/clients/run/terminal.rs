@@ -1,4 +1,4 @@
-//! A command that wants the terminal, on a terminal of its own.
+//! A command that uses the terminal, on a pseudo terminal.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use super::binary;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::PATIENCE;
 
-/// A shell on a terminal: what it is typed, and what it shows.
+/// A shell on a terminal: its input and its output.
 struct Screen {
     child: Child,
     shown: String,
@@ -37,7 +37,7 @@ impl Screen {
             while !self.shown.contains(text) {
                 let mut buffer = [0; 1024];
                 let read = stdout.read(&mut buffer).await.unwrap();
-                assert!(read > 0, "it ended without {text:?}: {:?}", self.shown);
+                assert!(read > 0, "the terminal ended without {text:?}: {:?}", self.shown);
                 self.shown += &String::from_utf8_lossy(&buffer[..read]);
             }
         };
@@ -49,7 +49,8 @@ impl Screen {
 #[tokio::test]
 async fn a_pipeline_that_reads_the_terminal_gets_it() {
     let gateway = Launch::embedded().ready().await;
-    // With jobs a pipeline has a process group of its own; without them that of the shell.
+    // With job control a pipeline has a process group of its own; without job control it has the
+    // shell's group.
     for shell in ["sh -c", "bash -mc"] {
         let pipeline =
             r#"redlock run b -- sh -c "echo up >&2; head -n1" | sed s/^/got-/; echo and-out"#;
@@ -62,7 +63,7 @@ async fn a_pipeline_that_reads_the_terminal_gets_it() {
 }
 
 #[tokio::test]
-async fn the_terminal_goes_to_whoever_asks_for_it() {
+async fn the_terminal_goes_to_the_process_that_asks_for_it() {
     let gateway = Launch::embedded().ready().await;
     let first =
         r#"read a < /dev/tty; echo first-$a; while [ ! -e /proc/self/none ]; do sleep 0.1; done"#;
@@ -83,5 +84,5 @@ async fn a_background_run_that_wants_the_terminal_ends() {
     let mut screen = Screen::new(&gateway, "bash -mc", job);
     screen.shows("waits for a terminal").await;
     screen.shows("code-143").await;
-    assert_eq!(gateway.look("b").await["state"], "free");
+    assert_eq!(gateway.inspect("b").await["state"], "free");
 }

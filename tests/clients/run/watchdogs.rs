@@ -1,4 +1,4 @@
-//! Runner and watchdogs that are killed or stopped, and systems that hide processes or refuse calls.
+//! Killed or stopped runners and watchdogs, and systems that hide processes or refuse system calls.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::support::chance::{Chance, seed};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{TempDir, eventually};
 
-/// Somebody who is no user of any machine here.
+/// The uid and gid of `nobody`, which own no file here.
 const NOBODY: &str = "65534";
 
 fn pid(number: i32) -> Pid {
@@ -24,14 +24,14 @@ fn pid(number: i32) -> Pid {
 }
 
 fn send(number: i32, signal: Signal) {
-    // It may be gone.
+    // The process may be gone.
     let _ = kill_process(pid(number), signal);
 }
 
-/// Does not outlive its test, however that ends.
-struct Mortal(i32);
+/// Kills the process at the end of the test.
+struct KillOnDrop(i32);
 
-impl Drop for Mortal {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if lives(self.0) {
             send(self.0, Signal::KILL);
@@ -43,7 +43,7 @@ fn runner(child: &Child) -> i32 {
     child.id().expect("nobody has waited for it") as i32
 }
 
-/// Each process with its parent and its command line.
+/// All processes with their parents and command lines.
 fn processes() -> Vec<(i32, i32, String)> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -56,7 +56,7 @@ fn processes() -> Vec<(i32, i32, String)> {
     numbers.filter_map(read).collect()
 }
 
-/// The watchdogs of a runner, the outer one first, as many as there are.
+/// The watchdogs of a runner, the outer one first.
 fn watchdogs(runner: i32) -> Vec<i32> {
     let all = processes();
     let below = |number: i32| {
@@ -67,11 +67,11 @@ fn watchdogs(runner: i32) -> Vec<i32> {
     std::iter::successors(below(runner), |outer| below(*outer)).collect()
 }
 
-async fn both_guardians(runner: i32) -> [i32; 2] {
+async fn both_watchdogs(runner: i32) -> [i32; 2] {
     eventually("both watchdogs are there", async || watchdogs(runner).try_into().ok()).await
 }
 
-/// A program in C, which its owner's rights belong to whoever runs it.
+/// Compiles a C program and sets its setuid bit.
 async fn compiled(dir: &TempDir, name: &str, source: &str) -> String {
     let path = |name: String| dir.path().join(name).to_str().unwrap().to_owned();
     let text = path(format!("{name}.c"));
@@ -84,7 +84,8 @@ async fn compiled(dir: &TempDir, name: &str, source: &str) -> String {
     program
 }
 
-/// `other FILE`: becomes root, writes its number into the file, and works for ever. `other FILE setsid` leaves its group first.
+/// `other FILE`: becomes root, writes its pid to the file, and runs for ever. `other FILE setsid`
+/// leaves its group first.
 const OTHER: &str = r#"
 #include <signal.h>
 #include <stdio.h>
@@ -109,20 +110,21 @@ fn is_root(what: &str) -> bool {
 }
 
 async fn state(gateway: &Gateway, name: &str) -> String {
-    gateway.look(name).await["state"].as_str().unwrap().to_owned()
+    gateway.inspect(name).await["state"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
-async fn a_stopped_guardian_ends_the_run() {
+async fn a_stopped_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
-    // Of the command's end the inner one would have told.
+    // The inner watchdog would have reported the command's exit code (143); without it the code is
+    // 70.
     for (which, expected) in [(0, 143), (1, 70)] {
         let dir = TempDir::new();
         let runner_process =
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], TWO)).spawn().unwrap();
         let grandchild = number(&dir, "grandchild").await;
         let child = number(&dir, "child").await;
-        let watchdogs = both_guardians(runner(&runner_process)).await;
+        let watchdogs = both_watchdogs(runner(&runner_process)).await;
         send(watchdogs[which], Signal::STOP);
         let (code, err) = code_and_words(runner_process).await;
         assert!(
@@ -131,7 +133,7 @@ async fn a_stopped_guardian_ends_the_run() {
         );
         assert!(
             !lives(grandchild) && !lives(child),
-            "{which}: it would outlive a runner that is killed now"
+            "{which}: a process would outlive a runner that is killed now"
         );
         assert_eq!(state(&gateway, "job").await, "free", "{which}");
         eventually("no watchdog is left", async || {
@@ -142,16 +144,17 @@ async fn a_stopped_guardian_ends_the_run() {
 }
 
 #[tokio::test]
-async fn a_killed_guardian_ends_the_run() {
+async fn a_killed_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
-    // With the inner one goes the command, which no grace could be given, and so its code.
+    // A killed inner watchdog takes the command along without grace, so the command's exit code is
+    // lost (70).
     for (which, expected) in [(0, 143), (1, 70)] {
         let dir = TempDir::new();
         let runner_process =
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], TWO)).spawn().unwrap();
         let grandchild = number(&dir, "grandchild").await;
         let child = number(&dir, "child").await;
-        send(both_guardians(runner(&runner_process)).await[which], Signal::KILL);
+        send(both_watchdogs(runner(&runner_process)).await[which], Signal::KILL);
         let (code, err) = code_and_words(runner_process).await;
         assert!(
             code == Some(expected) && err.contains("a watchdog was killed or stopped"),
@@ -162,22 +165,22 @@ async fn a_killed_guardian_ends_the_run() {
     }
 }
 
-/// An orphan in a session of its own, which has no environment, and a command that does not end when it is asked to.
+/// An orphan in its own session without an environment, and a command that ignores TERM.
 const WIPED: &str = r#"
     (env -i setsid /bin/sh -c 'trap "" TERM; echo $$ > "$1/wiped"; while :; do sleep 1; done' sh "$1" &)
     trap '' TERM; while :; do sleep 1; done"#;
 
 #[tokio::test]
-async fn an_orphan_without_environment_dies_with_any_two() {
+async fn an_orphan_without_environment_dies_with_any_two_of_three() {
     let gateway = Launch::embedded().ready().await;
     for victims in [&[0][..], &[1], &[2], &[0, 1], &[0, 2], &[1, 2]] {
         let dir = TempDir::new();
         let mut runner_process =
             redlock(&gateway, &script(&dir, &["--ttl", "3s"], WIPED)).spawn().unwrap();
         let wiped = number(&dir, "wiped").await;
-        let _mortal = Mortal(wiped);
+        let _killed_at_end = KillOnDrop(wiped);
         let runner = runner(&runner_process);
-        let [outer, inner] = both_guardians(runner).await;
+        let [outer, inner] = both_watchdogs(runner).await;
         victims.iter().for_each(|victim| send([runner, outer, inner][*victim], Signal::KILL));
         gone(wiped).await;
         runner_process.wait().await.unwrap();
@@ -188,7 +191,7 @@ async fn an_orphan_without_environment_dies_with_any_two() {
     }
 }
 
-/// What a system call that an older kernel does not know answers: `denied COMMAND…` runs a command without two of them.
+/// `denied COMMAND…` runs a command without two system calls. They fail as on an older kernel.
 const DENIED: &str = r#"
 #include <errno.h>
 #include <linux/filter.h>
@@ -213,7 +216,7 @@ int main(int count, char **words) {
 "#;
 
 #[tokio::test]
-async fn without_pidfd_what_left_the_group_is_killed() {
+async fn without_pidfd_processes_outside_the_group_are_killed() {
     let gateway = Launch::embedded().ready().await;
     let tools = TempDir::new();
     let denied = compiled(&tools, "denied", DENIED).await;
@@ -229,7 +232,7 @@ async fn without_pidfd_what_left_the_group_is_killed() {
         let mut runner = command.spawn().unwrap();
         let timed = number(&dir, "timed").await;
         let session = number(&dir, "session").await;
-        let _mortal = [timed, session].map(Mortal);
+        let _killed_at_end = [timed, session].map(KillOnDrop);
         if is_killed {
             runner.start_kill().unwrap();
         } else {
@@ -247,10 +250,10 @@ async fn without_pidfd_what_left_the_group_is_killed() {
     }
 }
 
-/// `redlock` as a user without rights, and a program there that becomes root.
+/// `redlock` as an unprivileged user, with a program that becomes root.
 async fn as_nobody(gateway: &Gateway, dir: &TempDir, before: &str, work: &str) -> Command {
     let other = compiled(dir, "other", OTHER).await;
-    // Nobody may look into the build directory.
+    // The user `nobody` may not read the build directory.
     let redlock = dir.path().join("redlock");
     std::fs::copy(binary(), &redlock).unwrap();
     let user = format!("setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups");
@@ -270,7 +273,7 @@ async fn as_nobody(gateway: &Gateway, dir: &TempDir, before: &str, work: &str) -
 }
 
 #[tokio::test]
-async fn a_lock_stays_under_what_hidepid_hides() {
+async fn a_lock_is_kept_while_hidden_processes_run() {
     if !is_root("hidepid=2") {
         return;
     }
@@ -286,7 +289,7 @@ async fn a_lock_stays_under_what_hidepid_hides() {
         let hide = "mount -t proc -o hidepid=2 proc /proc;";
         let runner_process = as_nobody(&gateway, &dir, hide, &work).await.spawn().unwrap();
         let left = number(&dir, "left").await;
-        let _mortal = Mortal(left);
+        let _killed_at_end = KillOnDrop(left);
         if is_asked {
             send(runner(&runner_process), Signal::TERM);
         }
@@ -299,7 +302,7 @@ async fn a_lock_stays_under_what_hidepid_hides() {
     }
 }
 
-/// A cgroup that belongs to nobody, below the one of this process.
+/// A cgroup owned by the user `nobody`, below the cgroup of this process.
 struct Delegated(std::path::PathBuf);
 
 impl Delegated {
@@ -329,7 +332,7 @@ impl Drop for Delegated {
 }
 
 #[tokio::test]
-async fn a_delegated_cgroup_ends_what_no_signal_reaches() {
+async fn a_delegated_cgroup_ends_processes_no_signal_reaches() {
     if !is_root("a delegated cgroup") {
         return;
     }
@@ -342,7 +345,7 @@ async fn a_delegated_cgroup_ends_what_no_signal_reaches() {
     let work = r#""$2" "$1/left" setsid 2> /dev/null & while :; do sleep 1; done"#;
     let runner_process = as_nobody(&gateway, &dir, &enter, work).await.spawn().unwrap();
     let left = number(&dir, "left").await;
-    let _mortal = Mortal(left);
+    let _killed_at_end = KillOnDrop(left);
     send(runner(&runner_process), Signal::TERM);
     let (code, err) = code_and_words(runner_process).await;
     assert!(code == Some(143) && !lives(left), "{code:?} {err}");
@@ -352,12 +355,12 @@ async fn a_delegated_cgroup_ends_what_no_signal_reaches() {
     assert_eq!(
         inside.map(|entry| entry.file_name()).collect::<Vec<_>>(),
         [""; 0],
-        "it takes its own away"
+        "redlock removes its own cgroups"
     );
 }
 
 #[tokio::test]
-async fn a_lost_lock_stops_the_command_though_stderr_is_full() {
+async fn a_lost_lock_stops_the_command_while_stderr_is_full() {
     use std::io::Write;
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
@@ -375,29 +378,34 @@ async fn a_lost_lock_stops_the_command_though_stderr_is_full() {
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
-/// The command of a storm. It starts three processes: one in its group, one in a session of its own, and an orphan without
-/// an environment. Each has a word in its command line by which the test finds it, and each ignores SIGTERM.
-const STORMY: &str = r#"
+/// The command of a storm. It starts three processes: one in its group, one in its own session, and
+/// an orphan without an environment. Each has a word in its command line by which the test finds
+/// it, and each ignores SIGTERM.
+const STORM: &str = r#"
     trap '' TERM
     sh -c 'trap "" TERM; while :; do sleep 1; done' "$2" &
     setsid sh -c 'trap "" TERM; while :; do sleep 1; done' "$2" &
     (env -i setsid /bin/sh -c 'trap "" TERM; while :; do /bin/sleep 1; done' "$2" &)
     while :; do sleep 1; done"#;
 
-/// One run whose runner and watchdogs are killed or stopped. Whether the next holder found something running.
+/// One run whose runner and watchdogs are killed or stopped. Fails if a process still runs when the
+/// next holder has the lock.
 async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(), String> {
     let name = format!("storm-{part}");
-    let word = format!("storm-{}-{part}.", std::process::id());
+    let marker = format!("storm-{}-{part}.", std::process::id());
     let mut command = redlock(
         gateway,
-        &["run", &name, "--ttl", "3s", "--", "sh", "-c", STORMY, "sh", "dir", &word],
+        &["run", &name, "--ttl", "3s", "--", "sh", "-c", STORM, "sh", "dir", &marker],
     );
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let runner = runner(&child);
-    // Half of them at once when there is a lock, anywhere in the start of the command.
-    eventually("it has the lock", async || (state(gateway, &name).await == "held").then_some(()))
-        .await;
+    // Half of the storms begin as soon as the lock is held. They hit any moment of the command's
+    // start.
+    eventually("the runner has the lock", async || {
+        (state(gateway, &name).await == "held").then_some(())
+    })
+    .await;
     tokio::time::sleep(Duration::from_millis(chance.below(2) as u64 * chance.below(2_000) as u64))
         .await;
     let all = [&[runner][..], &watchdogs(runner)].concat();
@@ -410,24 +418,24 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
     let answer = gateway.post(&name, body).await;
     let left: Vec<_> = processes()
         .into_iter()
-        .filter(|(pid, _, words)| words.contains(&word) && *pid != runner)
+        .filter(|(pid, _, words)| words.contains(&marker) && *pid != runner)
         .collect();
-    // A zombie has no words, and `__exec` is not the command.
+    // A zombie has no command line, and `__exec` is not the command yet.
     let left: Vec<_> = left
         .into_iter()
         .filter(|(pid, _, words)| lives(*pid) && !words.contains("__exec"))
         .collect();
-    let told = format!("{part}: {two:?} of {all:?}: {} {left:?}", answer.status);
+    let summary = format!("{part}: {two:?} of {all:?}: {} {left:?}", answer.status);
     send(runner, Signal::KILL);
     child.wait().await.unwrap();
     // A stopped watchdog would outlive the test.
     all.iter().skip(1).for_each(|watchdog| send(*watchdog, Signal::CONT));
     left.iter().for_each(|(pid, ..)| send(*pid, Signal::KILL));
-    if answer.status == 201 && left.is_empty() { Ok(()) } else { Err(told) }
+    if answer.status == 201 && left.is_empty() { Ok(()) } else { Err(summary) }
 }
 
 #[tokio::test]
-async fn nothing_runs_when_the_next_holder_has_the_lock() {
+async fn nothing_runs_once_the_next_holder_has_the_lock() {
     let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
     let (runs, at_once) = if is_long { (1_000, 16) } else { (40, 8) };
     let seed = seed("REDLOCK_STORM_SEED");

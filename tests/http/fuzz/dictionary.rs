@@ -1,6 +1,7 @@
-//! Texts that parsers stumble over.
+//! Texts that confuse parsers.
 
-/// What has a meaning to somebody on the way: Redis, Lua, HTTP, JSON, paths, shells, terminals.
+/// Texts with a meaning for a component on the way: Redis, Lua, HTTP, JSON, paths, shells,
+/// terminals.
 pub(super) const INJECTIONS: &[&[u8]] = &[
     b"\r\n",
     b"\r\n\r\n",
@@ -58,7 +59,7 @@ pub(super) const INJECTIONS: &[&[u8]] = &[
     b"#",
 ];
 
-/// Targets that are none, or no lock's.
+/// Invalid targets, and targets of no lock.
 pub(super) const TARGETS: &[&str] = &[
     "/",
     "//",
@@ -91,7 +92,7 @@ pub(super) const TARGETS: &[&str] = &[
     "http://another-host/locks/job",
 ];
 
-/// Bodies that are no JSON, or no request.
+/// Bodies that are not JSON, or not a request.
 pub(super) const BODIES: &[&[u8]] = &[
     b"{",
     b"null",

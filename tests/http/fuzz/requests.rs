@@ -1,25 +1,25 @@
-//! Requests that nobody means well with. What one of them is follows from the seed of the run and its number alone.
+//! Hostile requests. The seed of the run and the number of a request determine the request.
 
 use super::dictionary::{BODIES, INJECTIONS, TARGETS};
 use crate::support::chance::Chance;
 use crate::support::client::lock_path;
 
-/// What a request may be aimed at.
+/// Targets of requests.
 pub(super) struct Targets {
-    /// Names of locks that somebody holds.
+    /// Names of locks that a client holds.
     pub(super) held: Vec<String>,
-    /// Good tokens, of locks that no request names.
+    /// Valid tokens of locks that no request names.
     pub(super) foreign: Vec<String>,
 }
 
-/// What becomes of the connection.
+/// The end of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Whole and well framed: it is answered, and another request may follow.
+    /// Complete and well framed: the gateway answers, and another request may follow.
     Kept,
-    /// It asks to close the connection, before anything that could be misread.
+    /// Asks to close the connection, before anything that could be misread.
     Closed,
-    /// Perhaps not whole: the sending side is closed after it.
+    /// Possibly incomplete: the test closes the sending side afterwards.
     BrokenOff,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct HostileRequest {
 }
 
 impl HostileRequest {
-    /// As the gateway will read it, if it can.
+    /// The method as the gateway will read it, if it can.
     pub(super) fn method(&self) -> &[u8] {
         self.bytes.split(|byte| *byte == b' ').next().unwrap_or_default()
     }
@@ -39,7 +39,7 @@ impl HostileRequest {
         self.bytes.split(ends).nth(1).unwrap_or_default()
     }
 
-    /// The lock that it names, where a name is a name.
+    /// The lock that the request names, if the name is valid.
     pub(super) fn name(&self) -> Option<String> {
         let target = self.target();
         let origin = target.windows(7).position(|seven| seven == b"/locks/")?;
@@ -48,7 +48,7 @@ impl HostileRequest {
     }
 }
 
-/// The alphabet, the length and the segments of names, as they are documented.
+/// The documented alphabet, length and segments of names.
 pub(super) fn is_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
     let is_kept = |segment: &str| !matches!(segment, "" | "." | "..");
@@ -84,7 +84,7 @@ fn injected(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Without what ends a line or is no text: what a client library would let pass.
+/// Removes line ends and invalid text, which a client library would refuse.
 fn fit_for_a_header(text: &[u8]) -> Vec<u8> {
     text.iter().copied().filter(|byte| *byte >= b' ' && *byte != 0x7f || *byte == b'\t').collect()
 }
@@ -149,7 +149,7 @@ fn hex(chance: &mut Chance, digits: usize) -> String {
     (0..digits).map(|_| char::from(b"0123456789abcdef"[chance.below(16)])).collect()
 }
 
-/// The largest T there is.
+/// The largest token.
 pub(super) const FAR_AHEAD: &str = "9007199254740991";
 
 fn token(chance: &mut Chance, targets: &Targets) -> Vec<u8> {
@@ -189,7 +189,8 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
     if by_key || chance.one_in(5) {
         let key = [&b"a-key-of-sixteen-characters"[..], b"short", b"", &[b'k'; 255], &[b'k'; 300]];
         let key = chance.pick(&key);
-        // Never an injection alone, which stands in other places too: keys are looked for in the log.
+        // Never an injection alone, because its text occurs elsewhere too: the test searches the
+        // log for keys.
         let key = if chance.one_in(2) {
             injected(chance, b"a-key-of-sixteen-characters")
         } else {
@@ -242,7 +243,7 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
     headers
 }
 
-/// A body that is JSON or nearly so. A TTL that is one is so long that a slow machine answers in time.
+/// A body that is JSON or nearly so. A valid TTL is long enough for a slow machine.
 fn body(chance: &mut Chance) -> Vec<u8> {
     match chance.below(12) {
         0..5 => good_body(chance),
@@ -297,7 +298,7 @@ fn good_body(chance: &mut Chance) -> Vec<u8> {
     serde_json::Value::Object(body).to_string().into_bytes()
 }
 
-/// As it goes on the wire.
+/// The bytes on the wire.
 fn written(
     method: &str,
     target: &[u8],
@@ -369,7 +370,7 @@ pub(super) fn hostile_request(chance: &mut Chance, targets: &Targets) -> Hostile
 
 fn well_framed(chance: &mut Chance, made: Parts) -> HostileRequest {
     let Parts { method, target, mut headers, mut body } = made;
-    // Whether somebody reads so much before answering is no question of framing.
+    // Whether a server reads this much before it answers has nothing to do with framing.
     let size = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
         + target.len()
         + body.len();
@@ -396,7 +397,7 @@ fn well_framed(chance: &mut Chance, made: Parts) -> HostileRequest {
 fn corrupted(chance: &mut Chance, mut bytes: Vec<u8>) -> Vec<u8> {
     for _ in 0..=chance.below(4) {
         let at = chance.below(bytes.len());
-        // Nothing becomes a digit: a TTL of milliseconds is one that a slow machine cannot serve.
+        // No byte becomes a digit: a slow machine cannot serve a TTL of milliseconds.
         bytes[at] = loop {
             let byte = chance.next() as u8;
             if !byte.is_ascii_digit() {
@@ -415,7 +416,7 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
         vec![("Content-Length".into(), body.len().to_string().into())];
     headers.insert(0, ("Connection".into(), b"close".to_vec()));
     match chance.below(10) {
-        // Carriage returns, line feeds, zeros where a value ought to be.
+        // Carriage returns, line feeds and zeros inside a value.
         0..3 => {
             let at = 1 + chance.below(headers.len() - 1);
             headers[at].1 = injected(chance, &headers[at].1);
@@ -477,7 +478,7 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
                 lengths.push(("Content-Length".into(), b"7".to_vec()));
             }
         }
-        // Two framings at once, or chunks that are none: what comes after may be read as a request of its own.
+        // Two framings at once, or invalid chunks: the rest may be read as a separate request.
         7 => {
             lengths.push((
                 "Transfer-Encoding".into(),

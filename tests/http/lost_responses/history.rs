@@ -1,27 +1,27 @@
-//! What clients saw of many locks at once, and what of it must not be. Pure: times are counted from the start of the run,
-//! all by one clock.
+//! The clients' observations of many locks at once, and the violations in them. Pure: times count
+//! from the start of the run, all by one clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// For how long the gateway may still be busy with a request whose client is gone.
+/// The longest time for which a gateway may work on a request after its client has left.
 const LATE: Duration = Duration::from_secs(5);
 
-/// The life of one key on one lock: outside of it, nothing of this key can be there.
+/// The life of one key on one lock. Outside of it the key can hold nothing.
 #[derive(Debug, Clone)]
 pub(super) struct Life {
-    /// Also the label that others are told.
+    /// Also the label that others see.
     pub(super) order: String,
     pub(super) lock: String,
     /// The first request was sent.
     pub(super) from: Duration,
     /// The release was answered.
     pub(super) until: Duration,
-    /// A client has gone away without its answer.
+    /// A client left without its answer.
     pub(super) closed: bool,
 }
 
-/// From the first answer that told of a grant until its release was sent.
+/// From the first answer with a grant until the release was sent.
 #[derive(Debug, Clone)]
 pub(super) struct Hold {
     pub(super) order: String,
@@ -31,7 +31,7 @@ pub(super) struct Hold {
     pub(super) until: Duration,
 }
 
-/// A request that was told that somebody else has the lock.
+/// A request that was refused because another client has the lock.
 #[derive(Debug, Clone)]
 pub(super) struct Denial {
     pub(super) order: String,
@@ -46,9 +46,9 @@ pub(super) struct History {
     pub(super) lives: Vec<Life>,
     pub(super) holds: Vec<Hold>,
     pub(super) denials: Vec<Denial>,
-    /// What was seen to be wrong at once.
+    /// Violations noticed at once.
     pub(super) wrong: Vec<String>,
-    /// How often something happened.
+    /// Counts of events.
     pub(super) counts: BTreeMap<String, usize>,
 }
 
@@ -70,7 +70,7 @@ impl History {
         counts.into_iter().for_each(|(what, count)| *self.counts.entry(what).or_default() += count);
     }
 
-    /// Everything that is wrong.
+    /// All violations.
     pub(super) fn judged(&self) -> Vec<String> {
         let mut wrong = self.wrong.clone();
         wrong.extend(self.two_holders());
@@ -78,8 +78,8 @@ impl History {
         wrong
     }
 
-    /// In the order of their tokens, each hold of a lock must have ended before the next began: then no two are at once,
-    /// and tokens grow with time.
+    /// In the order of their tokens, each hold of a lock must have ended before the next one began.
+    /// Then no two holds overlap, and tokens grow with time.
     fn two_holders(&self) -> Vec<String> {
         let mut holds: Vec<&Hold> = self.holds.iter().collect();
         holds.sort_by_key(|hold| (&hold.lock, hold.fencing));
@@ -89,7 +89,8 @@ impl History {
         wrong.map(|pair| format!("{:?} and then {:?}", pair[0], pair[1])).collect()
     }
 
-    /// A denial while nobody else could have had the lock, or in the name of one who could not.
+    /// A denial while no other client could have had the lock, or with a holder that could not have
+    /// had it.
     fn unfounded(&self, denial: &Denial) -> Option<String> {
         let Denial { order, lock, holder, sent, answered } = denial;
         let overlaps = |life: &Life| {
@@ -100,10 +101,10 @@ impl History {
         let founded = others
             .filter(|life| overlaps(life))
             .any(|life| holder.as_ref().is_none_or(|who| *who == life.order));
-        (!founded).then(|| format!("nobody else had the lock: {denial:?}"))
+        (!founded).then(|| format!("no other client had the lock: {denial:?}"))
     }
 
-    /// Denials while another client knew that it held the lock, all the time.
+    /// Denials while another client knowingly held the lock during the whole request.
     pub(super) fn plain_denials(&self) -> usize {
         let held = |denial: &&Denial| {
             let mut others = self
@@ -142,11 +143,15 @@ fn denial(order: &str, holder: Option<&str>, sent: u64, answered: u64) -> Denial
 }
 
 #[test]
-fn two_holders_at_once_and_tokens_that_go_back_are_found() {
+fn the_checker_finds_two_holders_and_decreasing_tokens() {
     let judged = |holds: Vec<Hold>| History { holds, ..History::default() }.judged().len();
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 10, 20), hold("a", 3, 20, 30)]), 0);
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 2, 9, 20)]), 1, "both at once");
-    assert_eq!(judged(vec![hold("a", 1, 0, 30), hold("b", 2, 10, 20)]), 1, "one within the other");
+    assert_eq!(
+        judged(vec![hold("a", 1, 0, 30), hold("b", 2, 10, 20)]),
+        1,
+        "one hold within another"
+    );
     assert_eq!(judged(vec![hold("a", 2, 0, 10), hold("b", 1, 10, 20)]), 1, "a smaller token later");
     assert_eq!(judged(vec![hold("a", 1, 0, 10), hold("b", 1, 10, 20)]), 1, "one token twice");
     let elsewhere = Hold { lock: "another".into(), ..hold("b", 1, 5, 15) };
@@ -154,7 +159,7 @@ fn two_holders_at_once_and_tokens_that_go_back_are_found() {
 }
 
 #[test]
-fn a_denial_without_another_holder_is_found() {
+fn the_checker_finds_a_denial_without_another_holder() {
     let judged = |denial| {
         let closed = Life { closed: true, ..life("closed", 0, 10) };
         let lives = vec![life("a", 20_000, 20_010), life("b", 20_000, 20_030), closed];
@@ -163,10 +168,18 @@ fn a_denial_without_another_holder_is_found() {
     };
     assert_eq!(judged(denial("b", Some("a"), 20_009, 20_020)), 0);
     assert_eq!(judged(denial("b", None, 20_009, 20_020)), 0);
-    assert_eq!(judged(denial("b", Some("a"), 20_011, 20_020)), 1, "it was released before");
-    assert_eq!(judged(denial("b", None, 20_011, 20_020)), 1, "nobody else was there");
+    assert_eq!(judged(denial("b", Some("a"), 20_011, 20_020)), 1, "the lock was released before");
+    assert_eq!(judged(denial("b", None, 20_011, 20_020)), 1, "no other client was there");
     assert_eq!(judged(denial("b", Some("b"), 20_000, 20_005)), 1, "by itself");
-    assert_eq!(judged(denial("b", Some("c"), 20_000, 20_005)), 1, "by nobody of this run");
-    assert_eq!(judged(denial("b", Some("closed"), 4_000, 4_005)), 0, "its undo may be late");
+    assert_eq!(
+        judged(denial("b", Some("c"), 20_000, 20_005)),
+        1,
+        "by a holder outside of this run"
+    );
+    assert_eq!(
+        judged(denial("b", Some("closed"), 4_000, 4_005)),
+        0,
+        "the undo of a left client may be late"
+    );
     assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "but not for ever");
 }

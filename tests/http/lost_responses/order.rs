@@ -1,5 +1,6 @@
-//! One client with one key: its first answer is lost_responses, it asks again at other gateways until it is told of its grant,
-//! extends that and releases it. It remembers what it has seen, and looks at once whether that is what was promised.
+//! One client with one key. Its first answer is lost, so it asks other gateways until one returns
+//! its grant. Then it extends and releases the lock. The client records what it sees, and checks
+//! each answer against earlier promises.
 
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,13 @@ use crate::support::chance::Chance;
 use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::Gateway;
 
-/// For how long a client tries to get one thing done: others come first, and each of them meets with bad weather.
+/// The longest time for one step: other clients come first, and each of them meets faults.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Nothing expires meanwhile.
+/// Longer than the test, so nothing expires meanwhile.
 const TTL_MS: u64 = 120_000;
 const _: () = assert!(TTL_MS > 3 * PATIENCE.as_millis() as u64);
 
-/// What all clients of a run share.
+/// State shared by all clients of a run.
 pub(super) struct Run {
     pub(super) gateways: Vec<Gateway>,
     pub(super) locks: usize,
@@ -29,17 +30,18 @@ pub(super) struct Run {
 pub(super) struct Order<'a> {
     run: &'a Run,
     chance: Chance,
-    /// What it is called everywhere.
+    /// The client's label at all gateways.
     label: String,
     lock: String,
     body: Value,
     /// The gateway that was asked last.
     at: usize,
-    /// What it was told, and when first.
+    /// The grant, and the time of the first answer with it.
     known: Option<(Lease, Duration)>,
-    /// The first request was lost_responses, or refused: others may know more of this key than its client.
+    /// The first request was lost or refused, so the gateways may know more of this key than its
+    /// client.
     asked_before: bool,
-    /// The last answer that was none it could use.
+    /// The last refusal.
     refused: String,
     seen: History,
 }
@@ -69,7 +71,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// All of it.
+    /// Runs the whole order.
     pub(super) async fn carried_out(mut self) -> History {
         let from = self.run.began.elapsed();
         let closed = self.chance.one_in(2);
@@ -79,16 +81,16 @@ impl<'a> Order<'a> {
             self.ask().await;
             self.seen.count("read and lost");
         }
-        // Once more than needed here and there: each answer is as good as the first.
+        // Sometimes once more than needed: each answer is as good as the first.
         let repetitions = 1 + self.chance.below(2);
-        let mut told = true;
+        let mut is_held = true;
         for _ in 0..repetitions {
-            told = told && self.is_told().await;
-            // It works under its lock.
+            is_held = is_held && self.repeat_until_granted().await;
+            // The client works under its lock.
             sleep(Duration::from_millis(self.chance.below(60) as u64)).await;
         }
         let mut held_until = self.run.began.elapsed();
-        if told {
+        if is_held {
             self.extend().await;
             held_until = self.run.began.elapsed();
             self.release().await;
@@ -132,8 +134,8 @@ impl<'a> Order<'a> {
         ));
     }
 
-    /// The client is gone before it has read anything: anywhere between before the request is read and after the answer is
-    /// written.
+    /// The client leaves before it reads anything, anywhere between the reading of the request and
+    /// the writing of the answer.
     async fn ask_and_leave(&mut self) {
         let body = self.body.to_string();
         let mut client = self.gateway().raw().await;
@@ -152,7 +154,7 @@ impl<'a> Order<'a> {
         self.seen.count("closed without reading");
     }
 
-    /// Asks, and answers whether the lock is its own. If not it has waited until it may ask again.
+    /// Asks. Returns whether the lock is its own; if not, it has waited until it may ask again.
     async fn ask(&mut self) -> bool {
         let sent = self.run.began.elapsed();
         let call = self
@@ -170,7 +172,7 @@ impl<'a> Order<'a> {
                 let problem = answer.problem(409, "lock_held");
                 self.seen.count("POST: 409 lock_held");
                 if self.known.is_some() {
-                    self.wrong(&format!("denied what it has: {problem}"));
+                    self.wrong(&format!("refused because of its own lock: {problem}"));
                 }
                 let order = self.label.clone();
                 let lock = self.lock.clone();
@@ -192,15 +194,15 @@ impl<'a> Order<'a> {
         let replayed = replayed == "true";
         match &self.known {
             Some((known, _)) if *known == lease && replayed => {
-                self.seen.count("told again: the same grant")
+                self.seen.count("repeated: the same grant")
             }
             Some(_) => self.wrong(&format!("another grant: {lease:?}, replayed: {replayed}")),
             None if replayed && !asked_before => self.wrong("replayed, and never asked before"),
             None => {
                 let how = match (asked_before, replayed) {
-                    (false, _) => "told first: granted to the first request",
-                    (true, true) => "told first: the grant of one that was lost",
-                    (true, false) => "told first: a grant of its own after one that was lost",
+                    (false, _) => "first answer: granted to the first request",
+                    (true, true) => "first answer: the grant of a lost request",
+                    (true, false) => "first answer: a new grant after a lost request",
                 };
                 self.seen.count(how);
                 self.known = Some((lease, self.run.began.elapsed()));
@@ -209,7 +211,7 @@ impl<'a> Order<'a> {
     }
 
     /// Repeats the request, each time at another gateway, until it is granted.
-    async fn is_told(&mut self) -> bool {
+    async fn repeat_until_granted(&mut self) -> bool {
         let since = Instant::now();
         while since.elapsed() < PATIENCE && self.seen.wrong.is_empty() {
             self.another_gateway();
@@ -220,7 +222,7 @@ impl<'a> Order<'a> {
         false
     }
 
-    /// A refusal that may be repeated, after as long as it says.
+    /// Waits after a refusal that may be repeated, for as long as the refusal says.
     async fn pause(&mut self, answer: &Answer, what: &str, codes: &[&str]) {
         let body = answer.json();
         let code = body["code"].as_str().unwrap_or_default();
@@ -237,7 +239,7 @@ impl<'a> Order<'a> {
         .await;
     }
 
-    /// A success proves that it was its own all the time.
+    /// A success proves that the client held the lock all the time.
     async fn extend(&mut self) {
         let Some((Lease { token, fencing }, _)) = self.known.clone() else { return };
         let since = Instant::now();
@@ -254,7 +256,7 @@ impl<'a> Order<'a> {
                 return self.seen.count("PATCH: 200");
             }
             if answer.status != 503 {
-                return self.wrong(&format!("PATCH of what it was promised: {answer:?}"));
+                return self.wrong(&format!("PATCH of a promised grant: {answer:?}"));
             }
             self.pause(&answer, "PATCH", &["outcome_unknown"]).await;
         }
@@ -274,7 +276,7 @@ impl<'a> Order<'a> {
                     return self.seen.count("DELETE: done by one that was unknown");
                 }
                 503 => self.pause(&answer, "DELETE", &["outcome_unknown"]).await,
-                _ => return self.wrong(&format!("DELETE of what it was promised: {answer:?}")),
+                _ => return self.wrong(&format!("DELETE of a promised grant: {answer:?}")),
             }
             perhaps_released = true;
         }

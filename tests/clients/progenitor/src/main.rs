@@ -1,4 +1,5 @@
-//! A session with a gateway by the client that progenitor makes of the OpenAPI document: the only argument is its URL.
+//! A session with a gateway through the client that progenitor makes from the OpenAPI document. The
+//! only argument is the gateway's URL.
 
 use std::error::Error as StdError;
 
@@ -10,8 +11,8 @@ use types::{AcquireBodyOwner, LockState, Problem, ProblemCode};
 
 const NAME: &str = "reports/nightly";
 
-/// What the gateway says to a call that it refuses. The generated code leaves it a stream: it knows `application/json` only,
-/// and problems are `application/problem+json`.
+/// The gateway's problem in an answer that refuses a call. The generated code leaves the body as a
+/// stream: it knows `application/json` only, and problems are `application/problem+json`.
 async fn refused<T>(answer: Result<ResponseValue<T>, Error<ByteStream>>) -> Result<(u16, Problem), Box<dyn StdError>> {
     let refusal = match answer {
         Err(Error::ErrorResponse(refusal)) => refusal,
