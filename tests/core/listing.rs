@@ -180,11 +180,19 @@ async fn a_listing_is_complete_after_its_connections_closed() {
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..20).map(|n| format!("a/{n}"))).await;
     let before: Vec<_> = cluster.servers.iter().map(connections).collect();
-    assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
-    for (server, before) in cluster.servers.iter().zip(before) {
-        let own: Vec<_> = connections(server).difference(&before).cloned().collect();
-        assert_eq!(own.len(), 1, "a listing has one connection to each master");
-        server.cmd(&["CLIENT", "KILL", "ID", &own[0]]);
+    // A listing may leave out a master that is slow just then.
+    let own = eventually("a listing has a connection to each master", async || {
+        assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
+        let own = cluster
+            .servers
+            .iter()
+            .zip(&before)
+            .map(|(server, before)| connections(server).difference(before).next().cloned());
+        own.collect::<Option<Vec<_>>>()
+    })
+    .await;
+    for (server, id) in cluster.servers.iter().zip(own) {
+        server.cmd(&["CLIENT", "KILL", "ID", &id]);
     }
     assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
 }

@@ -14,7 +14,7 @@ const AFTER: &str = "\
 Examples:
   redlock run nightly-report -- ./report.sh
   redlock run deploy --wait 10m --ttl 1m -- make deploy
-  eval \"$(redlock acquire backup --format shell)\" && { …; redlock release backup; }
+  eval \"$(redlock acquire job --format shell)\" && { …; redlock release job; }
 
 Exit codes (`run` exits as its command does, with 128 + N after signal N):
   64   usage error, or the gateway refuses the request
