@@ -19,16 +19,16 @@ use crate::support::harness::{PATIENCE, RedisServer, TempDir, dies_with_us, even
 
 /// The test of each recipe; `None`: the page marks the recipe as not run.
 const RUN: &[(&str, Option<&str>)] = &[
-    ("A shell script with curl only", Some("jobs::a_script_with_curl")),
+    ("A shell script with curl only", Some("jobs::runs_of_a_curl_script")),
     ("Cron on several hosts", Some("jobs::a_crontab")),
-    ("A systemd timer on several hosts", Some("jobs::a_unit_of_systemd")),
-    ("GitHub Actions", Some("ci::steps_of_github")),
-    ("GitLab CI", Some("ci::a_script_of_gitlab")),
-    ("A webhook that is delivered twice", Some("services::a_delivery_that_came_twice")),
+    ("A systemd timer on several hosts", Some("jobs::a_systemd_unit")),
+    ("GitHub Actions", Some("ci::github_steps")),
+    ("GitLab CI", Some("ci::a_gitlab_script")),
+    ("A webhook that is delivered twice", Some("services::a_repeated_delivery")),
     ("An Ansible playbook", Some("ci::an_ansible_playbook")),
     ("A Kubernetes CronJob", None),
     ("Leader election in Kubernetes", None),
-    ("PostgreSQL refuses a late writer", Some("databases::a_holder_that_was_paused")),
+    ("PostgreSQL refuses a late writer", Some("databases::databases_refuse")),
     ("AI agents that claim their work", Some("services::agents_that_claim")),
     ("Terraform without a lock of its own", Some("ci::terraform")),
     ("Readers and a writer", Some("jobs::readers_and_writers")),

@@ -182,7 +182,10 @@ async fn a_command_stopped_for_want_of_a_terminal_ends() {
     let work = r#"exec perl -e '$SIG{TTIN} = "DEFAULT"; kill TTIN => $$; sleep 60'"#;
     let runner = redlock(&gateway, &script(&dir, &[], work)).spawn().unwrap();
     let (code, err) = code_and_words(runner).await;
-    assert!(code == Some(143) && err.contains("waits for a terminal"), "{code:?} {err}");
+    assert!(
+        code == Some(143) && err.contains("reads a terminal that belongs to another job"),
+        "{code:?} {err}"
+    );
     assert_eq!(gateway.inspect("job").await["state"], "free");
 }
 

@@ -82,7 +82,7 @@ async fn a_background_run_that_wants_the_terminal_ends() {
     let gateway = Launch::embedded().ready().await;
     let job = r#"redlock run b -- head -n1 & wait $!; echo code-$?"#;
     let mut screen = Screen::new(&gateway, "bash -mc", job);
-    screen.shows("waits for a terminal").await;
+    screen.shows("reads a terminal that belongs to another job").await;
     screen.shows("code-143").await;
     assert_eq!(gateway.inspect("b").await["state"], "free");
 }

@@ -297,7 +297,7 @@ async fn a_lock_is_kept_while_hidden_processes_run() {
         let is_there = lives(left);
         let state = state(&gateway, "job").await;
         assert!(is_there && state == "held", "{code:?} {state}: {err}");
-        assert!(err.contains("could be stopped"), "{code:?} {err}");
+        assert!(err.contains("could not be stopped"), "{code:?} {err}");
         gateway.call(http::Method::DELETE, "/locks/job?force=true").send().await;
     }
 }
