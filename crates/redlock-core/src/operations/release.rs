@@ -30,7 +30,7 @@ pub(crate) async fn release(
         Decision::Yes => Ok(()),
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
         // Few enough have refused that, with the nodes not heard, the lock may have been ours until
-        // now. And after answers from a majority no other holder is possible.
+        // No majority can still hold our grant: a majority has answered and no longer stores it.
         Decision::Neither | Decision::Open
             if released > 0 && released + refused >= shared.quorum.size() =>
         {
