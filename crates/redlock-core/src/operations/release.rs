@@ -29,8 +29,8 @@ pub(crate) async fn release(
     match outcome.decision {
         Decision::Yes => Ok(()),
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
-        // Few enough have refused that, with the nodes not heard, the lock may have been ours until
-        // now. And after answers from a majority no other holder is possible.
+        // At least one node held our grant, and too few refused to rule out that a majority did.
+        // Now no majority can: a majority has answered, and none of these nodes stores the grant.
         Decision::Neither | Decision::Open
             if released > 0 && released + refused >= shared.quorum.size() =>
         {
