@@ -1,5 +1,5 @@
-//! `redlock`: a redlock-gateway for shells. `redlock run` holds a lock while a command runs; most
-//! other commands are one request each.
+//! `redlock`: the client of redlock-gateway for shells. `redlock run` holds a lock while a command
+//! runs; most other commands are one request each.
 //!
 //! ```text
 //!  redlock run         acquires, extends and releases the lock (redlock-client)

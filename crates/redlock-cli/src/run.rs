@@ -40,7 +40,7 @@ use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
 use crate::watchdogs::{WatchdogEvent, Watchdogs};
 
-/// The watchdogs kill this long before the deadline: the least and the most.
+/// How long before the deadline the watchdogs kill: at least the first, at most the second.
 const WATCHDOG_MARGIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 /// The runner kills this long before the watchdogs.
 const RUNNER_MARGIN: Duration = Duration::from_millis(150);
@@ -138,7 +138,7 @@ impl Margins {
         let watchdogs = (ttl / 6).clamp(shortest, longest);
         let margins = Self { grace: grace.unwrap_or(default), watchdogs };
         // The guard extends at a third of the TTL, and needs as much time again for failed tries.
-        // It refuses half of the TTL too.
+        // It also refuses a margin of exactly half the TTL.
         let limit = ttl / 2;
         if margins.all() < limit {
             return Ok(margins);
@@ -191,7 +191,7 @@ async fn run_command(
     let group = match watchdogs.run(start(guard, &run.command)).await {
         Ok(group) => group,
         Err(error) => {
-            // A stopped watchdog may still start the command.
+            // A watchdog that is stopped now may start the command when it is continued.
             let tree = watchdogs.tree(None, cgroup);
             let text = format!("{}: {error}", run.command[0].display());
             return (ExitOutcome::Failed(text), !watchdogs.clear(&tree).await);

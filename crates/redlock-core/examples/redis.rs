@@ -51,7 +51,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         write(page, guard.fencing_token());
         match guard.extend(ttl).await {
             Ok(()) => println!("extended"),
-            // Too few masters answered to tell. The earlier promise still counts.
+            // Too few masters answered to tell whether the lock was extended. The earlier deadline
+            // still counts.
             Err(LockError::Unknown(_)) if guard.validity() > Some(Duration::from_secs(10)) => {
                 println!("unknown: go on")
             }

@@ -10,7 +10,8 @@ use crate::node::{Effect, Failure, Holding};
 /// The outcome of an operation that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else holds the lock. Nodes that this attempt set are being released.
+    /// Somebody else holds the lock. The lock is being released on the nodes where this attempt set
+    /// it.
     #[error("the lock is held by somebody else")]
     Held(HeldBy),
     /// Extend or release: the lock does not exist (any more).
@@ -19,8 +20,8 @@ pub enum LockError {
     /// Extend or release: somebody else holds the lock.
     #[error("the lock is held by somebody else now")]
     NotHolder(HeldBy),
-    /// Too few nodes gave a usable answer. Nothing is held, and nodes that were set are being
-    /// released.
+    /// Too few nodes gave a usable answer. Nothing is held, and the lock is being released where it
+    /// was set.
     #[error("no majority of nodes could be reached: {}", Reports(.0))]
     NoQuorum(Vec<NodeReport>),
     /// Too few nodes answered to tell whether the lock was extended or released, or whether an

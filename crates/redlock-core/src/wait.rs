@@ -7,9 +7,9 @@
 //! - *Local handoff.* A release through this process asks for the lock again on behalf of the first
 //!   waiter, in the same call to every node. The lock moves from holder to holder in one round
 //!   trip.
-//! - *Hints.* A refused waiter has the nodes publish that somebody waits here. A process that knows
-//!   of waiters elsewhere has the nodes publish its releases. While nobody waits, nothing is
-//!   published, and the scripts of an uncontended lock are no different. See [`fairness`].
+//! - *Hints.* A refused waiter asks the nodes to publish that somebody waits here. A process that
+//!   knows of waiters elsewhere asks the nodes to publish its releases. While nobody waits, nothing
+//!   is published, and the scripts of an uncontended lock contain nothing extra. See [`fairness`].
 //! - *Polls.* A hint may be lost, and a lock that expires sends none. So the first waiter also asks
 //!   when the lock may expire, and about twice per second, or less often while very many locks are
 //!   waited for. See [`polls`].
@@ -18,9 +18,9 @@
 //! others, and the queue here competes again after a pause. If no node passes on hints, the quota
 //! is 4 s, and the pause is as long as the others may take to poll.
 //!
-//! A waiter whose attempt finds no quorum lets waiters pass whose rounds have more time. So a TTL
-//! that is too short for the distance to the nodes blocks nobody else. If nobody's rounds have more
-//! time, the queue keeps its order and backs off as a whole.
+//! After an attempt without a quorum, a waiter lets those pass whose rounds may take longer. So a
+//! TTL that is too short for the distance to the nodes blocks nobody else. If nobody's rounds have
+//! more time, the queue keeps its order and backs off as a whole.
 //!
 //! The order is promised within one process, among waiters. An [`acquire`](crate::Redlock::acquire)
 //! does not wait: it is in no queue, and may find the lock free between two waiters. Nothing here

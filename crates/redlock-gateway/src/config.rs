@@ -356,7 +356,7 @@ enum PublicPage {
 }
 
 /// Settings that go together, and values derived from them. Only `main` and `lib` see all of it;
-/// each room gets its own part.
+/// each layer gets its own part.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub settings: Settings,

@@ -31,9 +31,9 @@ rules! {
     /// A node refuses lock operations unless its admitting marker stands.
     marker_is_checked
     /// A node that lost its data is admitted only when every lock that it may have lost has ended.
-    /// By then every gateway mints larger tokens than those it may have lost.
+    /// By then every gateway mints larger tokens than those that the node may have lost.
     quarantine_is_waited
-    /// A quarantine ends only while the marker stands whose age was counted.
+    /// A quarantine ends only if the marker whose age was counted is still there.
     quarantine_has_nonce
     /// A quarantine counts only for the process in which it began.
     admission_names_process
@@ -109,8 +109,8 @@ rules! {
     /// Recovery reads the other nodes only when no round that was open at the loss still counts
     /// answers.
     adoption_waits_for_rounds
-    /// Recovery reads enough other nodes that one of them has each grant the lost node has voted
-    /// for.
+    /// Recovery reads so many nodes that each grant the recovering node voted for is on at least
+    /// one of them.
     adoption_needs_enough
     /// A lock that recovery finds keeps other owners out of the recovering node.
     lost_locks_are_recovered

@@ -19,7 +19,7 @@ use crate::history::Recorder;
 use crate::master::{Arrival, KEY_PREFIX, Master, Question, Reply};
 use crate::network::{Connection, Network};
 
-/// Longer questions or calls end the connection.
+/// A question or call that takes longer than this ends the connection.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(1);
 /// Number of locks in a page of a master's stored locks.
 const PAGE: usize = 2;
@@ -308,7 +308,7 @@ impl Drop for SimSession {
     fn drop(&mut self) {
         self.connection.end("the gateway dropped the connection");
         let mut current = self.link.current();
-        // A connection that only followed a name does not count.
+        // A connection opened only to see which process the name leads to does not count.
         if current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &self.connection)) {
             (current.calls, current.admitted) = (None, None);
         }

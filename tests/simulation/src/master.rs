@@ -251,7 +251,7 @@ impl Master {
         }
     }
 
-    /// kill -9. Each gateway notices after a while of its own.
+    /// kill -9. Each gateway notices after its own delay.
     pub fn crash(&self, chance: &mut Chance) {
         let mut process = self.process();
         (process.up, process.stopped, process.former) = (false, false, None);

@@ -2,8 +2,8 @@
 //!
 //! A plan keeps the assumptions under which a correct core shows no violation. Wall clocks of
 //! gateways agree within `max_clock_skew`, all rates are within the drift factor, and masters are
-//! independent. Clients do not use a lock past their deadline, though they may write past it, which
-//! fencing tokens cover. Any number of masters may lose their data at any time.
+//! independent. Clients do not rely on a lock past their deadline. A write may still come later;
+//! fencing tokens protect against that. Any number of masters may lose their data at any time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub enum Scenario {
     /// Every kind of fault.
     Storm,
     /// One lock that is always extended in time, while every master in turn restarts without its
-    /// data. Each restart waits until the master before votes again.
+    /// data. Each restart waits until the previously restarted master votes again.
     Rolling,
     /// The rolling scenario, while others try to get the lock.
     Contended,

@@ -1,5 +1,5 @@
-//! The rules of the core by name, so that each can be switched off alone. A simulation that finds
-//! no violation with a rule off proves nothing with the rule on.
+//! The rules of the core by name, so that each can be switched off alone. If the simulation finds
+//! no violation with a rule off, finding none with the rule on proves nothing about it.
 
 use std::fmt;
 use std::str::FromStr;

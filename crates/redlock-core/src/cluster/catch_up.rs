@@ -2,18 +2,18 @@
 //!
 //! Such a lock is stored on a majority of the other masters. If one of those is restarted next, the
 //! lock loses its majority, and its holder loses the lock. So after every admission a gateway reads
-//! the other masters. It sets each lock that a majority of them stores here, too, by the rule of
-//! repair ([`Op::Repair`]): only above this master's watermark, and only while the reading is
-//! recent. Passes repeat until one sets nothing. Then the master is noted as caught up, and the
-//! next one may be restarted.
+//! the other masters. If a majority of them stores a lock, the gateway sets it on this master too,
+//! by the rule of repair ([`Op::Repair`]): only above this master's watermark, and only while the
+//! reading is recent. Passes repeat until one sets nothing. Then the master is noted as caught up,
+//! and the next one may be restarted.
 //!
 //! [Recovery](crate::cluster::recovery) comes earlier and has another purpose: it keeps a master
 //! that lost its data from granting a lock again. Exclusion does not need catching up. Any gateway
 //! may do it, even several at once.
 //!
-//! Two cases are not covered. A gateway that alone cannot reach this master may grant a lock
-//! without it after the last pass. And a slow master that was not restarted may miss a lock, which
-//! the next extension repairs.
+//! Two cases are not covered. A gateway that cannot reach this master, while the others can, may
+//! grant a lock without it after the last pass. And a slow master that was not restarted may miss a
+//! lock, which the next extension repairs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ const STEP: Duration = Duration::from_secs(2);
 const ADMITTED_EVERYWHERE_AFTER: Duration = NAME_MOVES_WITHIN;
 /// The pause between two passes: it doubles from the first value to the second.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// Copies of one lock are mostly read within this of each other.
+/// Copies of one lock are mostly read within this time of each other.
 const READ_APART: Duration = Duration::from_secs(1);
 /// Gateways begin at random within this time.
 const SPREAD: Duration = Duration::from_millis(500);
@@ -115,7 +115,8 @@ struct Pass {
 #[derive(Default)]
 struct Missing {
     repairs: Vec<Op>,
-    /// The key of a lock whose majority of the others needs a copy on a master that cannot be read.
+    /// The key of a lock that has a majority among the others only if a master that cannot be read
+    /// stores it too.
     uncertain: Option<Bytes>,
 }
 
@@ -401,7 +402,7 @@ struct Collect(mpsc::Sender<Vote>);
 
 impl Voter for Collect {
     fn vote(&self, _: usize, vote: Vote) {
-        // The channel has room for all votes, unless the receiver is gone.
+        // The channel has room for all votes. Sending fails only when the receiver is gone.
         drop(self.0.try_send(vote));
     }
 }

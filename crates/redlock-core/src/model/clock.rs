@@ -206,7 +206,7 @@ impl HybridClock {
         let wall = self.clock.wall_micros();
         let learned = self.lead.micros(|| self.clock.monotonic());
         let minted = self.last.load(Ordering::Relaxed).saturating_sub(wall);
-        // `mint` does not count on from a token further ahead.
+        // `mint` does not continue from a last token that is further ahead.
         let minted = if minted > self.max_offset_micros { 0 } else { minted };
         Duration::from_micros(learned.max(minted))
     }

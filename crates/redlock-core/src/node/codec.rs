@@ -345,7 +345,8 @@ fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {
 }
 
 fn take_holding(bytes: &mut Bytes) -> Option<Holding> {
-    // Negative means a key without expiry. A key cannot vanish between two reads of one step.
+    // Negative means a key without expiry. It never means a missing key, because a key cannot
+    // vanish between two reads of one step.
     let left = bytes.try_get_i64_le().ok()?;
     let length = usize::try_from(bytes.try_get_u32_le().ok()?).ok()?;
     let record = (length <= bytes.len()).then(|| bytes.split_to(length))?;

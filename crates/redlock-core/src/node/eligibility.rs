@@ -25,8 +25,9 @@
 //! between leaves another marker or none, and the wait starts again: a second loss of data, or
 //! another gateway's admission and a loss after it. A gateway measures by its own monotonic clock
 //! how long it has seen the marker. The marker also contains its start by the node's clock and by
-//! the gateway's. A gateway that comes later skips the time that both clocks agree has passed,
-//! within `max_clock_skew`. So short-lived processes cannot keep a node out for ever.
+//! the gateway's. A gateway that comes later does not wait again for time that has passed by both
+//! clocks, if they agree within `max_clock_skew`. So short-lived processes cannot keep a node out
+//! for ever.
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator
 //! decides.
@@ -763,8 +764,8 @@ mod tests {
         assert!(!Bench::new(marker.clone()).is_admitted(&facts_at(304), 304));
         assert!(Bench::new(marker.clone()).is_admitted(&facts_at(305), 305));
 
-        // Time that only one clock shows has not passed. A jump of both clocks after the first
-        // probe counts for nothing.
+        // Time that only one clock shows does not count as passed. A jump of both clocks after the
+        // first probe counts for nothing.
         Bench::new(marker.clone()).assert_waits(&facts_at(308), 300, 605, Suspicion::Blank);
         Bench::new(marker.clone()).assert_waits(&facts_at(0), 400, 705, Suspicion::Blank);
         let mut jumped = Bench::new(marker.clone());

@@ -3,10 +3,10 @@
 //! simulation.
 //!
 //! A connection leads to one process of a master, and is never repaired: after an error it is
-//! dropped, and the next one is opened. So no command of before a restart can run after it.
+//! dropped, and the next one is opened. So no command sent before a restart can run after it.
 //!
-//! The driver keeps the deadlines. An unfinished future of a session that is dropped may have been
-//! sent, and may still run.
+//! The driver keeps the deadlines. When a session is dropped, a request whose future is unfinished
+//! may have been sent, and may still run.
 
 use std::time::Duration;
 
@@ -29,8 +29,8 @@ pub trait Link: Send + Sync + 'static {
     /// Opens a connection that is logged in and on its database.
     fn connect(&self) -> Answering<Box<dyn Session>>;
 
-    /// Opens a separate connection that receives the master's hints. Before this resolves, a
-    /// message with `nonce`, published there, has come back.
+    /// Opens a separate connection that receives the master's hints. Resolves only after a message
+    /// with `nonce`, published on the master, has come back on this connection.
     fn subscribe(&self, nonce: u64) -> Answering<Box<dyn Subscription>>;
 }
 
@@ -52,7 +52,7 @@ pub trait Session: Send + 'static {
     /// Sets locks, if the batch's marker stands. After an error some of them may be set.
     fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer>;
 
-    /// Notes on the master that it has caught up under this marker. Does nothing when another
+    /// Records on the master that it has caught up under this marker. Does nothing when another
     /// marker stands.
     fn mark_caught_up(&self, marker: &str) -> Answering<()>;
 

@@ -350,8 +350,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         self.set_watermark(keys, watermark_text(watermark), life)
     }
 
-    /// Restores the watermark of before a failed proposal, whose T no client has seen. No other
-    /// rule lowers a watermark.
+    /// Restores the watermark that stood before a failed proposal. No client has seen that
+    /// proposal's T. No other rule lowers a watermark.
     fn restore_watermark(&mut self, keys: &Keys, t: FencingToken) {
         let Ok(Some(last)) = self.space.get(&keys.fence) else { return };
         match last.strip_prefix(format!("{t}!").as_bytes()) {
@@ -364,7 +364,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         }
     }
 
-    /// Sets the watermark for `life` milliseconds, the life of the lock, and the grace.
+    /// Sets the watermark for `life` milliseconds (the life of the lock) plus the grace.
     fn set_watermark(&mut self, keys: &Keys, text: Bytes, life: u64) -> Result<(), KeyError> {
         self.space.set(&keys.fence, text, Expiry::In(life.saturating_add(self.grace_millis())))
     }

@@ -1,11 +1,11 @@
 //! Releases that did not arrive. Each is kept for its node and retried when the node is back, on
 //! its own deadline and never on the caller's.
 //!
-//! A release leaves the tombstone against a late acquire, still in the socket of a dead connection,
-//! that would set the lock again. So a failed release stays pending until the longest possible TTL
-//! has passed. After that nothing is left to undo. The number of pending releases is limited:
-//! beyond the limit a release is abandoned and counted, and only the TTL ends what it would have
-//! undone.
+//! A release leaves a tombstone. It stops a late acquire that is still in the socket of a dead
+//! connection and would set the lock again. So a failed release stays pending until the longest
+//! possible TTL has passed. After that nothing is left to undo. The number of pending releases is
+//! limited: beyond the limit a release is abandoned and counted, and only the TTL ends what it
+//! would have undone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Measures how long rounds take now. A request whose TTL is too short for them gets a TTL that
-//! would do, instead of one failure after another.
+//! Measures how long rounds take now. A request whose TTL is too short for them is refused with a
+//! TTL that would do, instead of failing again and again.
 //!
 //! The estimate is the time that nine of ten granted rounds exceed, not the typical one: refusing a
 //! TTL that has a chance is worse than a failed attempt. The estimate lapses after 5 s, and falls

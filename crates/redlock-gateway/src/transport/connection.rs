@@ -79,7 +79,7 @@ pub(crate) fn services<A: Application>(
 
 /// The value of `Keep-Alive`: a second less than the idle timeout, because a client counts from the
 /// answer's arrival. Without the header, Node.js clients drop a connection after 4 s, and then need
-/// a name server to extend a lock.
+/// a DNS lookup to extend a lock.
 fn keep_alive(idle_timeout: Duration) -> Option<HeaderValue> {
     let seconds = idle_timeout.as_secs().saturating_sub(1);
     (seconds > 0).then(|| HeaderValue::try_from(format!("timeout={seconds}")).ok()).flatten()
@@ -126,7 +126,8 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
     }
 }
 
-/// The body of an answer. Its connection is not closed for others until it is written.
+/// The body of an answer. Until it is written, its connection is not closed to make room for
+/// others.
 pub(crate) struct Answer {
     body: Body,
     _busy: Busy,

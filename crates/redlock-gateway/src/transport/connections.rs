@@ -1,13 +1,13 @@
 //! Bounds the open connections, and chooses the one that is closed for a newcomer.
 //!
 //! A connection without a request under way may be closed: client pools expect that. Sockets of
-//! strangers, which may never send a request, must not keep others out. When all slots are taken,
-//! one such connection is closed for the newcomer. First come those that have not sent a whole
-//! request head, then those that have shown no key. Among equals, the client with most connections
-//! loses its longest idle one. A connection with a request under way is never closed here, from the
-//! head's arrival until its answer is written. When all connections have one, the newcomer gets one
-//! of a few spare slots. Probes are answered there, and all others are told to come back. When the
-//! spare slots are taken, the newcomer is closed.
+//! strangers, which may never send a request, must not keep others out. When all slots are taken, a
+//! connection without a request under way is closed for the newcomer. First come those that have
+//! not sent a whole request head, then those that have shown no key. Among equals, the client with
+//! most connections loses its longest idle one. A connection with a request under way is never
+//! closed here, from the head's arrival until its answer is written. When all connections have one,
+//! the newcomer gets one of a few spare slots. Probes are answered there, and all others are told
+//! to come back. When the spare slots are taken, the newcomer is closed.
 //!
 //! One address gets only a part of the slots. At that limit, an idle connection of the same address
 //! is closed for the newcomer. A trusted proxy stands for many clients, and may have all slots.
@@ -318,7 +318,8 @@ impl ConnectionSlot {
         self.all.ending.load(Ordering::Acquire) || self.is_spare()
     }
 
-    /// Whether a request can be served. It goes before idle connections, even very recent ones.
+    /// Whether a request can be served. If the slot is a spare one, an idle connection is closed
+    /// for the request, even a very recent one.
     pub(crate) fn may_serve(&self) -> bool {
         !self.is_spare() || self.all.evict_one(&mut locked(&self.all.table), u64::MAX, None)
     }

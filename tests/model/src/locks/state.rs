@@ -556,7 +556,8 @@ impl Locks {
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
                 let repairs =
                     is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_repaired;
-                // A longer life keeps others out; it matters to the owner only if it extends again.
+                // A longer life keeps others out. To the owner the longer life matters only if the
+                // owner extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
                     || self.bounds.watermarks_end

@@ -67,7 +67,7 @@ impl Spread {
         self.0.values().sum()
     }
 
-    /// The smallest value that at least `part` of a thousand values do not exceed.
+    /// The smallest value such that at least `part` of a thousand values are no larger.
     pub fn per_mille(&self, part: u64) -> Option<u64> {
         let wanted = (self.count() * part).div_ceil(1_000).max(1);
         let mut seen = 0;

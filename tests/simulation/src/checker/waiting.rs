@@ -1,5 +1,5 @@
-//! Checks the promises to waiters: their order and an answer in time. No lock may stay free in
-//! front of them, and none may be left for a client that has gone.
+//! Checks the promises to waiters: their order and an answer in time. No lock may stay free while
+//! somebody waits for it, and no grant may remain for a client that has gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -111,8 +111,8 @@ fn idle_locks(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// A gateway releases a grant whose client has left or got no answer. An owner chosen by a client
-/// may have had an earlier answer.
+/// A gateway releases a grant whose client has left or got no answer. Owners that clients chose are
+/// not checked: an earlier request may have been answered with the grant.
 fn unreported_grants(history: &History, found: &mut Vec<Violation>) {
     let mut known: BTreeSet<(u8, u64)> = BTreeSet::new();
     for operation in &history.operations {

@@ -1,10 +1,10 @@
 //! One connection to one master, from connect to the first error. A failed connection is never
-//! repaired: it is dropped, and a new session is opened. So no command of before a restart can run
-//! after it. The client's own reconnect and replay logic gives no such promise, so it stays off (no
-//! policy, one attempt).
+//! repaired: it is dropped, and a new session is opened. So no command sent before a restart can
+//! run after it. The client's own reconnect and replay logic gives no such promise, so it stays off
+//! (no policy, one attempt).
 //!
-//! A future of the client that was polled once and is then dropped is still written, and its reply
-//! consumed. So a deadline means "unknown", never "not run".
+//! If a future of the client is polled once and then dropped, its command is still written and its
+//! reply consumed. So a deadline means "unknown", never "not run".
 
 use parking_lot::Mutex;
 use std::pin::pin;
@@ -454,8 +454,8 @@ impl Subscription for RedisSubscription {
                                 return Ok(Hint::received(text));
                             }
                         }
-                        // More messages arrived than can wait: the oldest are lost, which hints may
-                        // be.
+                        // More messages arrived than can wait, so the oldest are lost. Hints may be
+                        // lost.
                         Err(RecvError::Lagged(_)) => {}
                         Err(RecvError::Closed) => return Err(LinkError::broken("the client has ended")),
                     },

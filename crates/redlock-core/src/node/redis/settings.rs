@@ -46,7 +46,7 @@ impl RedisSettings {
         &self.cluster_config
     }
 
-    /// Waits for another clock skew, under the same marker.
+    /// Computes this node's waits with another `max_clock_skew`, and leaves the marker unchanged.
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
     pub fn waiting_for_skew(mut self, max_clock_skew: Duration) -> Self {

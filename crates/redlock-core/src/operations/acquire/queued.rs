@@ -46,7 +46,8 @@ pub(super) enum WakeReason {
     Handed,
     /// The waiter was first.
     First(Cause),
-    /// An earlier request of the owner appears to have the lock. The waiter asks beside the queue.
+    /// An earlier request of the owner appears to have the lock. The waiter asks without waiting
+    /// for its turn.
     OwnGrant,
 }
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names with a recent token watermark, which is not counted twice. A name's slot follows from its
-/// hash, and a newer name replaces it.
+/// How many recently counted names are remembered, so that the watermark of a name is not counted
+/// twice. A name's slot follows from its hash, and a newer name replaces it.
 const RECENT: usize = 256;
 /// When a refused client may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
