@@ -208,7 +208,7 @@ async fn a_hung_disk_delays_no_request() {
     assert!(made.success());
     // Opening a pipe for reading and writing does not block.
     let _other_end = std::fs::File::options().read(true).write(true).open(pipe.path()).unwrap();
-    let gateway =
+    let mut gateway =
         Launch::embedded().flag("--audit-log", pipe.path()).env("RUST_LOG", "info").start().await;
     let since = std::time::Instant::now();
     let name = |n| format!("{}-{n}", "n".repeat(200));
@@ -218,6 +218,12 @@ async fn a_hung_disk_delays_no_request() {
     }
     assert!(since.elapsed() < PATIENCE, "{:?}", since.elapsed());
     assert_eq!(gateway.get("/livez").await.status, 200);
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+    let log = gateway.stdout();
+    let mut lost = log.lines().filter(|line| line.contains("a line could not be written"));
+    let last = "n-299";
+    assert!(lost.any(|line| line.contains(last)), "the log has the records that found no disk");
 }
 
 fn audit_lines(log: &Scratch) -> Vec<Value> {

@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 pub const TARGET: &str = "redlock_audit";
 
 /// Limit on the queue of lines, in bytes: about ten thousand lines.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 /// Time between two tries to write a line.
 const RETRY: Duration = Duration::from_secs(1);
 /// Time limit for writing the queue when the process ends.
@@ -102,7 +102,7 @@ impl AuditFile {
 
     pub(super) fn write(&self, line: String) {
         let mut queue = self.0.queue();
-        if queue.is_ending || queue.bytes + line.len() > MOST_BYTES {
+        if queue.is_ending || queue.bytes + line.len() > MAX_BYTES {
             drop(queue);
             self.0.failed();
             lost(&line, &"the queue of lines is full");
@@ -118,7 +118,15 @@ impl AuditFile {
     /// to the log.
     pub async fn finish(&self) {
         self.end();
-        let _ = tokio::time::timeout(PATIENCE, self.0.ended.notified()).await;
+        if tokio::time::timeout(PATIENCE, self.0.ended.notified()).await.is_ok() {
+            return;
+        }
+        // A write hangs. Its own line is lost with the process if the write never returns.
+        let left = std::mem::take(&mut self.0.queue().lines);
+        for line in left {
+            self.0.failed();
+            lost(&line, &"an earlier write to the file hangs");
+        }
     }
 
     fn end(&self) {
@@ -203,7 +211,7 @@ impl Writer {
         }
         // Half of the queue must be free. Otherwise the next line would fill the queue again.
         let is_failing = shared.is_failing.load(Ordering::Acquire);
-        if is_failing && shared.queue().bytes <= MOST_BYTES / 2 {
+        if is_failing && shared.queue().bytes <= MAX_BYTES / 2 {
             shared.is_failing.store(false, Ordering::Release);
             tracing::warn!("--audit-log: lines can be written again");
         }
