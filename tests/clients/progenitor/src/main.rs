@@ -5,7 +5,11 @@ use std::error::Error as StdError;
 
 use futures_util::TryStreamExt;
 
-progenitor::generate_api!(spec = "../../../openapi/openapi-3.0.json", interface = Builder, tags = Merged);
+progenitor::generate_api!(
+    spec = "../../../openapi/openapi-3.0.json",
+    interface = Builder,
+    tags = Merged
+);
 
 use types::{AcquireBodyOwner, LockState, Problem, ProblemCode};
 
@@ -13,7 +17,9 @@ const NAME: &str = "reports/nightly";
 
 /// The gateway's problem in an answer that refuses a call. The generated code leaves the body as a
 /// stream: it knows `application/json` only, and problems are `application/problem+json`.
-async fn refused<T>(answer: Result<ResponseValue<T>, Error<ByteStream>>) -> Result<(u16, Problem), Box<dyn StdError>> {
+async fn refused<T>(
+    answer: Result<ResponseValue<T>, Error<ByteStream>>,
+) -> Result<(u16, Problem), Box<dyn StdError>> {
     let refusal = match answer {
         Err(Error::ErrorResponse(refusal)) => refusal,
         Err(other) => return Err(other.to_string().into()),
@@ -34,7 +40,12 @@ async fn main() -> Result<(), Box<dyn StdError>> {
     let client = Client::new(&url);
 
     let owner = AcquireBodyOwner::try_from("Zoë on host-7")?;
-    let lease = client.acquire_lock().name(NAME).body_map(|body| body.ttl_ms(30_000).owner(owner)).send().await?;
+    let lease = client
+        .acquire_lock()
+        .name(NAME)
+        .body_map(|body| body.ttl_ms(30_000).owner(owner))
+        .send()
+        .await?;
     assert_eq!((lease.status().as_u16(), lease.name.as_str()), (201, NAME));
     assert_eq!(lease.headers()["lock-token"], lease.token);
     assert_eq!(lease.headers()["location"], "/locks/reports%2Fnightly");
@@ -43,7 +54,10 @@ async fn main() -> Result<(), Box<dyn StdError>> {
     let token = lease.token.as_str();
 
     let (status, held) = refused(client.acquire_lock().name(NAME).send().await).await?;
-    assert_eq!((status, held.code, held.holder.as_deref()), (409, ProblemCode::LockHeld, Some("Zoë on host-7")));
+    assert_eq!(
+        (status, held.code, held.holder.as_deref()),
+        (409, ProblemCode::LockHeld, Some("Zoë on host-7"))
+    );
     assert!(held.retry_after_ms.is_some() && held.expires_in_ms.is_some(), "{held:?}");
     println!("progenitor: conflict: {} by {}", held.code, held.holder.unwrap_or_default());
 
@@ -51,7 +65,13 @@ async fn main() -> Result<(), Box<dyn StdError>> {
     assert_eq!((status.state, status.fencing_token), (LockState::Held, Some(lease.fencing_token)));
     println!("progenitor: looked: {}", status.state);
 
-    let longer = client.extend_lock().name(NAME).lock_token(token).body_map(|body| body.ttl_ms(60_000)).send().await?;
+    let longer = client
+        .extend_lock()
+        .name(NAME)
+        .lock_token(token)
+        .body_map(|body| body.ttl_ms(60_000))
+        .send()
+        .await?;
     assert_eq!((longer.ttl_ms, longer.fencing_token), (60_000, lease.fencing_token));
     println!("progenitor: extended to {} ms", longer.ttl_ms);
 
@@ -59,7 +79,8 @@ async fn main() -> Result<(), Box<dyn StdError>> {
     assert_eq!(released.status().as_u16(), 204);
     println!("progenitor: released");
 
-    let (status, gone) = refused(client.release_lock().name(NAME).lock_token(token).send().await).await?;
+    let (status, gone) =
+        refused(client.release_lock().name(NAME).lock_token(token).send().await).await?;
     assert_eq!((status, gone.code), (404, ProblemCode::LockNotFound));
     println!("progenitor: released again: {}", gone.code);
     Ok(())
