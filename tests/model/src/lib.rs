@@ -24,8 +24,8 @@
 //! - *Three nodes.* The argument for exclusion is that two majorities share a node. Three is the
 //!   smallest number with a majority that is not all, and each of its majorities can be any two.
 //! - *Two owners, three proposals, tokens up to 3.* A violation is a matter of two parties. The
-//! third proposal is the retry of one of them. Tokens are only compared, so all orders of three
-//! tokens cover all cases.
+//!   third proposal is the retry of one of them. Tokens are only compared, so all orders of three
+//!   tokens cover all cases.
 //! - *One or two extensions and losses of data at a time.* [`repair`] and [`eligibility`] run
 //!   longer series and leave out the rest. This bound is the weakest: no size explores a history
 //!   with three proposals, two losses and two extensions at once. Recovery with three proposals is
