@@ -159,8 +159,7 @@ fn only_listed_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
     let places = [
         "round/pending_releases.rs",
-        "cluster/recovery.rs",
-        "cluster/catch_up.rs",
+        "cluster/schedule.rs",
         "node/worker.rs",
         "node/hints.rs",
         "node/reader.rs",

@@ -5,9 +5,11 @@
 //! | `bootstrap` | the first start of a cluster | locks |
 //! | `recovery` | gives a master that lost its locks those that count, from the masters that store them | rounds |
 //! | `catch_up` | gives a master that votes again the locks that were granted without it | rounds, quarantines |
+//! | `schedule` | when recovery and catching up are due | what they do |
 //! | [`reconfigure`] | the operator's way from one configuration to another | locks |
 
 pub(crate) mod bootstrap;
 pub(crate) mod catch_up;
 pub mod reconfigure;
 pub(crate) mod recovery;
+pub(crate) mod schedule;

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::catch_up::{self, CatchUps};
-use crate::cluster::recovery::{self, Recoveries};
+use crate::cluster::schedule::Scheduled;
+use crate::cluster::{catch_up, recovery};
 use crate::error::{LockError, NodeAnswer, NodeReport};
 use crate::model::clock::HybridClock;
 use crate::model::quorum::Quorum;
@@ -32,9 +32,8 @@ pub(crate) struct Shared {
     pub(crate) pending: Arc<PendingReleases>,
     pub(crate) fairness: Arc<Fairness>,
     pub(crate) round_times: RoundTimes,
-    /// Stops when dropped, as do the catch-ups.
-    _recoveries: Recoveries,
-    _catch_ups: CatchUps,
+    /// Recovery and catching up, where masters are linked.
+    _scheduled: [Option<Scheduled>; 2],
 }
 
 impl Shared {
@@ -59,8 +58,10 @@ impl Shared {
         let pending = PendingReleases::start(&nodes, env.observer.clone(), life);
         let tokens = HybridClock::new(env.clock.clone(), settings.node.max_clock_skew);
         let fairness = Arc::new(Fairness::new(env.entropy.as_ref()));
-        let _recoveries = recovery::start(&nodes, quorum, &settings, &env);
-        let _catch_ups = catch_up::start(&nodes, quorum, &settings, &env);
+        let _scheduled = [
+            recovery::start(&nodes, quorum, &settings, &env),
+            catch_up::start(&nodes, quorum, &settings, &env),
+        ];
         Ok(Arc::new(Self {
             nodes: nodes.into(),
             quorum,
@@ -133,9 +134,10 @@ impl Shared {
 
     /// A release that is not sent yet.
     pub(crate) fn release_round(&self, op: Arc<Op>) -> PreparedRound {
-        // A node sets no tombstone for a T more than max_clock_skew / 2 ahead of its clock, but may
-        // have granted a T up to max_clock_skew ahead. No node has granted a T further ahead, so
-        // nothing is owed for it.
+        // A node grants a T up to max_clock_skew ahead of its clock, but sets a tombstone only up
+        // to half of that. So the release of a T in between stays pending until the node's clock
+        // has come closer. No node has granted a T beyond max_clock_skew, so its release does not
+        // stay pending.
         let t = match op.as_ref() {
             Op::Release { record, .. } => record.fencing(),
             _ => None,

@@ -21,10 +21,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{join, join_all};
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-use crate::cluster::bootstrap::any_changed;
+use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
 use crate::model::types::Ttl;
 use crate::node::eligibility::NAME_MOVES_WITHIN;
@@ -39,23 +38,10 @@ const STEP: Duration = Duration::from_secs(2);
 /// The last pass begins no sooner than this after the admission. By then every gateway that reaches
 /// the master lets it vote, so new grants reach it too.
 const ADMITTED_EVERYWHERE_AFTER: Duration = NAME_MOVES_WITHIN;
-/// The pause between two passes: it doubles from the first value to the second.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// Copies of one lock are mostly read within this time of each other.
 const READ_APART: Duration = Duration::from_secs(1);
 /// Gateways begin at random within this time.
 const SPREAD: Duration = Duration::from_millis(500);
-
-/// Stops when dropped.
-pub(crate) struct CatchUps(Option<AbortHandle>);
-
-impl Drop for CatchUps {
-    fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
-        }
-    }
-}
 
 /// Starts to catch up every master that votes again. Must be called on a tokio runtime.
 pub(crate) fn start(
@@ -63,20 +49,20 @@ pub(crate) fn start(
     quorum: Quorum,
     settings: &Settings,
     env: &Env,
-) -> CatchUps {
+) -> Option<Scheduled> {
     // Masters inside this process lose their locks together with all others, or not at all.
     let is_linked = nodes.iter().all(|node| node.link().is_some());
-    let task = is_linked.then(|| {
-        let pending = nodes.iter().map(|_| None).collect();
-        let is_on = settings.node.rules().admitted_is_caught_up;
-        let key_prefix = settings.key_prefix.clone();
-        let longest_life = settings.max_ttl.duration();
-        let nodes = nodes.to_vec();
-        let worker =
-            Worker { nodes, quorum, key_prefix, longest_life, is_on, env: env.clone(), pending };
-        tokio::spawn(worker.run()).abort_handle()
-    });
-    CatchUps(task)
+    is_linked.then(|| {
+        let worker = Worker {
+            nodes: nodes.to_vec(),
+            quorum,
+            key_prefix: settings.key_prefix.clone(),
+            longest_life: settings.max_ttl.duration(),
+            is_on: settings.node.rules().admitted_is_caught_up,
+            env: env.clone(),
+        };
+        schedule::start(nodes.to_vec(), env.clone(), worker)
+    })
 }
 
 struct Worker {
@@ -87,17 +73,6 @@ struct Worker {
     /// Off only in tests, see `SafetyRules::admitted_is_caught_up`.
     is_on: bool,
     env: Env,
-    /// By node: the admission that was seen last.
-    pending: Vec<Option<PendingCatchUp>>,
-}
-
-struct PendingCatchUp {
-    marker: String,
-    seen: Instant,
-    due: Instant,
-    pause: Duration,
-    /// The error of the last failed pass.
-    why: String,
 }
 
 /// The result of one pass.
@@ -120,92 +95,51 @@ struct Missing {
     uncertain: Option<Bytes>,
 }
 
-impl Worker {
-    async fn run(mut self) {
-        let mut statuses: Vec<_> = self.nodes.iter().map(|node| node.status()).collect();
-        loop {
-            for (at, status) in statuses.iter_mut().enumerate() {
-                let status = status.borrow_and_update();
-                if status.state == NodeState::CatchingUp {
-                    self.see(at, &status.marker);
-                }
-            }
-            let waits =
-                |at: &usize| self.nodes[*at].status().borrow().state == NodeState::CatchingUp;
-            let due = |at: usize| self.pending[at].as_ref().map(|pending| (pending.due, at));
-            match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
-                Some((due, at)) if due <= Instant::now() => self.catch_up(at).await,
-                Some((due, _)) => {
-                    tokio::select! {
-                        biased;
-                        () = any_changed(&mut statuses) => {}
-                        () = sleep_until(due) => {}
-                    }
-                }
-                None => any_changed(&mut statuses).await,
-            }
-        }
+impl Work for Worker {
+    const STATE: NodeState = NodeState::CatchingUp;
+    const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+    const FAILURE: &'static str = "the node cannot catch up for now: restart no other master";
+
+    fn delay(&self) -> Duration {
+        SPREAD.mul_f64(self.env.entropy.unit())
     }
 
-    fn see(&mut self, at: usize, marker: &str) {
-        if self.pending[at].as_ref().is_some_and(|pending| pending.marker == marker) {
-            return;
-        }
-        let seen = Instant::now();
-        let due = seen + SPREAD.mul_f64(self.env.entropy.unit());
-        self.pending[at] = Some(PendingCatchUp {
-            marker: marker.to_owned(),
-            seen,
-            due,
-            pause: PAUSE.0,
-            why: String::new(),
-        });
-    }
-
-    async fn catch_up(&mut self, at: usize) {
+    async fn attempt(&self, master: &Sighting) -> Attempt {
         let began = Instant::now();
-        let Some(PendingCatchUp { marker, .. }) = &self.pending[at] else { return };
-        let passed = if self.is_on { self.pass(at, marker).await } else { Ok(Pass::default()) };
-        let Some(pending) = &mut self.pending[at] else { return };
-        let last_begins = pending.seen + ADMITTED_EVERYWHERE_AFTER;
-        let node = self.nodes[at].name();
-        let result = match passed {
+        let Sighting { at, marker, seen, .. } = master;
+        let last_begins = *seen + ADMITTED_EVERYWHERE_AFTER;
+        let passed = if self.is_on { self.pass(*at, marker).await } else { Ok(Pass::default()) };
+        let has_given = matches!(&passed, Ok(Pass { given: 1.., .. }));
+        let failure = match passed {
+            Err(why) => Some(why),
             Ok(Pass { given: 0, unsettled: 0, .. }) if began >= last_begins => {
-                let noted = note(self.nodes[at].as_ref(), &pending.marker).await;
-                noted.map_err(|error| format!("the note could not be written: {error}"))
+                let noted = note(self.nodes[*at].as_ref(), marker).await;
+                noted.err().map(|error| format!("the note could not be written: {error}"))
             }
-            Ok(Pass { given, unsettled, example }) => {
-                if given > 0 {
-                    tracing::info!(
-                        node,
-                        given,
-                        unsettled,
-                        "the node got locks that were granted while it was away"
-                    );
-                    pending.pause = PAUSE.0;
-                }
-                if given == 0 && unsettled > 0 {
-                    let example = example.map_or_else(String::new, |key| {
-                        format!(", for example {}", String::from_utf8_lossy(&key))
-                    });
-                    Err(format!("{unsettled} locks cannot be set on it yet{example}"))
-                } else {
-                    Ok(())
-                }
+            Ok(Pass { given: 0, unsettled: 0, .. }) => None,
+            Ok(Pass { given: 0, unsettled, example }) => {
+                let example = example.map_or_else(String::new, |key| {
+                    format!(", for example {}", String::from_utf8_lossy(&key))
+                });
+                Some(format!("{unsettled} locks cannot be set on it yet{example}"))
             }
-            Err(why) => Err(why),
+            Ok(Pass { given, unsettled, .. }) => {
+                let node = self.nodes[*at].name();
+                tracing::info!(
+                    node,
+                    given,
+                    unsettled,
+                    "the node got locks that were granted while it was away"
+                );
+                None
+            }
         };
-        if let Err(why) = result
-            && why != pending.why
-        {
-            tracing::warn!(node, why, "the node cannot catch up for now: restart no other master");
-            pending.why = why;
-        }
-        let now = Instant::now();
-        pending.due = if now < last_begins { last_begins } else { now + pending.pause };
-        pending.pause = (pending.pause * 2).min(PAUSE.1);
+        let pause = if has_given { Pause::Shortest } else { Pause::Longer };
+        Attempt { failure, pause, not_before: Some(last_begins) }
     }
+}
 
+impl Worker {
     /// Gives a master the locks that a majority of the others stores.
     ///
     /// A majority without this master has a member among any `nodes - quorum` of the others, so only

@@ -22,10 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
-use crate::cluster::bootstrap::any_changed;
+use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, LockName};
 use crate::model::validity::longest_round;
@@ -38,8 +37,6 @@ use crate::settings::Settings;
 
 /// The limit of one step on a connection.
 const STEP: Duration = Duration::from_secs(5);
-/// The pause after a failure: it doubles from the first value to the second.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
 /// Clocks whose rates differ by 5 %, over the whole wait.
 const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
 /// Gateways begin at random within this time.
@@ -63,48 +60,30 @@ fn wait(max_clock_skew: Duration) -> Duration {
     longest_round(max_clock_skew) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
 }
 
-/// Stops when dropped.
-pub(crate) struct Recoveries(Option<AbortHandle>);
-
-impl Drop for Recoveries {
-    fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
-        }
-    }
-}
-
 /// Starts to recover every master that lost its locks. Must be called on a tokio runtime.
 pub(crate) fn start(
     nodes: &[Arc<dyn Node>],
     quorum: Quorum,
     settings: &Settings,
     env: &Env,
-) -> Recoveries {
+) -> Option<Scheduled> {
     // Masters inside this process cannot be read by others.
     let linked = nodes.iter().all(|node| node.link().is_some());
     let others = nodes.len() - 1;
     // A short quarantine needs no recovery.
     let full = settings.node.quarantine(settings.max_ttl.duration());
     let is_worth_it = full >= wait(settings.node.max_clock_skew) * 2;
-    let task = (linked && others >= quorum.blocking() && is_worth_it).then(|| {
-        let waits = nodes.iter().map(|_| None).collect();
-        let key_prefix = settings.key_prefix.clone();
-        let longest_life = settings.max_ttl.duration();
-        let nodes = nodes.to_vec();
-        let env = env.clone();
+    (linked && others >= quorum.blocking() && is_worth_it).then(|| {
         let recoverer = Recoverer {
-            nodes,
+            nodes: nodes.to_vec(),
             quorum,
             settings: settings.node,
-            key_prefix,
-            longest_life,
-            env,
-            waits,
+            key_prefix: settings.key_prefix.clone(),
+            longest_life: settings.max_ttl.duration(),
+            env: env.clone(),
         };
-        tokio::spawn(recoverer.run()).abort_handle()
-    });
-    Recoveries(task)
+        schedule::start(nodes.to_vec(), env.clone(), recoverer)
+    })
 }
 
 struct Recoverer {
@@ -114,18 +93,6 @@ struct Recoverer {
     key_prefix: String,
     longest_life: Duration,
     env: Env,
-    /// By node: the quarantine that was seen last.
-    waits: Vec<Option<RunningQuarantine>>,
-}
-
-struct RunningQuarantine {
-    marker: String,
-    /// When the quarantine was first seen, on the monotonic clock.
-    seen: Duration,
-    due: Instant,
-    /// The error of the last attempt.
-    why: String,
-    pause: Duration,
 }
 
 fn too_few(with_locks: usize, enough: usize, why: &str) -> LinkError {
@@ -144,101 +111,51 @@ struct MasterLocks {
     then_micros: u64,
 }
 
-impl Recoverer {
-    async fn run(mut self) {
-        let mut statuses: Vec<_> = self.nodes.iter().map(|node| node.status()).collect();
-        loop {
-            for (at, status) in statuses.iter_mut().enumerate() {
-                let status = status.borrow_and_update();
-                // A node declared new is included: if other nodes are admitted, it is not new.
-                if status.state == NodeState::Quarantined {
-                    self.see(at, &status.marker);
-                }
-            }
-            let waits =
-                |at: &usize| self.nodes[*at].status().borrow().state == NodeState::Quarantined;
-            let due = |at: usize| self.waits[at].as_ref().map(|wait| (wait.due, at));
-            match (0..self.nodes.len()).filter(waits).filter_map(due).min() {
-                Some((due, at)) if due <= Instant::now() => self.recover(at).await,
-                Some((due, _)) => {
-                    tokio::select! {
-                        biased;
-                        () = any_changed(&mut statuses) => {}
-                        () = sleep_until(due) => {}
-                    }
-                }
-                None => any_changed(&mut statuses).await,
-            }
-        }
-    }
+impl Work for Recoverer {
+    /// A node declared new is included: if other nodes are admitted, it is not new.
+    const STATE: NodeState = NodeState::Quarantined;
+    const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
+    const FAILURE: &'static str = "the node's quarantine cannot be shortened for now";
 
-    /// Also called after the connection to the node broke: only the quarantine that stands on it
-    /// counts.
-    fn see(&mut self, at: usize, marker: &str) {
-        if self.waits[at].as_ref().is_some_and(|wait| wait.marker == marker) {
-            return;
-        }
+    fn delay(&self) -> Duration {
         // Spread, so that gateways do not begin together.
-        let due = Instant::now()
-            + wait(self.settings.max_clock_skew)
-            + SPREAD.mul_f64(self.env.entropy.unit());
-        let seen = self.env.clock.monotonic();
-        self.waits[at] = Some(RunningQuarantine {
-            marker: marker.to_owned(),
-            seen,
-            due,
-            why: String::new(),
-            pause: PAUSE.0,
-        });
+        wait(self.settings.max_clock_skew) + SPREAD.mul_f64(self.env.entropy.unit())
     }
 
-    async fn recover(&mut self, at: usize) {
-        let Some(wait) = &self.waits[at] else { return };
-        let node = self.nodes[at].name();
+    async fn attempt(&self, master: &Sighting) -> Attempt {
         let enough = self.quorum.blocking();
-        let others = (0..self.nodes.len()).filter(|other| *other != at);
+        let others = (0..self.nodes.len()).filter(|other| *other != master.at);
         let admitted = others.filter(|other| self.admitted_by(*other).is_some()).count();
-        let has_enough = admitted >= enough;
-        let result = if has_enough {
-            self.try_recover(at, wait).await
-        } else {
-            Err(too_few(admitted, enough, ""))
-        };
-        let Some(wait) = &mut self.waits[at] else { return };
-        match result {
-            Ok(None) => {}
+        if admitted < enough {
+            // Counting too few masters costs nothing, so the pause stays short.
+            let failure = Some(too_few(admitted, enough, "").to_string());
+            return Attempt { failure, pause: Pause::Same, not_before: None };
+        }
+        let failure = match self.try_recover(master).await {
+            Ok(None) => None,
             Ok(Some(locks)) => {
+                let node = &self.nodes[master.at];
                 tracing::info!(
-                    node,
+                    node = node.name(),
                     locks,
                     "the node has recovered its locks from the other masters: its quarantine ends"
                 );
-                self.nodes[at].recovered(&wait.marker);
+                node.recovered(&master.marker);
+                None
             }
-            Err(error) => {
-                let why = error.to_string();
-                if why != wait.why {
-                    tracing::warn!(node, why, "the node's quarantine cannot be shortened for now");
-                    wait.why = why;
-                }
-            }
-        }
-        wait.due = Instant::now() + wait.pause;
-        // Counting too few masters costs nothing, so the pause stays short.
-        if has_enough {
-            wait.pause = (wait.pause * 2).min(PAUSE.1);
-        }
+            Err(error) => Some(error.to_string()),
+        };
+        Attempt { failure, pause: Pause::Longer, not_before: None }
     }
+}
 
+impl Recoverer {
     /// Returns the number of locks given back, or `None` if the node has another marker by now.
-    async fn try_recover(
-        &self,
-        at: usize,
-        wait: &RunningQuarantine,
-    ) -> Result<Option<usize>, LinkError> {
+    async fn try_recover(&self, master: &Sighting) -> Result<Option<usize>, LinkError> {
+        let at = master.at;
         let enough = self.quorum.blocking();
         let others = (0..self.nodes.len()).filter(|other| *other != at);
-        let read = join_all(others.map(|other| self.read(other, wait.seen))).await;
+        let read = join_all(others.map(|other| self.read(other, master.seen_on_clock))).await;
         let (read, failures): (Vec<_>, Vec<_>) = read.into_iter().partition(Result::is_ok);
         if read.len() < enough {
             let why = failures.into_iter().find_map(Result::err);
@@ -293,7 +210,7 @@ impl Recoverer {
                 .iter()
                 .filter_map(|(name, put, read_at)| Some((name.clone(), aged(put, *read_at)?)))
                 .collect();
-            let recovery = RecoveryBatch { marker: wait.marker.clone(), puts };
+            let recovery = RecoveryBatch { marker: master.marker.clone(), puts };
             match in_time(session.recover(recovery)).await? {
                 RecoveryAnswer::Done => {}
                 // Usually another gateway was faster.
