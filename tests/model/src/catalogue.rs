@@ -527,6 +527,12 @@ macro_rules! mutations {
             case: &$case,
             switch: |rules| &mut rules.$rule,
         }),*];
+
+        /// One test for each rule: without it, its case must have a counter-example.
+        #[cfg(test)]
+        mod without {
+            $(#[test] fn $rule() { super::tests::assert_needed(stringify!($rule)); })*
+        }
     };
 }
 
@@ -585,4 +591,47 @@ mutations! {
 /// The mutation of a rule.
 pub fn mutation(rule: &str) -> Option<&'static Mutation> {
     MUTATIONS.iter().find(|mutation| mutation.rule == rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn assert_needed(rule: &str) {
+        let mutation = mutation(rule).expect("a rule");
+        let outcome = mutation.run(false);
+        println!("without {rule}, in \"{}\": {outcome}", mutation.case.title);
+        let story = outcome.violated.get(mutation.property);
+        assert!(
+            story.is_some_and(|story| story.len() > 1),
+            "no violation without {rule}: {outcome}"
+        );
+    }
+
+    fn fields(debug: &str) -> Vec<&str> {
+        debug.split([' ', '{', '}', ',']).filter_map(|word| word.strip_suffix(':')).collect()
+    }
+
+    #[test]
+    fn every_rule_has_one_mutation() {
+        let rules = format!("{:?}", Rules::ALL);
+        let mut fields = fields(&rules);
+        let mut tested: Vec<_> = MUTATIONS.iter().map(|mutation| mutation.rule).collect();
+        fields.sort_unstable();
+        tested.sort_unstable();
+        assert_eq!(tested, fields);
+    }
+
+    /// Rules about the model's assumptions: a name leads to one process, and clocks keep their
+    /// promise.
+    const ASSUMED: [&str; 4] =
+        ["name_is_followed", "returned_waits", "two_alive_are_noticed", "rate_is_checked"];
+
+    #[test]
+    fn model_has_every_rule_of_the_core() {
+        let code = format!("{:?}", redlock_core::node::SafetyRules::ALL);
+        for rule in fields(&code).into_iter().filter(|rule| !ASSUMED.contains(rule)) {
+            assert!(mutation(rule).is_some(), "the model lacks the core's rule {rule}");
+        }
+    }
 }
