@@ -74,17 +74,16 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     let watchdogs = Watchdogs::start(cgroup.as_ref(), is_json).await;
     let watchdogs =
         watchdogs.map_err(|error| ExitOutcome::Failed(format!("the watchdog: {error}")))?;
-    let mut interrupted = None;
-    let interrupt = async { interrupted = Some(signals.asked().await) };
+    let lock = run.lock.of(&client).margin(margins.all());
     let guard = tokio::select! {
-        guard = run.lock.of(&client).margin(margins.all()).acquire_unless(interrupt) => guard?,
+        guard = lock.acquire_unless(signals.asked()) => guard?,
         () = report_holder(&client, &run.lock.name, run.lock.wait, is_json) => {
             unreachable!("report_holder never returns")
         }
     };
-    let Some(guard) = guard else {
-        let signal = interrupted.unwrap_or(Signal::TERM);
-        return Ok(ExitOutcome::Ended(128 + signal.as_raw() as u8));
+    let guard = match guard {
+        Ok(guard) => guard,
+        Err(signal) => return Ok(ExitOutcome::Ended(128 + signal.as_raw() as u8)),
     };
     let (outcome, is_left) =
         run_command(&guard, &run, margins, watchdogs, cgroup.clone(), &mut signals, is_json).await;

@@ -1,6 +1,8 @@
 //! Acquires locks.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::pending;
 use std::time::Duration;
 
 use reqwest::Method;
@@ -101,25 +103,25 @@ impl Lock {
     /// [`Error::Held`], [`Error::Refused`], [`Error::Unavailable`]; [`Error::Setup`] for an
     /// impossible name or margin.
     pub async fn acquire(self) -> Result<Guard, Error> {
-        let guard = self.acquire_unless(std::future::pending()).await?;
-        guard.ok_or_else(|| Error::Setup("the request was cancelled".into()))
+        let Ok(guard) = self.acquire_unless(pending::<Infallible>()).await?;
+        Ok(guard)
     }
 
-    /// Acquires the lock unless `cancelled` resolves first. Returns `None` then. By that time the
-    /// request has left the queue, and a lock that it may have been granted is released, or no
-    /// gateway has answered for 2 s.
+    /// Acquires the lock unless `cancelled` resolves first. The inner result is then what
+    /// `cancelled` resolved to. By that time the request has left the queue. If it may have been
+    /// granted the lock, the lock is released, or no gateway has answered for 2 s.
     ///
     /// # Errors
-    /// As of [`Lock::acquire`].
-    pub async fn acquire_unless(
+    /// Those of [`Lock::acquire`].
+    pub async fn acquire_unless<C>(
         self,
-        cancelled: impl Future<Output = ()>,
-    ) -> Result<Option<Guard>, Error> {
+        cancelled: impl Future<Output = C>,
+    ) -> Result<Result<Guard, C>, Error> {
         let margin = margin(self.ttl, self.margin)?;
-        let Some((granted, deadline, sent)) = self.request_unless(cancelled).await? else {
-            return Ok(None);
-        };
-        Ok(Some(Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin)))
+        let answer = self.request_unless(cancelled).await?;
+        Ok(answer.map(|(granted, deadline, sent)| {
+            Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin)
+        }))
     }
 
     /// Runs `work` under the lock. If the lock is lost, the work is dropped where it stands. Work
@@ -148,18 +150,16 @@ impl Lock {
     /// # Errors
     /// Those of [`Lock::acquire`].
     pub async fn grant(&self) -> Result<Grant, Error> {
-        let granted = self.request_unless(std::future::pending()).await?;
-        let (Granted { token, fencing_token, .. }, deadline, _) =
-            granted.ok_or_else(|| Error::Setup("the request was cancelled".into()))?;
+        let Ok((granted, deadline, _)) = self.request_unless(pending::<Infallible>()).await?;
+        let Granted { token, fencing_token, .. } = granted;
         Ok(Grant { token, fencing_token, deadline })
     }
 
-    /// The grant with its deadline and the moment its request was sent. `None` when the request was
-    /// cancelled.
-    async fn request_unless(
+    /// Returns the grant, its deadline, and when its request was sent.
+    async fn request_unless<C>(
         &self,
-        cancelled: impl Future<Output = ()>,
-    ) -> Result<Option<(Granted, Moment, Moment)>, Error> {
+        cancelled: impl Future<Output = C>,
+    ) -> Result<Result<(Granted, Moment, Moment), C>, Error> {
         let mut random = [0; 16];
         getrandom::fill(&mut random)
             .map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
@@ -170,10 +170,10 @@ impl Lock {
         let mut unanswered = Unanswered(Some(request.clone()));
         let answer = tokio::select! {
             biased;
-            answer = self.granted(call) => answer.map(Some),
-            () = cancelled => Ok(None),
+            answer = self.granted(call) => answer.map(Ok),
+            cancelled = cancelled => Ok(Err(cancelled)),
         };
-        if matches!(answer, Ok(None) | Err(Error::Unavailable { .. } | Error::Setup(_))) {
+        if matches!(answer, Ok(Err(_)) | Err(Error::Unavailable { .. } | Error::Setup(_))) {
             request.release().await;
         }
         unanswered.0 = None;
