@@ -2,7 +2,7 @@
 //! gateways over the same masters, beside another Redlock client, and while masters are dead or
 //! hung.
 //!
-//! No test waits for a fixed time: a lock has expired when GET says so.
+//! No test sleeps until a lock should have expired. It asks with GET until the lock is free.
 
 use std::time::{Duration, Instant};
 

@@ -161,8 +161,8 @@ async fn decided(call: &Call) -> Answer {
     .await
 }
 
-/// Repeats the request at both gateways in turn until it is refused. Every answer has the same
-/// grant, and none comes after max_hold.
+/// Repeats the request at both gateways in turn until one refuses it, because the lock has been
+/// held for `max_hold`. Every earlier answer must have the same grant.
 async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answer) {
     let first = keyed(gateways[0], name).await;
     let lease = Lease::from(&first);

@@ -33,7 +33,8 @@ impl ProcessTree {
                 .filter(|member| member.is_in(group))
                 .for_each(|member| member.signal(signal));
         } else {
-            // The whole group at once, so that a process being started cannot be missed.
+            // The kernel signals the whole group at once, even a process that is just being
+            // started.
             let _ = kill_process_group(group, signal);
         }
     }

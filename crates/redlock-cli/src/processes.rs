@@ -65,7 +65,8 @@ impl Process {
         }
     }
 
-    /// A zombie does nothing, unless only its first thread has ended.
+    /// Whether any thread still runs. A process whose first thread has ended looks like a zombie,
+    /// even while its other threads run.
     pub(crate) fn is_living(&self) -> bool {
         !matches!(self.state, 'Z' | 'X') || self.threads > 1
     }

@@ -71,8 +71,7 @@ impl Shared {
             pending,
             fairness,
             round_times: RoundTimes::default(),
-            _recoveries,
-            _catch_ups,
+            _scheduled,
         }))
     }
 

@@ -70,8 +70,8 @@ func Margin(margin time.Duration) Option {
 // If ctx ends before the answer, the request leaves the queue. Afterwards the end of ctx ends the
 // guard's context, but not the guard. To limit only the wait, use [Wait].
 //
-// The error is a [*HeldError], a [*RefusedError] that says what is allowed, an [*UnavailableError],
-// a [*SetupError], or that of ctx.
+// Lock returns one of these errors: a [*HeldError]; a [*RefusedError], whose text says what is
+// allowed; an [*UnavailableError]; a [*SetupError]; or the error of ctx.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Guard, error) {
 	r := request{ttl: 30 * time.Second}
 	for _, option := range options {

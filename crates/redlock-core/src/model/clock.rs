@@ -7,9 +7,9 @@
 //!
 //! The clock also learns. A token seen on a node ahead of our wall clock moves our clock forward,
 //! by at most [`MAX_LEAD`], so that the slower of two gateways does not lose every first attempt.
-//! Half of the lead decays every [`LEAD_HALF_LIFE`]. Otherwise one gateway that was ahead for a
-//! minute would move the tokens of all gateways for ever, until nodes with slower clocks refuse
-//! them.
+//! The lead halves every [`LEAD_HALF_LIFE`]. Otherwise one gateway whose clock was ahead for a
+//! minute would leave all gateways ahead for ever, and nodes with slower clocks would refuse their
+//! tokens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -567,7 +567,8 @@ impl Driver {
         }
     }
 
-    /// A failed check proves nothing: a node that accepts no more connections keeps voting.
+    /// Takes the answer to a check of where the node's name leads. A failed check ends nothing: a
+    /// node that is out of connections may still vote on the one it has.
     fn followed(
         &mut self,
         reply: Result<ProbeReply, LinkError>,

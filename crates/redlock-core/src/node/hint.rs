@@ -3,11 +3,11 @@
 //!
 //! A gateway publishes two kinds:
 //!
-//! - *Waiting*: a waiter at the sender wants this lock. The script that refuses the waiter's
-//!   acquire publishes it, and again with every poll. A gateway with slow polls adds for how many
-//!   seconds the hint counts.
-//! - *Released*: the script that releases the lock publishes it, if the releasing gateway has
-//!   received a *waiting* hint from elsewhere.
+//! - *Waiting*: somebody waits for this lock at the gateway that sends the hint. The script
+//!   publishes the hint when it refuses the waiter's acquire, at first and at every poll. If the
+//!   gateway polls slowly, the hint also says for how many seconds it is valid.
+//! - *Released*: this lock was released. The script publishes the hint with the release, if the
+//!   releasing gateway has received a *waiting* hint from another gateway.
 
 use bytes::Bytes;
 

@@ -133,7 +133,8 @@ pub(crate) enum Cause {
     Release,
 }
 
-/// How long a queue leaves its lock to others: a number of its own rounds, within limits.
+/// How long a queue leaves its lock to other gateways: this many times the length of its own
+/// rounds, but at least `least` and at most `most`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pause {
     pub(crate) rounds: f64,

@@ -1,14 +1,14 @@
 //! Limits each client's use of the masters' memory while it is short.
 //!
-//! While a third or more is free, clients are not limited. When less is free, a client that uses
-//! more than twice the free memory gets no new locks. This is the dynamic threshold of
-//! shared-memory switches (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998)
-//! with the factor 2. It needs no list of clients and no agreement of gateways:
+//! While a third or more of the memory is free, no client is limited. When less is free, a client
+//! gets no new locks if it uses more than twice as much memory as is free. Network switches divide
+//! their packet memory by the same rule, the dynamic threshold (Choudhury and Hahne, IEEE/ACM
+//! Transactions on Networking 6(2), 1998), here with the factor 2. The rule needs no list of
+//! clients, and gateways need not agree on anything:
 //!
-//! - One greedy client stops at two thirds of the memory. G gateways with one each leave 1/(1 + 2G)
-//!   free.
-//! - A client that uses little is refused only when others, or other programs, have left next to
-//!   nothing.
+//! - A single greedy client stops at two thirds of the memory. With G gateways and one greedy
+//!   client at each, 1/(1 + 2G) of the memory stays free.
+//! - A client that uses little is refused only when almost no memory is left.
 //! - It needs no hysteresis. A client at its limit gets new locks as fast as its old ones end.
 //!
 //! # How old the figures are

@@ -29,8 +29,8 @@ pub(super) fn check(history: &History, found: &mut Vec<Violation>) {
     unreported_grants(history, found);
 }
 
-/// One process serves the waiters for a lock in the order of their arrival. A request that names an
-/// owner which already has the lock may skip the queue.
+/// A process grants a lock to its waiters in the order in which they arrived. One exception: a
+/// request may skip the queue if its owner already has the lock.
 fn order(history: &History, found: &mut Vec<Violation>) {
     // By gateway, process and lock.
     let mut queues: BTreeMap<(u8, u16, u8), Served> = BTreeMap::new();

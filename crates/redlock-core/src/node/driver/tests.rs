@@ -350,42 +350,42 @@ fn a_process_stops_voting_when_its_name_moves() {
     assert_eq!(bench.state(), NodeState::Connecting);
 }
 
+/// A marker that admits the node of the bench.
+fn admitting_marker() -> String {
+    let identity = ClusterConfig::new("a:1", MAX_TTL, SKEW).identity("a:1");
+    identity.admitting(&Facts::volatile_master(), 7)
+}
+
+/// Quarantines the node for longer than its connection counts as fresh. Returns what follows when
+/// another gateway has ended the quarantine.
+fn actions_after_a_wait(bench: &mut Bench) -> Vec<Action> {
+    bench.quarantined();
+    bench.now += NAME_IS_FOLLOWED_EVERY;
+    bench.driver.tick(bench.now);
+    assert_eq!(bench.actions(), [Action::Probe]);
+    bench.answer_probe(Some(&admitting_marker()))
+}
+
 /// The name may have moved during the wait, and the new process does not inherit that wait.
 #[test]
 fn a_wait_ends_with_a_probe_on_a_fresh_connection() {
     let mut bench = Bench::new(false);
     bench.connect();
-    bench.quarantined();
-    bench.now += NAME_IS_FOLLOWED_EVERY;
-    let admits = ClusterConfig::new("a:1", MAX_TTL, SKEW)
-        .identity("a:1")
-        .admitting(&Facts::volatile_master(), 7);
-    bench.driver.tick(bench.now);
-    assert_eq!(bench.actions(), [Action::Probe]);
-    assert_eq!(bench.answer_probe(Some(&admits)), [Action::Disconnect, Action::Connect]);
+    assert_eq!(actions_after_a_wait(&mut bench), [Action::Disconnect, Action::Connect]);
     assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::Probe]);
-    assert!(matches!(bench.answer_probe(Some(&admits)).as_slice(), [Action::Load { .. }]));
+    let actions = bench.answer_probe(Some(&admitting_marker()));
+    assert!(matches!(actions.as_slice(), [Action::Load { .. }]));
 }
 
-/// A wait that begins after the node has connected anew may be long, so its end asks for a new connection once more.
+/// A second wait may begin on the connection that ended the first one.
 #[test]
 fn a_node_that_waits_again_votes_on_a_newer_connection() {
     let mut bench = Bench::new(false);
     bench.connect();
-    bench.quarantined();
-    bench.now += NAME_IS_FOLLOWED_EVERY;
-    let admits = ClusterConfig::new("a:1", MAX_TTL, SKEW)
-        .identity("a:1")
-        .admitting(&Facts::volatile_master(), 7);
-    bench.driver.tick(bench.now);
-    bench.actions();
-    assert_eq!(bench.answer_probe(Some(&admits)), [Action::Disconnect, Action::Connect]);
-    assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::Probe]);
-    bench.quarantined();
-    bench.now += NAME_IS_FOLLOWED_EVERY;
-    bench.driver.tick(bench.now);
-    bench.actions();
-    assert_eq!(bench.answer_probe(Some(&admits)), [Action::Disconnect, Action::Connect]);
+    for _ in 0..2 {
+        assert_eq!(actions_after_a_wait(&mut bench), [Action::Disconnect, Action::Connect]);
+        assert_eq!(bench.on(Event::Connected(Ok(()))), [Action::Probe]);
+    }
 }
 
 /// For example two database numbers of one process.
