@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redlock_core::node::{Node, NodeState, NodeStatus, SafetyRules};
 use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
@@ -195,4 +196,55 @@ async fn without_catching_up_a_rolling_restart_loses_locks() {
     let (held, lost) =
         rolling_restart(off, 3, &[&[0], &[1]], |_| native(false), empty_restart).await;
     assert!(lost > 0, "nothing goes wrong without catching up: {lost} of {held} lost");
+}
+
+/// Short locks are extended for the first time while a master is away: its copies end beside their
+/// own watermarks. Returns how many of them were lost in a rolling restart.
+async fn first_extended_while_away(sync: &str, millis: u64) -> usize {
+    const LOCKS: usize = 8;
+    let file = ["--appendonly", "yes", "--appendfsync", sync].map(str::to_owned);
+    let options = |_| RedisOptions { args: file.to_vec(), ..native(false) };
+    let mut rolling = Rolling::start(&CLUSTER, 3, options).await;
+    let gateway = rolling.locks[0].clone();
+    let mut held = Vec::new();
+    for number in 0..LOCKS {
+        let lock = name(&format!("short-{number}"));
+        let lease = gateway.acquire(&lock, ttl(millis), AcquireOptions::default()).await;
+        held.push((lock, lease.expect("all masters vote")));
+    }
+    let is_away = Arc::<Notify>::default();
+    let is_over = Arc::<AtomicBool>::default();
+    let (begin, end) = (is_away.clone(), is_over.clone());
+    let holder = tokio::spawn(async move {
+        begin.notified().await;
+        while !end.load(Ordering::Relaxed) {
+            let mut kept = Vec::new();
+            for (lock, lease) in held {
+                match gateway.extend(&lock, &lease.token, ttl(millis)).await {
+                    Ok(_) | Err(LockError::Unknown(_)) => kept.push((lock, lease)),
+                    Err(error) => println!("{lock:?} is lost: {error}"),
+                }
+            }
+            held = kept;
+            tokio::time::sleep(Duration::from_millis(millis / 6)).await;
+        }
+        LOCKS - held.len()
+    });
+    let restart = |server: &mut RedisServer| {
+        server.shut_down_and_restart();
+        is_away.notify_one();
+    };
+    rolling.roll(&[&[0], &[1], &[2]], restart).await;
+    is_over.store(true, Ordering::Relaxed);
+    holder.await.expect("no panic")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn locks_first_extended_during_a_quarantine_are_not_lost() {
+    assert_eq!(first_extended_while_away("everysec", 6_000).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn locks_first_extended_while_a_durable_master_is_away_are_not_lost() {
+    assert_eq!(first_extended_while_away("always", 3_000).await, 0);
 }

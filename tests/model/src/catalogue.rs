@@ -319,6 +319,13 @@ static MISSED: Case = Case {
     model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Missed)),
 };
 
+static EARLY: Case = Case {
+    title: "repair: a lock that was extended while a node with its data was away, nine restarts \
+            one after the other, each with a catch-up",
+    size: Size::Small,
+    model: |rules| AnyModel::Repair(Repair::new(rules, 9, Held::Early)),
+};
+
 static RECOVERY_OF_TWO: Case = Case {
     title: "recovery: two proposals, one loss of data",
     size: Size::Small,
@@ -471,7 +478,7 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 44] = [
+pub static CASES: [&Case; 45] = [
     &PROPOSALS,
     &CONFIRMATION,
     &LOSS_OF_TWO,
@@ -492,6 +499,7 @@ pub static CASES: [&Case; 44] = [
     &REPAIR,
     &YOUNG,
     &MISSED,
+    &EARLY,
     &RECOVERY_OF_TWO,
     &EVERY_RECOVERY,
     &RECOVERY_WITHOUT_RELEASES,
@@ -585,6 +593,7 @@ mutations! {
     admitted_is_caught_up: YOUNG, NEVER_LOST;
     catch_up_needs_majority: CATCH_UP_WITHOUT_RELEASES, FENCING;
     catch_up_follows_admission: CATCH_UP_WITHOUT_RELEASES, FENCING;
+    catch_up_outwaits_watermarks: EARLY, NEVER_LOST;
     repair_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
 }
 

@@ -12,10 +12,11 @@
 //! A fault is a loss of data, or an outage that keeps the data but outlasts the lock. After such an
 //! outage the watermark still stands at the lock's T. The repair passes only if an earlier
 //! extension has marked it. So a node that was away from before the first extension stays without
-//! the lock. [`Held::Granted`] and [`Held::Extended`] tell the two cases apart.
+//! the lock until it catches up. [`Held::Granted`] and [`Held::Extended`] tell the two cases apart.
 //!
 //! Meanwhile another client polls. A node that lost the lock grants it to that client; the proposal
-//! fails on the other nodes and is undone.
+//! fails on the other nodes and is undone. Nobody polls a node that still waits for its watermark
+//! ([`Held::Early`]): the poll would replace that watermark by one that no repair passes.
 
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Quorum, Tally};
@@ -48,11 +49,14 @@ pub enum Held {
     /// On all nodes but one, which was too slow. An extension comes first; a catch-up follows each
     /// fault.
     Missed,
+    /// On all nodes. One of them keeps its data and is away during the first extension, for longer
+    /// than its copy lives. A catch-up follows each fault.
+    Early,
 }
 
 impl Held {
     const fn catches_up(self) -> bool {
-        matches!(self, Self::Young | Self::Missed)
+        matches!(self, Self::Young | Self::Missed | Self::Early)
     }
 }
 
@@ -144,7 +148,16 @@ impl Repair {
         let (copies, found) = self.found(s, at);
         let window = s.oldest.into();
         if let Some(lock) = found.filter(|_| copies >= self.quorum.size()) {
-            s.repaired |= s.sites[at].node.repair(&self.rules, window, lock) == Vote::Granted;
+            let node = &mut s.sites[at].node;
+            let mut vote = node.repair(&self.rules, window, lock);
+            if self.rules.catch_up_outwaits_watermarks
+                && lock.extended
+                && vote == Vote::Stale(lock.token)
+            {
+                node.end_watermark();
+                vote = node.repair(&self.rules, window, lock);
+            }
+            s.repaired |= vote == Vote::Granted;
         }
         s.sites[at].behind = false;
     }
@@ -242,6 +255,13 @@ impl Model for Repair {
             Held::Granted | Held::Extended => vec![[stores; NODES]],
             Held::Young => vec![[stores, stores, away], [stores, stores, blank]],
             Held::Missed => vec![[stores, stores, without]],
+            Held::Early => {
+                let mut extended = stores;
+                extended.node.extend(&self.rules, NO_TOKEN.into(), HELD);
+                let mut ended = Site { away: true, ..stores };
+                ended.node.expire();
+                vec![[extended, extended, ended]]
+            }
         };
         let state = |mut sites: [Site; NODES]| {
             sites.sort_unstable();
@@ -283,7 +303,10 @@ impl Model for Repair {
             }
             Some(_) | None => {}
         }
-        let lost = |(_, site): &(usize, &Site)| !site.away && site.node.lock.is_none();
+        let lost = |(_, site): &(usize, &Site)| {
+            let is_early = self.held == Held::Early && site.node.watermark == T;
+            !site.away && site.node.lock.is_none() && !is_early
+        };
         actions
             .extend(s.sites.iter().enumerate().filter(lost).map(|(at, _)| Action::Poll(at as u8)));
     }
@@ -316,6 +339,10 @@ impl Narrated for Repair {
             Held::Extended => "A holds the lock on all nodes and has extended it",
             Held::Young => "one node is away; A is granted the lock on all others",
             Held::Missed => "A is granted the lock on all nodes but one, which answers too late",
+            Held::Early => {
+                "A is granted the lock on all nodes, then one is away with its data; A extends, and \
+                 the copy of that node ends"
+            }
         };
         let mut story = vec![held.to_owned()];
         for (state, action) in path {

@@ -131,6 +131,9 @@ rules! {
     catch_up_needs_majority
     /// Catching up reads the other nodes after the admission under which it sets the lock.
     catch_up_follows_admission
+    /// Catching up goes on while an unmarked watermark keeps out a lock that the others store
+    /// extended.
+    catch_up_outwaits_watermarks
     /// A repair that replaces a record of nobody lives at least as long as that record.
     repair_keeps_life
 }

@@ -7,6 +7,11 @@
 //! reading is recent. Passes repeat until one sets nothing. Then the master is noted as caught up,
 //! and the next one may be restarted.
 //!
+//! A master's own unmarked watermark keeps a repair out, because the lock may have been released
+//! there. Where the others store the same grant extended, this master may have been away at the
+//! first extension, and its own copy ended by itself. Then the passes go on until the watermark has
+//! ended: at most `fence_grace` after that copy.
+//!
 //! [Recovery](crate::cluster::recovery) comes earlier and has another purpose: it keeps a master
 //! that lost its data from granting a lock again. Exclusion does not need catching up. Any gateway
 //! may do it, even several at once.
@@ -25,7 +30,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
-use crate::model::types::Ttl;
+use crate::model::types::{FencingToken, Ttl};
 use crate::node::eligibility::NAME_MOVES_WITHIN;
 use crate::node::link::{LinkError, Scan, Scanned};
 use crate::node::{Env, Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Vote, Voter};
@@ -82,6 +87,8 @@ struct Pass {
     given: usize,
     /// Locks that could not be set yet.
     unsettled: usize,
+    /// Those of them that a watermark keeps out for a few seconds.
+    barred: usize,
     /// The key of one of these.
     example: Option<Bytes>,
 }
@@ -109,7 +116,11 @@ impl Work for Worker {
         let Sighting { at, marker, seen, .. } = master;
         let last_begins = *seen + ADMITTED_EVERYWHERE_AFTER;
         let passed = if self.is_on { self.pass(*at, marker).await } else { Ok(Pass::default()) };
-        let has_given = matches!(&passed, Ok(Pass { given: 1.., .. }));
+        let pause = match &passed {
+            Ok(Pass { given: 1.., .. }) => Pause::Shortest,
+            Ok(Pass { barred: 1.., .. }) => Pause::Same,
+            _ => Pause::Longer,
+        };
         let failure = match passed {
             Err(why) => Some(why),
             Ok(Pass { given: 0, unsettled: 0, .. }) if began >= last_begins => {
@@ -117,7 +128,7 @@ impl Work for Worker {
                 noted.err().map(|error| format!("the note could not be written: {error}"))
             }
             Ok(Pass { given: 0, unsettled: 0, .. }) => None,
-            Ok(Pass { given: 0, unsettled, example }) => {
+            Ok(Pass { given: 0, unsettled, example, .. }) => {
                 let example = example.map_or_else(String::new, |key| {
                     format!(", for example {}", String::from_utf8_lossy(&key))
                 });
@@ -134,7 +145,6 @@ impl Work for Worker {
                 None
             }
         };
-        let pause = if has_given { Pause::Shortest } else { Pause::Longer };
         Attempt { failure, pause, not_before: Some(last_begins) }
     }
 }
@@ -255,11 +265,17 @@ impl Worker {
     }
 
     async fn give(&self, at: usize, repairs: Vec<Op>, pass: &mut Pass) {
-        for vote in ask_all(self.nodes[at].as_ref(), repairs).await {
+        let repairs: Vec<_> = repairs.into_iter().map(Arc::new).collect();
+        for (index, vote) in ask_all(self.nodes[at].as_ref(), &repairs).await {
             match vote {
                 Vote::Granted => {
                     self.env.observer.repaired(at);
                     pass.given += 1;
+                }
+                Vote::Stale { fence } if let Some(key) = barred(&repairs[index], fence) => {
+                    pass.unsettled += 1;
+                    pass.barred += 1;
+                    pass.example = Some(key);
                 }
                 // The lock arrived here meanwhile, or was released.
                 Vote::Extended { .. } | Vote::Stale { .. } => {}
@@ -304,6 +320,14 @@ fn may_be_majority(enough: usize, unread: usize, found: &[&Holding]) -> bool {
     found.iter().any(|grant| copies(grant, found) + unread >= enough)
 }
 
+/// The key of the lock, if it is extended and this watermark refuses it only because it has no
+/// mark.
+fn barred(repair: &Op, fence: FencingToken) -> Option<Bytes> {
+    let Op::Repair { keys, record, .. } = repair else { return None };
+    let is_own = record.is_extended() && record.fencing() == Some(fence);
+    is_own.then(|| keys.lock.clone())
+}
+
 /// How many of these are copies of one grant.
 fn copies(of: &Holding, found: &[&Holding]) -> usize {
     found.iter().filter(|other| other.record.is_grant_of(&of.record)).count()
@@ -315,29 +339,29 @@ fn is_much_shorter(here: &Holding, there: &Holding) -> bool {
     here.expires_in.is_some_and(|left| left.saturating_add(READ_APART) < there_lives)
 }
 
-/// Submits all operations, and returns the votes that arrive in time.
-async fn ask_all(node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
+/// Submits all operations, and returns the votes that arrive in time, each with the position of its
+/// operation.
+async fn ask_all(node: &dyn Node, ops: &[Arc<Op>]) -> Vec<(usize, Vote)> {
     let until = Instant::now() + STEP;
     let (votes, mut answers) = mpsc::channel(ops.len().max(1));
     let voter = Arc::new(Collect(votes));
-    let asked = ops.len();
-    for op in ops {
-        node.submit(Arc::new(op), until, Reply::new(voter.clone(), 0));
+    for (index, op) in ops.iter().enumerate() {
+        node.submit(op.clone(), until, Reply::new(voter.clone(), index));
     }
     drop(voter);
-    let mut received = Vec::with_capacity(asked);
+    let mut received = Vec::with_capacity(ops.len());
     while let Some(vote) = answers.recv().await {
         received.push(vote);
     }
     received
 }
 
-struct Collect(mpsc::Sender<Vote>);
+struct Collect(mpsc::Sender<(usize, Vote)>);
 
 impl Voter for Collect {
-    fn vote(&self, _: usize, vote: Vote) {
+    fn vote(&self, index: usize, vote: Vote) {
         // The channel has room for all votes. Sending fails only when the receiver is gone.
-        drop(self.0.try_send(vote));
+        drop(self.0.try_send((index, vote)));
     }
 }
 
@@ -384,6 +408,20 @@ mod tests {
         assert!(!may_be_majority(3, 0, &[&one, &one]));
         assert!(may_be_majority(3, 1, &[&one, &one]));
         assert!(!may_be_majority(3, 1, &[&one]));
+    }
+
+    #[test]
+    fn only_an_extended_lock_waits_for_its_own_watermark() {
+        let repair = |is_extended| Op::Repair {
+            keys: Keys::new("lock:", &"a".parse().unwrap()),
+            record: holding(T, is_extended, 5).record,
+            ttl: Ttl::from_millis(5_000).unwrap(),
+            began_micros: 7,
+        };
+        let fence = |t| FencingToken::new(t).unwrap();
+        assert!(barred(&repair(true), fence(T)).is_some());
+        assert!(barred(&repair(true), fence(T + 1)).is_none(), "a later grant");
+        assert!(barred(&repair(false), fence(T)).is_none(), "a release");
     }
 
     #[test]
