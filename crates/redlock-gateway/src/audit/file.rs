@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics::Counter;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -25,6 +25,8 @@ pub const TARGET: &str = "redlock_audit";
 const MAX_BYTES: usize = 4 << 20;
 /// Time between two tries to write a line.
 const RETRY: Duration = Duration::from_secs(1);
+/// A write that takes longer than this counts as failing.
+const HANGS_AFTER: Duration = Duration::from_secs(1);
 /// Time limit for writing the queue when the process ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -39,6 +41,8 @@ struct Shared {
     changed: Condvar,
     /// The last write failed, or the last line found the queue full.
     is_failing: AtomicBool,
+    /// When the present write began.
+    write_began: Mutex<Option<Instant>>,
     failures: OnceLock<Counter>,
     ended: Notify,
 }
@@ -61,6 +65,7 @@ impl AuditFile {
             queue: Mutex::default(),
             changed: Condvar::new(),
             is_failing: AtomicBool::new(false),
+            write_began: Mutex::default(),
             failures: OnceLock::new(),
             ended: Notify::new(),
         });
@@ -97,7 +102,7 @@ impl AuditFile {
 
     /// Whether changes of locks must wait until lines can be written again.
     pub(super) fn is_refusing(&self) -> bool {
-        self.0.refuses && self.0.is_failing.load(Ordering::Acquire)
+        self.0.refuses && (self.0.is_failing.load(Ordering::Acquire) || self.0.hangs())
     }
 
     pub(super) fn write(&self, line: String) {
@@ -144,6 +149,11 @@ impl Drop for AuditFile {
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock()
+    }
+
+    /// Whether a write has been under way for too long.
+    fn hangs(&self) -> bool {
+        self.write_began.lock().is_some_and(|began| began.elapsed() > HANGS_AFTER)
     }
 
     /// Counts a failure. Returns whether it is the first since the last success.
@@ -220,7 +230,9 @@ impl Writer {
     /// Appends a line with one write, because other processes may append to the same file.
     fn append(&mut self, line: &str) -> io::Result<()> {
         let start = if self.has_partial_line { "\n" } else { "" };
+        *self.shared.write_began.lock() = Some(Instant::now());
         let written = self.file.write_all(format!("{start}{line}\n").as_bytes());
+        *self.shared.write_began.lock() = None;
         self.has_partial_line = written.is_err();
         written
     }
@@ -242,4 +254,34 @@ fn open(path: &Path) -> Result<File, String> {
     // Only the owner may read it: it states who holds which locks.
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn changes_are_refused_while_a_write_hangs() {
+        let path = std::env::temp_dir().join(format!("redlock-hangs-{}", std::process::id()));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+        let mut pipe = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let audit = AuditFile::start(&path, true).unwrap();
+        let is_refusing = |expected: bool| {
+            let end = Instant::now() + Duration::from_secs(30);
+            while audit.is_refusing() != expected {
+                assert!(Instant::now() < end, "is_refusing is not {expected}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        // A pipe holds 64 KiB by default.
+        let line = "x".repeat(100 << 10);
+        audit.write(line.clone());
+        is_refusing(true);
+        let mut read = vec![0; line.len() + 1];
+        pipe.read_exact(&mut read).unwrap();
+        is_refusing(false);
+        std::fs::remove_file(&path).unwrap();
+    }
 }
