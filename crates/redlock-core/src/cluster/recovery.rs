@@ -22,8 +22,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
+use self::plan::Planner;
 use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, LockName};
@@ -175,34 +177,29 @@ impl Recoverer {
         if !self.settings.rules().lost_locks_are_recovered {
             return Ok(Some(0));
         }
-        let stored = |read: &mut Vec<MasterLocks>| {
-            read.iter_mut().map(|master| std::mem::take(&mut master.stored)).collect()
-        };
         let read_at = self.env.clock.monotonic();
-        let mut plan = plan::plan(self.quorum, newest, stored(&mut read));
-        // A name that only a minority stores may have been released between two readings.
-        let suspect: Vec<_> = plan
-            .iter()
-            .filter(|(_, put)| put.record.is_placeholder())
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in &suspect {
-            plan.remove(name);
+        let mut recovered = Vec::new();
+        let mut suspect = Vec::new();
+        for (name, put) in plan(self.quorum, newest, &mut read).await {
+            // A name that only a minority stores may have been released between two readings.
+            if put.record.is_placeholder() {
+                suspect.push(name);
+            } else {
+                recovered.push((name, put, read_at));
+            }
         }
         let (mut read, failure) = self.read_all_again(read, &suspect).await;
         if read.len() < enough {
             let why = failure.map_or_else(String::new, |error| format!(": {error}"));
             return Err(too_few(read.len(), enough, &why));
         }
-        let read_again_at = self.env.clock.monotonic();
-        let again = plan::plan(self.quorum, newest, stored(&mut read));
-        let session = self.connect(at).await?;
         // Each life is aged from the end of its own reading. A life that is too short breaks
         // exclusion.
-        let aged_from = |at: Duration| move |(name, put)| (name, put, at);
-        let first = plan.into_iter().map(aged_from(read_at));
-        let plan: Vec<_> = first.chain(again.into_iter().map(aged_from(read_again_at))).collect();
-        for chunk in plan.chunks(CHUNK) {
+        let read_again_at = self.env.clock.monotonic();
+        let again = plan(self.quorum, newest, &mut read).await;
+        recovered.extend(again.into_iter().map(|(name, put)| (name, put, read_again_at)));
+        let session = self.connect(at).await?;
+        for chunk in recovered.chunks(CHUNK) {
             // A gateway that was suspended since the reading must not write lives that are too long.
             let now = self.env.clock.monotonic();
             let aged = |put: &Put, read_at: Duration| put.aged(now.saturating_sub(read_at));
@@ -220,7 +217,7 @@ impl Recoverer {
                 }
             }
         }
-        Ok(Some(plan.len()))
+        Ok(Some(recovered.len()))
     }
 
     fn admitted_by(&self, at: usize) -> Option<String> {
@@ -319,6 +316,32 @@ impl Recoverer {
     }
 }
 
+/// Plans what comes back, and takes the locks out of the readings. Lets other tasks run meanwhile,
+/// because the gateway may have only one thread.
+async fn plan(
+    quorum: Quorum,
+    newest: FencingToken,
+    read: &mut [MasterLocks],
+) -> Vec<(LockName, Put)> {
+    let mut planner = Planner::new(newest);
+    for (master, locks) in read.iter_mut().enumerate() {
+        for (count, stored) in std::mem::take(&mut locks.stored).into_iter().enumerate() {
+            if count % CHUNK == 0 {
+                yield_now().await;
+            }
+            planner.add(master, stored);
+        }
+    }
+    let mut puts = Vec::new();
+    for planned in planner.finish(quorum, read.len()) {
+        if puts.len() % CHUNK == 0 {
+            yield_now().await;
+        }
+        puts.push(planned);
+    }
+    puts
+}
+
 async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stored>), LinkError> {
     let mut all = Vec::new();
     let mut cursor = None;
@@ -347,4 +370,42 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
 
 async fn in_time<T>(step: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
     timeout(STEP, step).await.unwrap_or_else(|_| Err(LinkError::broken("no answer in time")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::node::Record;
+
+    #[tokio::test]
+    async fn planning_many_locks_lets_other_tasks_run() {
+        const LOCKS: usize = 10 * CHUNK;
+        let newest = FencingToken::new(FencingToken::MIN.get() + 1).unwrap();
+        let stored = |number| Stored {
+            name: format!("job-{number}").parse().unwrap(),
+            record: Record::placeholder(FencingToken::MIN),
+            expires_in: Duration::from_secs(1),
+        };
+        let mut read = [MasterLocks {
+            node: 1,
+            marker: String::new(),
+            stored: (0..LOCKS).map(stored).collect(),
+            then_micros: 0,
+        }];
+        let turns = Cell::new(0);
+        let other_task = async {
+            loop {
+                turns.set(turns.get() + 1);
+                yield_now().await;
+            }
+        };
+        let planned = tokio::select! {
+            planned = plan(Quorum::new(3).unwrap(), newest, &mut read) => planned,
+            () = other_task => unreachable!(),
+        };
+        assert_eq!(planned.len(), LOCKS);
+        assert!(turns.get() >= 2 * LOCKS / CHUNK, "{} turns", turns.get());
+    }
 }

@@ -20,7 +20,7 @@ struct Candidate {
     longest: Duration,
 }
 
-/// Plans what comes back. Each list is the locks of one master that was read.
+/// Plans what comes back.
 ///
 /// A majority that counted a lost vote has `quorum - 1` other votes, on any of the other masters. A
 /// grant seen on fewer than `quorum - 1 - unread` masters never had a majority, and does not come
@@ -31,27 +31,29 @@ struct Candidate {
 /// time, which an extension or a repeated request would prove, after a larger T was granted and
 /// lost.
 ///
-/// `newest` is the largest T that may have been lost: a grant with a larger T was granted without
-/// this master.
-pub(super) fn plan(
-    quorum: Quorum,
+/// A master may store 300,000 locks. So the caller adds one lock at a time, and can let other tasks
+/// run between two locks.
+pub(super) struct Planner {
+    /// The largest T that may have been lost: a grant with a larger T was granted without this
+    /// master.
     newest: FencingToken,
-    read: Vec<Vec<Stored>>,
-) -> BTreeMap<LockName, Put> {
-    let not_read = (quorum.nodes() - 1).saturating_sub(read.len());
-    let least = (quorum.size() - 1).saturating_sub(not_read).max(1);
-    let mut locks: BTreeMap<LockName, Vec<Candidate>> = BTreeMap::new();
-    for (master, Stored { name, record, expires_in }) in read
-        .into_iter()
-        .enumerate()
-        .flat_map(|(master, list)| list.into_iter().map(move |stored| (master, stored)))
-    {
+    locks: BTreeMap<LockName, Vec<Candidate>>,
+}
+
+impl Planner {
+    pub(super) fn new(newest: FencingToken) -> Self {
+        Self { newest, locks: BTreeMap::new() }
+    }
+
+    /// Adds a lock that this master stores.
+    pub(super) fn add(&mut self, master: usize, stored: Stored) {
+        let Stored { name, record, expires_in } = stored;
         // A record that keeps a lock free stands for every grant that it was made from, whatever
         // their T.
-        if !record.is_placeholder() && record.fencing_of_ours().is_some_and(|t| t > newest) {
-            continue;
+        if !record.is_placeholder() && record.fencing_of_ours().is_some_and(|t| t > self.newest) {
+            return;
         }
-        let candidates = locks.entry(name).or_default();
+        let candidates = self.locks.entry(name).or_default();
         match candidates.iter_mut().find(|candidate| candidate.record.is_grant_of(&record)) {
             Some(known) => {
                 // SCAN may return a key twice.
@@ -67,10 +69,18 @@ pub(super) fn plan(
             }
         }
     }
-    locks
-        .into_iter()
-        .filter_map(|(name, candidates)| Some((name, put(least, quorum.size(), candidates)?)))
-        .collect()
+
+    /// Returns the locks that come back, after the locks of this many other masters were added.
+    pub(super) fn finish(
+        self,
+        quorum: Quorum,
+        read: usize,
+    ) -> impl Iterator<Item = (LockName, Put)> + Send {
+        let not_read = (quorum.nodes() - 1).saturating_sub(read);
+        let least = (quorum.size() - 1).saturating_sub(not_read).max(1);
+        let put = move |(name, candidates)| Some((name, put(least, quorum.size(), candidates)?));
+        self.locks.into_iter().filter_map(put)
+    }
 }
 
 fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<Put> {
@@ -118,7 +128,12 @@ mod tests {
     /// What a master of a cluster of this size gets back for one lock.
     fn back(nodes: usize, read: Vec<Vec<Stored>>) -> Option<Put> {
         let newest = FencingToken::new(FencingToken::MIN.get() + 1_000).unwrap();
-        plan(Quorum::new(nodes).unwrap(), newest, read).into_values().next()
+        let masters = read.len();
+        let mut planner = Planner::new(newest);
+        for (master, list) in read.into_iter().enumerate() {
+            list.into_iter().for_each(|stored| planner.add(master, stored));
+        }
+        planner.finish(Quorum::new(nodes).unwrap(), masters).map(|(_, put)| put).next()
     }
 
     #[test]
