@@ -211,8 +211,8 @@ pub struct Answer {
     pub time_micros: Option<i64>,
     /// Whether the marker of the call stands.
     pub is_admitted: bool,
-    /// The error with which the master refuses every write, if it does. Only the answer to a call
-    /// without operations contains this error, or that to a call that was refused as a whole.
+    /// The error with which the master refuses every write, if it does. Contained in the answer to
+    /// a call without operations, and to a call that the master refused as a whole.
     pub write_error: Option<String>,
 }
 

@@ -296,8 +296,8 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
     deleted = true
   end
   if RULE_RELEASE_LEAVES_A_TOMBSTONE then
-    -- If no lock with this T stands here, T must be at most half of max_clock_skew ahead of this
-    -- master's clock to leave a tombstone. Any client can invent a T, and a gateway that sees this
+    -- Unless the lock had exactly this T, a tombstone needs a T at most half of max_clock_skew
+    -- ahead of this master's clock. Any client can invent a T, and a gateway that sees this
     -- watermark mints larger tokens. A watermark further ahead would push the tokens of all
     -- gateways so far ahead that nodes with slower clocks refuse them.
     if same or t_num - now <= max_skew / 2 then

@@ -43,7 +43,7 @@ impl NodeState {
     }
 }
 
-/// Which program runs the lock rules on a master. Both give the same answers.
+/// Which program runs the lock rules on a master. Both programs give the same answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// The Lua script.
@@ -75,7 +75,7 @@ pub struct NodeStatus {
     pub detail: String,
     /// What an operator can do, if anything.
     pub remedy: Option<Remedy>,
-    /// The marker last seen on the node: of its quarantine, or of its admission.
+    /// The marker of the node's admission or quarantine, as last seen; empty in other states.
     pub marker: String,
     /// Whether the node is quarantined as part of a cluster that an operator declared brand-new.
     pub is_bootstrapping: bool,
@@ -88,11 +88,12 @@ pub struct NodeStatus {
     pub refuses_writes: bool,
     /// How many times the node was probed in quarantine.
     pub probes: u64,
-    /// How many restarts were seen.
+    /// How many restarts of the node this gateway has seen.
     pub restarts: u64,
-    /// Evicted keys, as last reported; above zero, locks may be lost.
+    /// The number of keys that the node has evicted, as last reported. If it is above zero, locks
+    /// may be lost.
     pub evicted_keys: u64,
-    /// Memory, as last reported; `None` when never reported.
+    /// The node's memory, as last reported; `None` if the node reports none.
     pub memory: Option<NodeMemory>,
 }
 
@@ -103,7 +104,7 @@ pub struct NodeMemory {
     pub used: u64,
     /// The limit of bytes; 0 when the node sets none.
     pub max: u64,
-    /// When this was requested, on this process's monotonic clock.
+    /// When the node was asked for these numbers, on this process's monotonic clock.
     pub asked: Duration,
 }
 
@@ -215,7 +216,7 @@ pub enum Remedy {
     RaiseMaxMemory,
     /// The server cannot write to its disk.
     MendDisk,
-    /// The server refuses writes without enough replicas.
+    /// The server refuses writes while it has too few replicas.
     WantNoReplicas,
     /// Another program uses the key of the marker.
     ChangeKeyPrefix,
@@ -225,7 +226,7 @@ pub enum Remedy {
     UseOneDatabase,
     /// The marker is of another configuration.
     Reconfigure,
-    /// Processes disagree about the node.
+    /// Several gateways or other programs disagree about the node's marker.
     ReadOtherLogs,
     /// The node's clock and this machine's differ.
     MendClock,
@@ -249,7 +250,7 @@ impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Wait => "wait",
-            Self::WaitBeforeTheNext => "restart no other master before it has caught up",
+            Self::WaitBeforeTheNext => "restart no other master before this one has caught up",
             Self::WaitOrBootstrap => {
                 "wait; if the cluster is brand-new, declare that when its first process \
                  starts"
