@@ -197,7 +197,7 @@ fn a_confirmed_bootstrap_survives_a_lost_connection() {
     );
 }
 
-/// Recovery asks for that marker.
+/// Recovery names this marker when it reports its success.
 #[test]
 fn a_quarantine_marker_survives_a_lost_connection() {
     let mut bench = Bench::new(false);
@@ -252,7 +252,7 @@ fn a_timed_out_call_ends_the_session_with_later_calls() {
     assert_eq!(bench.state(), NodeState::Connecting);
 }
 
-/// A node with a time that the test sets; probes are answered at once.
+/// A node whose clock the test sets. Probes are answered at once.
 struct Clocked(Bench);
 
 impl Clocked {
@@ -356,8 +356,8 @@ fn admitting_marker() -> String {
     identity.admitting(&Facts::volatile_master(), 7)
 }
 
-/// Quarantines the node for longer than its connection counts as fresh. Returns what follows when
-/// another gateway has ended the quarantine.
+/// Quarantines the node for longer than its connection counts as fresh. Returns the driver's
+/// actions after another gateway has ended the quarantine.
 fn actions_after_a_wait(bench: &mut Bench) -> Vec<Action> {
     bench.quarantined();
     bench.now += NAME_IS_FOLLOWED_EVERY;
@@ -366,7 +366,7 @@ fn actions_after_a_wait(bench: &mut Bench) -> Vec<Action> {
     bench.answer_probe(Some(&admitting_marker()))
 }
 
-/// The name may have moved during the wait, and the new process does not inherit that wait.
+/// The name may have moved to another process during the wait. That process has not waited.
 #[test]
 fn a_wait_ends_with_a_probe_on_a_fresh_connection() {
     let mut bench = Bench::new(false);
@@ -388,7 +388,7 @@ fn a_node_that_waits_again_votes_on_a_newer_connection() {
     }
 }
 
-/// For example two database numbers of one process.
+/// The two names may be, for example, two database numbers of one process.
 #[test]
 fn one_process_under_two_names_is_refused_as_the_second() {
     let mut first = Bench::new(false);
@@ -491,7 +491,7 @@ fn a_node_that_refuses_tokens_for_their_lead_cannot_vote() {
     assert!(ask(100_000), "the lead is small again");
 }
 
-/// The master answers everything else, so a probe does not detect this.
+/// The master answers everything except writes, so a probe does not detect this state.
 #[test]
 fn a_node_that_refuses_writes_cannot_vote_until_they_work() {
     let mut bench = Bench::admitted(false);
