@@ -1,4 +1,4 @@
-//! The seam between the algorithm and one master: an [`Op`] goes in, a [`Vote`] comes out.
+//! The interface between the algorithm and one master: an [`Op`] goes in, a [`Vote`] comes out.
 //!
 //! A node knows nothing about other nodes, quorums, TTL policy and retries: these are its callers'
 //! work. A node promises:
@@ -26,7 +26,7 @@
 //! | `calls` | operations waiting to be sent, and calls under way | probes and markers |
 //! | `driver` | a worker's next step: events in, actions out, one deadline | tasks, sockets, Redis |
 //! | `report` | status, log and measurements of a master | why they change |
-//! | [`link`] | the seam to one connection | what is sent, and when |
+//! | [`link`] | the interface to one connection | what is sent, and when |
 //! | [`worker`] | runs a driver on a link | what to do |
 //! | `reader` | the connection for listings | what is listed |
 //! | `hints` | the second connection, which receives hints | what they mean |

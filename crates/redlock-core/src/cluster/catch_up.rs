@@ -20,7 +20,7 @@
 //!
 //! Two cases are not covered. A gateway that cannot reach this master, while the others can, may
 //! grant a lock without it after the last pass. And a slow master that was not restarted may miss a
-//! lock, which the next extension repairs.
+//! lock; the next extension of the lock repairs that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,10 +45,11 @@ const STEP: Duration = Duration::from_secs(2);
 /// The last pass begins no sooner than this after the gateway first saw the master admitted. By
 /// then every gateway that reaches the master lets it vote, so new grants reach this master too.
 const ADMITTED_EVERYWHERE_AFTER: Duration = NAME_MOVES_WITHIN;
-/// Copies of one lock are mostly read within this time of each other. Differences of their lives up
-/// to this are ignored.
+/// Copies of one lock are mostly read within this time of each other. So a smaller difference
+/// between their lives means nothing.
 const READ_APART: Duration = Duration::from_secs(1);
-/// A gateway begins after a random delay of up to this, so that gateways do not all begin at once.
+/// A gateway begins after a random delay of at most this length, so that gateways do not all begin
+/// at once.
 const SPREAD: Duration = Duration::from_millis(500);
 
 /// Starts to catch up every master that votes again. Must be called on a tokio runtime.
@@ -58,7 +59,8 @@ pub(crate) fn start(
     settings: &Settings,
     env: &Env,
 ) -> Option<Scheduled> {
-    // Masters inside this process lose their locks all together, or not at all.
+    // Masters inside this process lose their locks all together or not at all, so there is nothing
+    // to catch up.
     let is_linked = nodes.iter().all(|node| node.link().is_some());
     is_linked.then(|| {
         let worker = Worker {

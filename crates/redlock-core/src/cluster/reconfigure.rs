@@ -337,8 +337,8 @@ impl Survey {
         if let Some(left) = self.left.as_ref().filter(|left| **left != set) {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
-        // A marker of the old set, or of a change that leaves it, shows the longest TTL of that
-        // set.
+        // A marker of the old set, or of a change that leaves the old set, shows the longest TTL of
+        // that set.
         let is_known =
             self.left.is_some() || set == self.config.node_set() && !self.longest_ttl.is_zero();
         if !is_known && old.max_ttl.is_none() {

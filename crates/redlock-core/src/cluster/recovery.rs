@@ -6,8 +6,8 @@
 //! `quorum - 1` votes on the other `N - 1` masters, so it has at least one member among the masters
 //! that are read. Recovery also waits until no such majority can still come about ([`wait`]). By
 //! then every lock whose majority counts a lost vote is stored on a master that is read, or has
-//! ended. If the lock is extended later, the extension needs a majority of present votes, and no
-//! longer the lost one.
+//! ended. If such a lock is extended later, a majority votes for the extension, and this master is
+//! not among them. So the extended lock no longer needs the lost vote.
 //!
 //! Watermarks are not read. After the wait the master's own clock check refuses every T that the
 //! master may have lost, because such a T is too old.
@@ -39,11 +39,12 @@ use crate::node::link::{
 use crate::node::{Env, Holding, Keys, Node, NodeSettings, NodeState, Vote};
 use crate::settings::Settings;
 
-/// The limit of one step on a connection.
+/// The time limit of one step on a connection.
 const STEP: Duration = Duration::from_secs(5);
 /// How far two clocks run apart over the whole wait if their rates differ by 5 %.
 const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
-/// A gateway begins after a random delay of up to this, so that gateways do not all begin at once.
+/// A gateway begins after a random delay of at most this length, so that gateways do not all begin
+/// at once.
 const SPREAD: Duration = Duration::from_secs(2);
 /// The pause after each page read from a master, so that the master's votes come first.
 const PAGE_PAUSE: Duration = Duration::from_millis(1);
@@ -55,16 +56,17 @@ const MAX_READ: usize = 64 << 20;
 const CHUNK: usize = 256;
 
 /// The time from when this gateway first sees the loss until it reads the other masters. During
-/// this time
+/// this time:
 ///
 /// - another gateway may still talk to the master's earlier process, which has lost nothing:
 ///   [`NAME_MOVES_WITHIN`];
 /// - an acquire that counts a lost vote may still arrive at other masters. The master gave the lost
 ///   vote only for a T at most `max_clock_skew` ahead of its own clock. Another master refuses T
 ///   once T is more than `max_clock_skew` behind its own clock. The two clocks differ by at most
-///   `max_clock_skew`. In all this takes 3 × `max_clock_skew`;
+///   `max_clock_skew`. So the acquire can arrive for at most 3 × `max_clock_skew`;
 /// - an extension that counts a lost vote may still arrive at other masters. Its round counts only
-///   if it ends within [`longest_round`], which is at least 3 × `max_clock_skew`, too.
+///   if it ends within [`longest_round`]. This time is at least 3 × `max_clock_skew`, so it covers
+///   the acquire too.
 fn wait(max_clock_skew: Duration) -> Duration {
     longest_round(max_clock_skew) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
 }
@@ -230,7 +232,7 @@ impl Recoverer {
                 // Usually another gateway was faster.
                 RecoveryAnswer::OtherMarker => return Ok(None),
                 RecoveryAnswer::OtherClient => {
-                    return Err(LinkError::broken("another client holds one of the locks there"));
+                    return Err(LinkError::broken("another client holds one of the locks on it"));
                 }
             }
         }
@@ -347,8 +349,8 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         all.extend(page.stored);
         if bytes > MAX_READ {
             return Err(LinkError::broken(format!(
-                "it stores more than {} MiB of locks, the limit of a reading; the full quarantine \
-                 stands",
+                "another master stores more than {} MiB of locks, the limit of a reading; the full \
+                 quarantine stands",
                 MAX_READ >> 20
             )));
         }

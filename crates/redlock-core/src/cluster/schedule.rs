@@ -28,7 +28,7 @@ pub(super) trait Work: Send + Sync + 'static {
     fn attempt(&self, master: &Sighting) -> impl Future<Output = Attempt> + Send;
 }
 
-/// A master that was seen in the state of the work.
+/// A master that was seen in the state that needs the work.
 pub(super) struct Sighting {
     pub(super) at: usize,
     pub(super) marker: String,

@@ -6,9 +6,9 @@
 //! between two readings is at most that from the first request to the second answer. If the
 //! master's clock moved by more than this time and the drift factor allow, it certainly ran ahead.
 //!
-//! A clock that is only slightly fast shows this only over a long window between two readings. So
-//! older readings are kept, but thinned out: for every length from a second to the longest TTL,
-//! some window is at least that long and at most twice as long.
+//! Two readings are the ends of a window. A clock that is only slightly fast can be detected only
+//! in a long window. So older readings are kept, but thinned out: for every length from a second to
+//! the longest TTL, some window is at least that long and at most twice as long.
 
 use std::time::Duration;
 
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(
             detected_at(0.01, |at| at - if at > 50.0 { 100.0 } else { 0.0 }),
             None,
-            "nor does one that is set back"
+            "a clock that is set back ends no lock early"
         );
         assert_eq!(detected_at(0.0, |at| at * 1.0005), None, "no clock is without drift");
     }

@@ -70,7 +70,7 @@ const _: () = assert!(
     BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis()
 );
 
-/// The settings of a driver beside the eligibility.
+/// The settings of a driver besides those of the eligibility.
 #[derive(Debug, Clone)]
 pub struct DriverSettings {
     /// A call that takes longer ends the session. This must be longer than rounds wait for a node.
@@ -207,7 +207,7 @@ pub(super) struct Driver {
     /// The quarantine marker of a node that was confirmed as new. The confirmation survives a lost
     /// connection.
     bootstrap_confirmed: Option<String>,
-    /// Markers put since the last quarantine or connection.
+    /// The number of markers put since the last quarantine or connection.
     puts: u32,
     calls: Calls,
     clock_drift: ClockDrift,
@@ -794,7 +794,7 @@ impl Driver {
     }
 }
 
-/// Votes for the operations of a failed call.
+/// Answers the operations of a failed call with [`Vote::Failed`], and returns why the session ends.
 fn fail_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     let (reason, effect) = match error.kind {
         LinkErrorKind::Broken => (Reason::Down, Effect::Possible),

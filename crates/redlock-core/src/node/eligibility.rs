@@ -20,8 +20,8 @@
 //!    new one, which is then quarantined: the file that it loaded may lack what the earlier process
 //!    granted later.
 //! 3. Otherwise the node's memory of locks is suspect, and the node is *quarantined*. The
-//!    quarantine lasts until every lock that it may have lost has ended ([`quarantine`]), or until
-//!    recovery restores those locks from the other masters.
+//!    quarantine lasts until every lock that the node may have lost has ended ([`quarantine`]), or
+//!    until recovery restores those locks from the other masters.
 //!
 //! A quarantine is a marker on the node that contains a nonce and admits nobody. At the end of the
 //! quarantine, the admitting marker replaces exactly this marker, in one step that also checks the
@@ -68,7 +68,7 @@ pub const NAME_IS_FOLLOWED_EVERY: Duration = Duration::from_secs(2);
 /// If following a name takes longer than this, a move of the name may be noticed too late. The log
 /// then contains a warning.
 pub const NAME_IS_FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
-/// After this time every gateway has left the process that a name led to before.
+/// If a name moves to another process, every gateway has left the earlier process after this time.
 pub const NAME_MOVES_WITHIN: Duration =
     Duration::from_secs(NAME_IS_FOLLOWED_EVERY.as_secs() + NAME_IS_FOLLOWED_WITHIN.as_secs());
 
@@ -207,8 +207,8 @@ impl Eligibility {
         self.distrusted = Some(stood);
     }
 
-    /// Reports that the node's earlier process was alive beside the present one. The present one
-    /// may lack grants of the earlier one.
+    /// Reports that the node's earlier process was alive beside the present one. The present
+    /// process may lack grants of the earlier one.
     pub fn contest(&mut self) {
         self.is_contested = true;
     }
@@ -542,7 +542,7 @@ mod tests {
         node.assert_waits(&volatile(), 10, 315, Suspicion::Blank);
         node.assert_waits(&volatile(), 314, 315, Suspicion::Blank);
         assert!(node.is_admitted(&volatile(), 315));
-        assert!(node.is_admitted(&volatile(), 400), "and stays admitted");
+        assert!(node.is_admitted(&volatile(), 400), "the node stays admitted");
     }
 
     #[test]
@@ -626,7 +626,7 @@ mod tests {
         let mut node = admitted(&durable());
         let back = Facts { replication_id: "b".repeat(40), was_replica: true, ..durable() };
         node.assert_waits(&back, 0, 305, Suspicion::Copied);
-        assert!(node.is_admitted(&back, 305), "and does not wait twice for one failover");
+        assert!(node.is_admitted(&back, 305), "one failover causes only one wait");
         let alone = Facts { replication_id: "b".repeat(40), ..durable() };
         assert!(
             admitted(&durable()).is_admitted(&alone, 0),

@@ -35,8 +35,8 @@ pub(crate) enum HintKind {
     /// A waiter is at the origin. `seconds` is how long the hint is valid; `None` for the usual
     /// time.
     Waiting { seconds: Option<u64> },
-    /// The grant with this token was released at the origin; `waiting` when the origin has a waiter
-    /// too.
+    /// The grant with this token was released at the origin. `waiting` is whether somebody waits
+    /// for the lock there, too.
     Released { t: FencingToken, waiting: bool },
 }
 

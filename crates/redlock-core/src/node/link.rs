@@ -27,7 +27,7 @@ pub type Answering<T> = BoxFuture<'static, Result<T, LinkError>>;
 
 /// The way to one master.
 pub trait Link: Send + Sync + 'static {
-    /// Opens a connection that is logged in and on its database.
+    /// Opens a connection that is logged in and has its database selected.
     fn connect(&self) -> Answering<Box<dyn Session>>;
 
     /// Opens a separate connection that receives the master's hints. Resolves only after a message
@@ -50,7 +50,7 @@ pub trait Session: Send + 'static {
     /// without expiry is left out.
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
 
-    /// Sets locks, if the batch's marker stands. After an error some of them may be set.
+    /// Sets locks, if the batch's marker stands. After an error some of the locks may be set.
     fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer>;
 
     /// Records on the master that it has caught up under this marker. Does nothing when another
@@ -105,7 +105,7 @@ pub struct MarkerSwap {
     /// The new marker.
     pub to: String,
     /// The master's clock at the probe, in microseconds since 1970. The master refuses the swap if
-    /// that is more than 10 s ago. 0 skips this check.
+    /// the probe was more than 10 s ago. 0 skips this check.
     pub probed_micros: u64,
 }
 

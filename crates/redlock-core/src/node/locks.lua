@@ -304,9 +304,9 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
       local last = call('GET', watermark)
       if failed(last) then return error_of(last) end
       -- A release turns T+ into T, because a repair of this grant may be in flight and must be
-      -- refused. An undo leaves T+ as it is: it need not prevent that repair. A provisional
-      -- watermark loses its '!' and what follows. Otherwise the undo of that proposal would remove
-      -- this tombstone.
+      -- refused. An undo leaves T+ as it is: another request has extended and so confirmed this
+      -- grant, and its repair may pass. A provisional watermark loses its '!' and what follows.
+      -- Otherwise the undo of that proposal would remove this tombstone.
       local t, text = sub(grant, 1, 16), nil
       if not last or not exact_undo and last == t .. '+'
         or (watermark_number(last) or 0) < t_num then

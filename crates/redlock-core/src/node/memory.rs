@@ -4,7 +4,7 @@
 //! use them too. `submit` delivers the vote before it returns. The node stores nothing durably: a
 //! restart of the process loses all locks, and all "nodes" of one process share its fate.
 //!
-//! A differential test compares its answers with a real redis-server
+//! A differential test compares the node's answers with those of a real redis-server
 //! (`tests/node/differential.rs`). Two differences are intended. Expiry follows the monotonic
 //! clock, so a step of the wall clock expires no locks. And every value is a text: a key cannot
 //! hold a list or another type.
@@ -42,8 +42,8 @@ pub struct MemoryNode {
 }
 
 impl MemoryNode {
-    /// An empty, admitted node. `clock` measures the life of its keys, and is the wall clock that
-    /// it compares with T.
+    /// An empty, admitted node. `clock` measures the life of the node's keys, and is also the
+    /// node's wall clock.
     pub fn new(name: impl Into<String>, clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
         let status = NodeStatus::new(NodeState::Admitted, clock.wall_micros());
         let store = Mutex::new(Store::new(clock, settings));
@@ -185,7 +185,7 @@ impl MemoryNode {
         self.lock().set(&Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), expiry).is_ok()
     }
 
-    /// Loses everything, the admission included, as FLUSHALL or an empty restart does.
+    /// Loses everything, the admission included, as FLUSHALL or a restart without data does.
     pub fn wipe(&self) {
         let mut store = self.lock();
         store.entries.clear();

@@ -8,7 +8,7 @@
 //! same connection.
 //!
 //! The connection opens when a listing needs it, and closes when it was idle for a while. The
-//! reader reads a master only while it is admitted, and only from the process that was admitted.
+//! master is read only while it is admitted, and only from the process that was admitted.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -21,7 +21,7 @@ pub(super) struct Reporter {
     /// A clock further than this from ours makes the node refuse our fencing tokens.
     max_clock_skew: Duration,
     run_id: Option<String>,
-    /// When the log last reported the quarantine, on this connection.
+    /// When the log last reported the quarantine; `None` at first on each connection.
     logged_at: Option<Duration>,
     clock_is_far: bool,
     refuses_writes: bool,
@@ -212,8 +212,8 @@ impl Reporter {
         let ms = by.as_millis() as u64;
         tracing::error!(
             %node, ms,
-            "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; \
-             repair it"
+            "the clocks of all nodes ran ahead of this machine's by about as much: this machine's \
+             clock ran slow; repair it"
         );
     }
 
@@ -317,7 +317,7 @@ impl Reporter {
     }
 }
 
-/// The remedy for an error that every write ends with; `None` for any other error.
+/// The remedy for an error with which every write fails; `None` for any other error.
 pub(super) fn remedy_of_write_error(error: &str) -> Option<Remedy> {
     match error.split_whitespace().next()? {
         "OOM" => Some(Remedy::RaiseMaxMemory),

@@ -325,9 +325,10 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     }
 
     /// Leaves the watermark at T or above. A release turns `T+` into `T`, because a repair of this
-    /// grant may be in flight and must be refused. An undo (`keeps_mark`) leaves `T+` as it is: it
-    /// need not prevent that repair. A provisional watermark loses its `!` and what follows.
-    /// Otherwise the undo of that proposal would remove this tombstone.
+    /// grant may be in flight and must be refused. An undo (`keeps_mark`) leaves `T+` as it is:
+    /// another request has extended and so confirmed this grant, and its repair may pass. A
+    /// provisional watermark loses its `!` and what follows. Otherwise the undo of that proposal
+    /// would remove this tombstone.
     fn set_tombstone(
         &mut self,
         keys: &Keys,
@@ -449,8 +450,8 @@ pub struct SafetyRules {
     pub marker_is_checked: bool,
     /// A node whose memory of locks is suspect is quarantined before it votes.
     pub quarantine_is_waited: bool,
-    /// A quarantine ends early only after recovery: the node got back every lost lock that the
-    /// other masters have.
+    /// Apart from a bootstrap, a quarantine ends early only after recovery has given the node every
+    /// lost lock that may still be held.
     pub lost_locks_are_recovered: bool,
     /// A process stops voting when its name leads to another process.
     pub name_is_followed: bool,

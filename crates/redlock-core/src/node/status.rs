@@ -69,7 +69,7 @@ pub struct NodeStatus {
     pub state: NodeState,
     /// The start of the state, in microseconds since 1970 by the gateway's wall clock.
     pub since_micros: u64,
-    /// The latest end of a quarantine, in microseconds since 1970; `None` when unknown.
+    /// When the quarantine ends at the latest, in microseconds since 1970; `None` when unknown.
     pub until_micros: Option<u64>,
     /// The reason, in a sentence; empty when there is nothing to explain.
     pub detail: String,
@@ -178,8 +178,8 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// What an operator can do about a node that does not vote. The text names settings in general; a
-/// host with flags should name those instead.
+/// What an operator can do about a node that does not vote. The text names settings of Redis and of
+/// this crate. A host with flags should name its flags instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Remedy {
@@ -189,7 +189,8 @@ pub enum Remedy {
     Wait,
     /// The quarantine ends by itself. An operator may declare the cluster brand-new.
     WaitOrBootstrap,
-    /// The quarantine ends by itself. With durable settings the next restart takes seconds.
+    /// The quarantine ends by itself. After its next restart a master with durable settings votes
+    /// again within seconds.
     WaitThenMakeDurable,
     /// The quarantine ends by itself. Evictions must stop.
     WaitWithoutEvictions,

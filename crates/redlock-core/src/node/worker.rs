@@ -72,8 +72,8 @@ impl Job {
 
 impl RemoteNode {
     /// Starts the worker; must be called on a tokio runtime. `queue` is the limit of jobs that may
-    /// wait; a job is one operation, or two for the same call. If more came, the node is too slow
-    /// to be useful, so further operations are refused at once.
+    /// wait; a job is one operation, or two for the same call. When so many wait, the node is too
+    /// slow to be useful, so further operations are refused at once.
     ///
     /// # Panics
     /// Panics if `queue` is 0.

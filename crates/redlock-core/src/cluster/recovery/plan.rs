@@ -1,5 +1,5 @@
-//! Decides what a master that lost its locks gets back, from what the other masters store. Without
-//! input or output.
+//! Decides what a master that lost its locks gets back, from what the other masters store. No input
+//! or output happens here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -141,7 +141,7 @@ impl Bench {
         assert_eq!(
             bench.on(Event::Loaded(Ok(Engine::Lua))),
             [Action::Call],
-            "which measures the round trip"
+            "this call measures the round trip"
         );
         bench.now += Duration::from_millis(2);
         assert_eq!(bench.on(Event::Answered(Ok(answer(Vec::new())))), []);
@@ -228,7 +228,7 @@ fn a_confirmed_bootstrap_ends_only_its_quarantine() {
     // Meanwhile the node has lost its data again.
     bench.quarantined();
     assert_eq!(bench.state(), NodeState::Quarantined);
-    assert_eq!(bench.at_deadline(), [Action::Probe], "and the node waits");
+    assert_eq!(bench.at_deadline(), [Action::Probe], "the node is still in quarantine");
 }
 
 #[test]
@@ -460,8 +460,8 @@ fn backoff_between_connections_doubles_up_to_a_second() {
     }
 }
 
-/// A master whose clock is a little behind, but within the limit, refuses the tokens of a gateway
-/// with a lead.
+/// A master whose clock is a little behind ours, but within the limit, refuses the tokens of a
+/// gateway if these are ahead of the gateway's clock.
 #[test]
 fn a_node_that_refuses_tokens_for_their_lead_cannot_vote() {
     let mut bench = Bench::admitted(false);
