@@ -45,8 +45,8 @@ pub trait Observer: Send + Sync + 'static {
     /// A lock that a node had lost was set there again.
     fn repaired(&self, node: usize);
     /// A node's watermark is so far ahead of our wall clock that no token of ours can pass it yet.
-    /// Acquires of that lock through this gateway fail or wait until our clock has come near the
-    /// watermark.
+    /// Acquires of that lock through this gateway fail, or go on waiting, until our clock has come
+    /// near the watermark.
     fn fence_out_of_reach(&self, _ahead: Duration) {}
     /// A waiter has got the lock from a holder that released it.
     fn handed_over(&self, kind: HandoffRoute);
