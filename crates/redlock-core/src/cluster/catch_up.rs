@@ -3,10 +3,11 @@
 //! A lock that was granted meanwhile is stored on a majority without this master. If one of the
 //! masters of that majority loses its data next, the lock may lose its majority, and its holder
 //! loses the lock. So after every admission a gateway reads the other masters. If a quorum of them
-//! stores a lock that this master lacks, the gateway sets the lock on this master too. It uses the
-//! rule of repair ([`Op::Repair`]): the master refuses the lock if its watermark shows a release or
-//! a later grant, or if the reading is not recent. Passes repeat until one sets nothing. Then a
-//! note on the master says that it has caught up, and the next master may be restarted.
+//! stores a lock that this master lacks, the gateway sets the lock on this master too. This follows
+//! the rule of repair ([`Op::Repair`]): the master refuses the lock if its watermark shows a
+//! release or a later grant. The master also refuses it if the reading is not recent. Passes repeat
+//! until one sets nothing. Then a note on the master says that it has caught up, and the next
+//! master may be restarted.
 //!
 //! This master refuses a repair if its watermark has the same T without a `+`, because the lock may
 //! have been released here. But there may be another cause if the other masters store the same

@@ -24,7 +24,7 @@
 //! old masters, or declare that there were none.
 //!
 //! Two hazards are not detected here. If a leaving master loses its data, its marker of step 2 is
-//! lost too, and a gateway of the old configuration that still runs admits that master again. If a
+//! lost too. A gateway of the old configuration that still runs then admits that master again. If a
 //! new master loses its data in step 3, a gateway of the new configuration that was started too
 //! early may admit that master too soon. Operators stop the old gateways first and start the new
 //! ones last.

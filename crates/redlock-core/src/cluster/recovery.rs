@@ -3,11 +3,11 @@
 //! locks have ended.
 //!
 //! Recovery needs `N - quorum + 1` other admitted masters. A majority that counted a lost vote has
-//! `quorum - 1` votes on the other `N - 1` masters, so it has at least one member among the masters
-//! that are read. Recovery also waits until no such majority can still come about ([`wait`]). By
-//! then every lock whose majority counts a lost vote is stored on a master that is read, or has
-//! ended. If such a lock is extended later, a majority votes for the extension, and this master is
-//! not among them. So the extended lock no longer needs the lost vote.
+//! `quorum - 1` votes on the other `N - 1` masters. So at least one of its members is among the
+//! masters that are read. Recovery also waits until no such majority can still come about
+//! ([`wait`]). By then every lock whose majority counts a lost vote is stored on a master that is
+//! read, or has ended. If such a lock is extended later, a majority votes for the extension, and
+//! this master is not among them. So the extended lock no longer needs the lost vote.
 //!
 //! Watermarks are not read. After the wait the master's own clock check refuses every T that the
 //! master may have lost, because such a T is too old.
@@ -48,7 +48,7 @@ const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
 const SPREAD: Duration = Duration::from_secs(2);
 /// The pause after each page read from a master, so that the master's votes come first.
 const PAGE_PAUSE: Duration = Duration::from_millis(1);
-/// The limit of one reading of a master, in bytes of names, records and bookkeeping. It is enough
+/// The limit of one reading of a master, in bytes of names, records and bookkeeping. This is enough
 /// for about 300,000 locks with names of 30 bytes and labels of 20 bytes. With more, the quarantine
 /// takes its full time.
 const MAX_READ: usize = 64 << 20;
@@ -178,9 +178,9 @@ impl Recoverer {
             ));
         }
         let mut read: Vec<MasterLocks> = read.into_iter().flatten().collect();
-        // The master voted only for a T at most `max_clock_skew` ahead of its own clock, and a lost
-        // vote matters only if other masters accepted the same T. 3 × `max_clock_skew` covers both
-        // this lead and the differences between the masters' clocks.
+        // The master voted only for a T at most `max_clock_skew` ahead of its own clock. A lost
+        // vote matters only if other masters accepted the same T. The sum of 3 × `max_clock_skew`
+        // covers both this lead and the differences between the masters' clocks.
         let ahead = (self.settings.max_clock_skew * 3).as_micros() as u64;
         let then = read.iter().map(|master| master.then_micros).max().unwrap_or_default();
         let no_time = |_| LinkError::broken("the other masters' clocks show no time");

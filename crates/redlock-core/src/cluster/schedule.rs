@@ -1,9 +1,9 @@
 //! Schedules work on masters that are in one state, one master at a time.
 //!
-//! [Recovery](super::recovery) and [catching up](super::catch_up) both begin some time after this
-//! gateway first sees a master in the state that needs this work, under a marker that is new to the
-//! gateway. Both repeat, with growing pauses, until the master leaves that state. This module
-//! decides when the work is due. The work decides what to do, and reports how it ended.
+//! [Recovery](super::recovery) and [catching up](super::catch_up) both wait some time after this
+//! gateway first sees a master in the state that needs the work. A new marker in that state counts
+//! as a first sight again. Both repeat, with growing pauses, until the master leaves that state.
+//! This module decides when the work is due. The work decides what to do, and reports how it ended.
 
 use std::sync::Arc;
 use std::time::Duration;

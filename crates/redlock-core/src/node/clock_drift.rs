@@ -7,7 +7,7 @@
 //! master's clock moved by more than this time and the drift factor allow, it certainly ran ahead.
 //!
 //! Two readings are the ends of a window. A clock that is only slightly fast can be detected only
-//! in a long window. So older readings are kept, but thinned out: for every length from a second to
+//! in a long window. So older readings are kept, but thinned out. For every length from a second to
 //! the longest TTL, some window is at least that long and at most twice as long.
 
 use std::time::Duration;

@@ -370,8 +370,8 @@ impl Driver {
             Event::Followed(reply) => self.followed(reply, now),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
-                // The confirmation counts also if it comes while the driver reconnects. It is only
-                // for the quarantine that was reported last.
+                // The confirmation counts also if it comes while the driver reconnects. The
+                // confirmation applies only to the quarantine that was reported last.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
                     self.ask(Action::Probe, now);
@@ -780,8 +780,8 @@ impl Driver {
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
             ineligible = ineligible.or(ineligible_by(&vote));
-            // A later grant in the call does not prove that writes work: after a write that needs
-            // no memory, Redis lets the script go on writing. Only the heartbeat proves that writes
+            // A later grant in the call does not prove that writes work. After a write that needs
+            // no memory, Redis lets the script write on. Only the heartbeat proves that writes
             // work.
             if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
                 && remedy_of_write_error(detail).is_some()

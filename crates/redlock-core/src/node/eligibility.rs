@@ -17,8 +17,8 @@
 //!    and the new one has not rewritten the append-only file that it loaded. The node is admitted
 //!    [`NAME_MOVES_WITHIN`] after this gateway first saw the new process. By then no gateway talks
 //!    to the earlier process any more. If a gateway finds both processes alive, it *contests* the
-//!    new one, which is then quarantined: the file that it loaded may lack what the earlier process
-//!    granted later.
+//!    new one, which is then quarantined. The new process may have loaded its file before the
+//!    earlier one granted its last locks.
 //! 3. Otherwise the node's memory of locks is suspect, and the node is *quarantined*. The
 //!    quarantine lasts until every lock that the node may have lost has ended ([`quarantine`]), or
 //!    until recovery restores those locks from the other masters.
@@ -31,8 +31,9 @@
 //! A gateway measures by its own monotonic clock how long it has seen the quarantine marker. The
 //! marker also contains the start of the quarantine, once by the node's clock and once by the wall
 //! clock of the gateway that put the marker. A gateway that first sees the marker later need not
-//! wait the full time: it subtracts the time that has passed by both clocks, if they agree within
-//! `max_clock_skew`. So gateways that are restarted often cannot keep a node out for ever.
+//! wait the full time. It subtracts the time that has passed since that start, if the two clocks
+//! agree about this time within `max_clock_skew`. So gateways that are restarted often cannot keep
+//! a node out for ever.
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator
 //! decides.
@@ -45,9 +46,9 @@
 //! - a replica that replaced a durable master and restarted before any probe (Redis forgets that it
 //!   was a replica);
 //! - a change that leaves no trace for the next probe, because it is over between two probes (a
-//!   second apart) or while no gateway runs. Examples are a failover and back; evictions before the
+//!   second apart) or while no gateway runs. Examples: a failover and back; evictions before the
 //!   count of evicted keys was reset; weakened durability and then a crash; a clock that jumps
-//!   forward, which ends locks early, and back.
+//!   forward and back, which ends locks early.
 
 mod facts;
 mod marker;
@@ -76,10 +77,10 @@ pub const NAME_MOVES_WITHIN: Duration =
 /// `max_clock_skew` + [`NAME_MOVES_WITHIN`].
 ///
 /// The first term covers the longest lock that the node may have lost. The second term is needed
-/// because the node lost its watermarks too: a gateway whose clock is behind could otherwise get a
-/// smaller T than a lost one. A T may also be `max_clock_skew` ahead of its own gateway's clock. So
-/// even with a short maximum TTL the wait is never below twice the skew. The last term covers other
-/// gateways, which may still talk to the process that had the name before.
+/// because the node lost its watermarks too. Without it, a gateway whose clock is behind could get
+/// a smaller T than a lost one. A T may also be `max_clock_skew` ahead of its own gateway's clock.
+/// So even with a short maximum TTL the wait is never below twice the skew. The last term covers
+/// other gateways, which may still talk to the process that had the name before.
 pub fn quarantine(max_ttl: Duration, max_clock_skew: Duration) -> Duration {
     max_ttl.max(max_clock_skew) + max_clock_skew + NAME_MOVES_WITHIN
 }
@@ -314,8 +315,8 @@ impl Eligibility {
             State::Admitted { replication_id, .. }
                 if replication_id != short(&facts.replication_id) =>
             {
-                // A master also takes a new id an hour after its last replica left. It was no
-                // replica itself.
+                // A master also takes a new id an hour after its last replica left. Such a master
+                // was no replica itself.
                 if facts.was_replica { suspect(Suspicion::Copied) } else { admit() }
             }
             State::Admitted { durable, .. } => match (&facts.durability, durable) {

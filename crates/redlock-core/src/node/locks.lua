@@ -161,8 +161,8 @@ end
 -- The first extension marks the lock (';' for ':' after the grant) and the watermark ('+' after T).
 -- Repair and release rely on these marks. A lock that is never extended pays nothing for them. The
 -- lock is marked before the watermark, because the second write may fail for lack of memory. A
--- marked lock with an unmarked watermark is safe. The opposite is not: the release of an unmarked
--- lock leaves the watermark as it is, and a '+' there would let a late repair pass.
+-- marked lock with an unmarked watermark is safe. An unmarked lock with a marked watermark is not:
+-- its release leaves the watermark as it is. The '+' would then let a late repair pass.
 local function mark_extended(lock, watermark, current, ttl)
   local set = call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'KEEPTTL')
   if failed(set) then return set end
@@ -207,8 +207,8 @@ end
 --
 -- A watermark above T shows that a later grant was made or released here. A watermark at T without
 -- '+' may show that this grant was released here. Both refuse the repair. A watermark T+ shows that
--- this grant was extended here and that no release has run here since. It lets the repair pass, as
--- does a lower watermark or none.
+-- this grant was extended here and that no release has run here since. The repair passes then, and
+-- also if the watermark is lower or missing.
 local function repair(lock, watermark, record, ttl, t_num, began)
   if not admitted then return QUARANTINED end
   local t = sub(record, 1, 16)
@@ -234,8 +234,8 @@ local function repair(lock, watermark, record, ttl, t_num, began)
     end
     -- Another record stands. Only a placeholder, which keeps the lock free from everybody, gives
     -- way to this grant. A majority of the masters has this grant, so no other grant can have a
-    -- majority, and the placeholder protects none. It may stand for an earlier, longer lease of
-    -- this same grant. So the longer of the two lives counts.
+    -- majority, and the placeholder protects none. The placeholder may stand for an earlier, longer
+    -- lease of this same grant. So the longer of the two lives counts.
     if sub(current, 17, 58) ~= PLACEHOLDER then return held(HELD, lock, current) end
     local left = call('PTTL', lock)
     if failed(left) then return error_of(left) end

@@ -6,8 +6,8 @@
 -- ARGV[2]  how long a watermark outlives its lock, in ms
 -- ARGV[3...]  for each lock: value, time to live in ms, watermark; '' leaves the watermark as it is
 --
--- Returns 1 when all locks are set, 0 when another marker stands, and 2 when a Redlock client that
--- is no gateway has one of the locks. After 0 or 2 nothing was set.
+-- Returns 1 when all locks are set, and 0 when another marker stands. Returns 2 when a Redlock
+-- client that is no gateway has one of the locks. After 0 or 2 nothing was set.
 
 local call, sub = redis.call, string.sub
 

@@ -3,7 +3,7 @@
 //! the two.
 //!
 //! The rules use a few commands of a key space ([`KeySpace`]). Two types implement the trait. One
-//! is the store of a node in memory, which also serves as a simulated master and can run out of
+//! is the store of a node in memory. It also serves as a simulated master, which can run out of
 //! memory between two writes. The other is a real master with the module. The caller provides
 //! atomicity: it runs one operation at a time.
 
@@ -183,9 +183,9 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     }
 
     /// Marks the lock first and then the watermark, because the second write may fail for lack of
-    /// memory. A marked lock with an unmarked watermark is safe. The opposite is not: the release
-    /// of an unmarked lock leaves the watermark as it is, and a `+` there would let a late repair
-    /// pass.
+    /// memory. A marked lock with an unmarked watermark is safe. An unmarked lock with a marked
+    /// watermark is not: its release leaves the watermark as it is. The `+` would then let a late
+    /// repair pass.
     fn mark_extended(
         &mut self,
         keys: &Keys,

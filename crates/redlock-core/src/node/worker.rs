@@ -1,8 +1,8 @@
 //! Runs a driver on a link. A task owns the one connection to a master and takes operations from a
-//! bounded queue in order. It sends the operations of concurrent requests as one call. Operations
-//! that arrive while calls are under way go into the next call. No timer delays a call to fill it.
-//! The worker only yields to the tasks that are ready to run, takes the operations that they
-//! submit, and sends.
+//! bounded queue in order. The task sends the operations of concurrent requests as one call.
+//! Operations that arrive while calls are under way go into the next call. No timer delays a call
+//! to fill it. The worker only yields to the tasks that are ready to run, takes the operations that
+//! they submit, and sends.
 
 use std::iter;
 use std::pin::pin;

@@ -29,8 +29,8 @@ struct Candidate {
 ///
 /// A grant that a quorum of the others stores comes back as it is. In place of any other grant a
 /// placeholder comes back, which keeps the lock free from everybody until the grant would have
-/// ended. Suppose that grant came back itself. It might then have a majority for the first time,
-/// and an extension or a repeated request would confirm it to a client. But a larger T may have
+/// ended. Suppose that grant came back itself. It might then have a majority for the first time. An
+/// extension or a repeated request would confirm the grant to a client. But a larger T may have
 /// been granted before, and lost.
 ///
 /// `newest` is the largest T that may have been lost. A grant with a larger T was granted without

@@ -40,8 +40,9 @@ impl ClusterConfig {
         &self.config
     }
 
-    /// One node in this configuration. All gateways must use the same `name` for a node: its
-    /// address or, if the cluster has a name of its own, the node's position in the list.
+    /// One node in this configuration. All gateways must use the same `name` for a node. This is
+    /// the node's address. If the cluster has a name of its own, it is the node's position in the
+    /// list.
     pub fn identity(&self, name: &str) -> NodeIdentity {
         NodeIdentity { cluster_config: self.clone(), node: hash(name, 4) }
     }
