@@ -3,10 +3,10 @@
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | `bootstrap` | the first start of a cluster | locks |
-//! | `recovery` | gives a master that lost its locks those that count, from the masters that store them | rounds |
+//! | `recovery` | gives a master that lost its locks those that may still be held | rounds |
 //! | `catch_up` | gives a master that votes again the locks that were granted without it | rounds, quarantines |
 //! | `schedule` | when recovery and catching up are due | what they do |
-//! | [`reconfigure`] | the operator's way from one configuration to another | locks |
+//! | [`reconfigure`] | an operator's change from one configuration to another | locks |
 
 pub(crate) mod bootstrap;
 pub(crate) mod catch_up;

@@ -1,11 +1,12 @@
-//! The seam between the algorithm and one master: an [`Op`] goes in, a [`Vote`] comes out.
+//! The interface between the algorithm and one master: an [`Op`] goes in, a [`Vote`] comes out.
 //!
-//! The room leaves other nodes, quorum, TTL policy and retries to its callers. A node promises:
+//! A node knows nothing about other nodes, quorums, TTL policy and retries: these are its callers'
+//! work. A node promises:
 //!
 //! 1. *Order*: operations submitted one after the other take effect in that order, or not at all.
-//!    So a release never overtakes its own acquire.
-//! 2. *One vote each*: every submitted operation gets exactly one vote, if only [`Vote::Failed`].
-//!    `submit` never waits.
+//!    So the release of a grant never runs before the acquire that asked for the grant.
+//! 2. *One vote each*: every submitted operation gets exactly one vote. If the node gave no usable
+//!    answer, the vote is [`Vote::Failed`]. `submit` returns without waiting for the master.
 //! 3. *Honesty about effects*: [`Effect::None`] means that the node cannot have run the operation
 //!    and never will.
 //!
@@ -18,14 +19,14 @@
 //! | `task` | an operation under way, and where its vote goes | who votes |
 //! | `status` | what a node is doing, why, and what an operator can do | flags |
 //! | [`rules`] | the rules of one node, over a small key space | where the keys are |
-//! | [`memory`] | that key space in this process | |
+//! | [`memory`] | a node whose key space is in this process | networks |
 //! | [`eligibility`] | whether a master may vote: facts and marker in, one step out | connections, time |
 //! | `clock_drift` | whether a master's clock runs ahead of ours | whose fault it is |
 //! | `node_registry` | shared by one gateway's workers: each master's process and clock | what follows from it |
 //! | `calls` | operations waiting to be sent, and calls under way | probes and markers |
 //! | `driver` | a worker's next step: events in, actions out, one deadline | tasks, sockets, Redis |
 //! | `report` | status, log and measurements of a master | why they change |
-//! | [`link`] | the seam to one connection | what is sent, and when |
+//! | [`link`] | the interface to one connection | what is sent, and when |
 //! | [`worker`] | runs a driver on a link | what to do |
 //! | `reader` | the connection for listings | what is listed |
 //! | `hints` | the second connection, which receives hints | what they mean |
@@ -77,11 +78,11 @@ pub trait Node: Send + Sync + 'static {
     /// `host:port` or another name fit for logs and metrics; never a password.
     fn name(&self) -> &str;
 
-    /// Whether the node may vote, and why not.
+    /// Whether the node may vote; if it may not, the status has the reason.
     fn status(&self) -> watch::Receiver<NodeStatus>;
 
-    /// The longest TTL that the node's quarantine covers; `None` without a quarantine. Locks must
-    /// use the same maximum.
+    /// The longest TTL that the node's quarantine covers; `None` for a node that is never
+    /// quarantined. The locks' own maximum TTL must be the same.
     fn max_ttl(&self) -> Option<Duration> {
         None
     }
@@ -90,14 +91,16 @@ pub trait Node: Send + Sync + 'static {
     /// to operations that it has not begun by `not_after`.
     fn submit(&self, op: Arc<Op>, not_after: Instant, reply: Reply);
 
-    /// Takes two operations that run one right after the other, in one call if the node uses calls.
+    /// Takes two operations. The node runs the second right after the first. A node that sends
+    /// calls sends both in one call.
     fn submit_both(&self, first: Task, second: Task) {
         self.submit(first.op, first.not_after, first.reply);
         self.submit(second.op, second.not_after, second.reply);
     }
 
     /// Adds a listener for the hints that other processes publish through this node. The default
-    /// ignores it: no other process can publish here.
+    /// ignores the listener: it is for nodes inside this process, where no other process can
+    /// publish.
     fn listen(&self, listener: Weak<dyn Listener>) {
         let _ = listener;
     }
@@ -107,20 +110,21 @@ pub trait Node: Send + Sync + 'static {
         true
     }
 
-    /// Reports that all nodes were probed and the cluster is brand-new. A node quarantined as new
-    /// is admitted at once; any other node ignores the call.
+    /// Reports that all nodes were probed and that the cluster is brand-new. A node quarantined as
+    /// new is admitted at once; any other node ignores the call.
     fn confirm_bootstrap(&self) {}
 
-    /// Reads the stored locks.
+    /// The reader of the locks that the node stores.
     fn reader(&self) -> &dyn LockReader;
 
-    /// The link, for requests that are no lock operations; `None` for a node in this process.
+    /// The link to the master, for requests that are no lock operations; `None` for a node in this
+    /// process.
     fn link(&self) -> Option<Arc<dyn Link>> {
         None
     }
 
-    /// Reports that recovery restored all relevant lost locks while this quarantine marker stood.
-    /// The node may end that quarantine now.
+    /// Reports that recovery has set the lost locks on the master again, while this quarantine
+    /// marker stood there. The node may end that quarantine now.
     fn recovered(&self, marker: &str) {
         let _ = marker;
     }
@@ -129,8 +133,8 @@ pub trait Node: Send + Sync + 'static {
 /// Reads what a node stores, for listings. Reads run beside lock operations, so no vote queues
 /// behind them. Only an admitted node is read.
 pub trait LockReader: Send + Sync {
-    /// A page of lock keys. The page holds fewer keys than requested where more would occupy the
-    /// node too long.
+    /// A page of lock keys. The page holds fewer keys than requested if reading more would occupy
+    /// the node too long.
     fn scan(&self, scan: Scan) -> BoxFuture<'_, Result<Scanned, Failure>>;
 
     /// The stored values of these locks, as votes on an [`Op::Inspect`] of each.

@@ -1,5 +1,6 @@
 //! The first start of a cluster. Nodes that were never used look like nodes that lost everything,
-//! so they are quarantined. An operator may declare them new.
+//! so they are quarantined. An operator may declare the cluster new. This module checks the
+//! declaration; if it is true, the nodes are admitted at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +10,14 @@ use tokio::sync::watch;
 
 use crate::node::{Node, NodeState, NodeStatus};
 
-/// Longer than a running gateway takes to notice that a node has lost its data.
+/// Longer than a running gateway takes to notice that a node has lost its data. Such a gateway is a
+/// witness that the node is not new, and replaces the node's marker.
 const WITNESS_PAUSE: Duration = Duration::from_secs(2);
 
 /// The result of a declaration that a cluster is new.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bootstrap {
-    /// Every node was reachable and new: all are being admitted.
+    /// Every node was reachable and new. All nodes are being admitted.
     Confirmed,
     /// This node was not new: it has voted, or a gateway already counts its quarantine. Nothing was
     /// changed.
@@ -24,8 +26,8 @@ pub enum Bootstrap {
 
 pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
     let mut statuses: Vec<_> = nodes.iter().map(|node| node.status()).collect();
-    // The number of probes of each node at the end of the pause. A running gateway that witnessed a
-    // loss may correct the state of a node during the pause, so older probes do not count.
+    // The number of probes of each node at the end of the pause. During the pause a witness may
+    // correct the state of a node, so probes from before its end do not count.
     let mut before: Option<Vec<u64>> = None;
     loop {
         let mut all_new = true;
@@ -48,8 +50,8 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
                 before = Some(statuses.iter().map(|status| status.borrow().probes).collect());
                 continue;
             }
-            // Two more probes: the first may have been sent before the end of the pause, and
-            // answered late.
+            // Two more probes are needed: the first may have been sent before the end of the pause,
+            // and answered late.
             Some(before) if probes.iter().zip(before).all(|(now, before)| *now >= before + 2) => {
                 nodes.iter().for_each(|node| node.confirm_bootstrap());
                 return Bootstrap::Confirmed;
@@ -62,7 +64,7 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
 
 /// Waits until one of the statuses changes.
 pub(crate) async fn any_changed(statuses: &mut [watch::Receiver<NodeStatus>]) {
-    // The feed of a node that is gone never changes again.
+    // The status of a node that is gone never changes again, so it must not end the wait.
     let changes = statuses.iter_mut().map(|status| {
         Box::pin(async {
             if status.changed().await.is_err() {
@@ -117,8 +119,8 @@ mod tests {
         }
     }
 
-    /// One node hangs. It still looks new after the pause, although a witness has corrected its
-    /// state.
+    /// One node hangs. After the pause its status still says new, although a witness has corrected
+    /// the node's state.
     #[tokio::test(start_paused = true)]
     async fn probes_from_before_the_witness_pause_do_not_count() {
         let new = NodeStatus {

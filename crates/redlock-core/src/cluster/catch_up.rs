@@ -1,24 +1,27 @@
 //! Catching up: a master that votes again gets the locks that were granted while it was away.
 //!
-//! Such a lock is stored on a majority of the other masters. If one of those is restarted next, the
-//! lock loses its majority, and its holder loses the lock. So after every admission a gateway reads
-//! the other masters. If a majority of them stores a lock, the gateway sets it on this master too,
-//! by the rule of repair ([`Op::Repair`]): only above this master's watermark, and only while the
-//! reading is recent. Passes repeat until one sets nothing. Then the master is noted as caught up,
-//! and the next one may be restarted.
+//! A lock that was granted meanwhile is stored on a majority without this master. If one of the
+//! masters of that majority loses its data next, the lock may lose its majority, and its holder
+//! loses the lock. So after every admission a gateway reads the other masters. If a quorum of them
+//! stores a lock that this master lacks, the gateway sets the lock on this master too. This follows
+//! the rule of repair ([`Op::Repair`]): the master refuses the lock if its watermark shows a
+//! release or a later grant. The master also refuses it if the reading is not recent. Passes repeat
+//! until one sets nothing. Then a note on the master says that it has caught up, and the next
+//! master may be restarted.
 //!
-//! A master's own unmarked watermark keeps a repair out, because the lock may have been released
-//! there. Where the others store the same grant extended, this master may have been away at the
-//! first extension, and its own copy ended by itself. Then the passes go on until the watermark has
-//! ended: at most `fence_grace` after that copy.
+//! This master refuses a repair if its watermark has the same T without a `+`, because the lock may
+//! have been released here. But there may be another cause if the other masters store the same
+//! grant as extended. This master may have granted the lock, been away at the first extension, and
+//! let its own copy expire. So in this case the passes go on until the watermark has expired: at
+//! most `fence_grace` after the copy did.
 //!
 //! [Recovery](crate::cluster::recovery) comes earlier and has another purpose: it keeps a master
-//! that lost its data from granting a lock again. Exclusion does not need catching up. Any gateway
-//! may do it, even several at once.
+//! that lost its data from granting a lock again. Catching up only keeps holders from losing their
+//! locks; exclusion does not need it. Any gateway may catch a master up, even several at once.
 //!
 //! Two cases are not covered. A gateway that cannot reach this master, while the others can, may
 //! grant a lock without it after the last pass. And a slow master that was not restarted may miss a
-//! lock, which the next extension repairs.
+//! lock; the next extension of the lock repairs that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,12 +43,14 @@ use crate::settings::Settings;
 const CHUNK: usize = 128;
 /// How long the master may take to set the locks of one step.
 const STEP: Duration = Duration::from_secs(2);
-/// The last pass begins no sooner than this after the admission. By then every gateway that reaches
-/// the master lets it vote, so new grants reach it too.
+/// The last pass begins no sooner than this after the gateway first saw the master admitted. By
+/// then every gateway that reaches the master lets it vote, so new grants reach this master too.
 const ADMITTED_EVERYWHERE_AFTER: Duration = NAME_MOVES_WITHIN;
-/// Copies of one lock are mostly read within this time of each other.
+/// Copies of one lock are mostly read within this time of each other. So a smaller difference
+/// between their lives means nothing.
 const READ_APART: Duration = Duration::from_secs(1);
-/// Gateways begin at random within this time.
+/// A gateway begins after a random delay of at most this length, so that gateways do not all begin
+/// at once.
 const SPREAD: Duration = Duration::from_millis(500);
 
 /// Starts to catch up every master that votes again. Must be called on a tokio runtime.
@@ -55,7 +60,8 @@ pub(crate) fn start(
     settings: &Settings,
     env: &Env,
 ) -> Option<Scheduled> {
-    // Masters inside this process lose their locks together with all others, or not at all.
+    // Masters inside this process lose their locks all together or not at all, so there is nothing
+    // to catch up.
     let is_linked = nodes.iter().all(|node| node.link().is_some());
     is_linked.then(|| {
         let worker = Worker {
@@ -87,13 +93,14 @@ struct Pass {
     given: usize,
     /// Locks that could not be set yet.
     unsettled: usize,
-    /// Those of them that a watermark keeps out for a few seconds.
+    /// How many of the unsettled locks are only kept out by a watermark, which expires within
+    /// seconds.
     barred: usize,
-    /// The key of one of these.
+    /// The key of an unsettled lock.
     example: Option<Bytes>,
 }
 
-/// What the master lacks, of some locks.
+/// What the master lacks among some locks of another master.
 #[derive(Default)]
 struct Missing {
     repairs: Vec<Op>,
@@ -150,16 +157,16 @@ impl Work for Worker {
 }
 
 impl Worker {
-    /// Gives a master the locks that a majority of the others stores.
+    /// Gives a master the locks that a quorum of the others stores.
     ///
-    /// A majority without this master has a member among any `nodes - quorum` of the others, so only
-    /// the keys of that many masters are read. They suffice also where a master that cannot be read
-    /// completes the majority.
+    /// A majority without this master has a member among any `nodes - quorum` of the others, so
+    /// only the keys of that many masters are listed. This holds even if some members of the
+    /// majority cannot be read now.
     async fn pass(&self, at: usize, marker: &str) -> Result<Pass, String> {
         let mut pass = Pass::default();
         let enough = self.quorum.size();
         if self.nodes.len() <= enough {
-            // Every majority counts this master.
+            // Every majority has this master as a member, so none was formed without it.
             return Ok(pass);
         }
         let is_admitted = |other: &usize| self.nodes[*other].status().borrow().state.is_admitted();
@@ -177,7 +184,7 @@ impl Worker {
         Ok(pass)
     }
 
-    /// Compares all locks of one master with those stored here.
+    /// Compares all locks of the master `scanned` with those of the master `at`.
     async fn compare(
         &self,
         at: usize,
@@ -200,7 +207,8 @@ impl Worker {
                     pass.unsettled += 1;
                     pass.example = Some(name);
                 }
-                // A reading from before a new admission must not be set after it.
+                // If the master has another marker by now, it was admitted anew. Locks that were
+                // read before must not be set after that.
                 if self.nodes[at].status().borrow().marker != marker {
                     return Err("it must be admitted again".to_owned());
                 }
@@ -213,8 +221,8 @@ impl Worker {
         }
     }
 
-    /// Compares some locks of one master with those stored here. Returns repairs for the locks that
-    /// a majority of the others stores and this master does not.
+    /// Compares some locks of the master `scanned` with those of the master `at`. Returns repairs
+    /// for the locks that a quorum of the others stores and `at` does not.
     async fn missing(
         &self,
         at: usize,
@@ -243,7 +251,7 @@ impl Worker {
         let read = join_all(others.iter().map(|other| read(*other, differ.clone()))).await;
         let read: Vec<Vec<Vote>> = read.into_iter().collect::<Result<_, _>>()?;
         let enough = self.quorum.size();
-        // A master that cannot be read now may have a copy too, and may vote again at any time.
+        // A master that cannot be read now may store a copy too, and may vote again at any time.
         let unread = self.nodes.len() - 1 - others.len();
         let mut uncertain = None;
         let repair = |(index, keys): (usize, Keys)| {
@@ -255,7 +263,8 @@ impl Worker {
                 return None;
             };
             let life = life.unwrap_or(self.longest_life).min(self.longest_life);
-            // Time has passed since the reading. A lock that ends within milliseconds is left out.
+            // The time since the reading is subtracted. A lock that ends within milliseconds is
+            // left out.
             let millis = life.saturating_sub(began.elapsed()).as_millis();
             let ttl = Ttl::from_millis(u64::try_from(millis).ok()?).ok()?;
             Some(Op::Repair { keys, record, ttl, began_micros })
@@ -277,9 +286,10 @@ impl Worker {
                     pass.barred += 1;
                     pass.example = Some(key);
                 }
-                // The lock arrived here meanwhile, or was released.
+                // The lock has arrived on this master meanwhile, or its watermark shows a release
+                // or a later grant.
                 Vote::Extended { .. } | Vote::Stale { .. } => {}
-                // A lock of another client is not ours to replace.
+                // A lock of another Redlock client stands there, and must not be replaced.
                 Vote::Held(holding) if holding.record.parse().is_none() => {}
                 _ => pass.unsettled += 1,
             }
@@ -302,8 +312,8 @@ fn grant(vote: &Vote) -> Option<&Holding> {
     }
 }
 
-/// The grant that `enough` nodes store, with the extension flag if any copy has it, and with its
-/// longest life. The life is `None` if somebody removed the expiry.
+/// The grant that at least `enough` nodes store. It has the extension flag if any copy has it, and
+/// the longest life of its copies. The life is `None` if somebody removed the expiry of a copy.
 fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duration>)> {
     let stands = found.iter().find(|holding| copies(holding, found) >= enough)?;
     let copies = || found.iter().filter(|other| other.record.is_grant_of(&stands.record));
@@ -315,25 +325,26 @@ fn majority(enough: usize, found: &[&Holding]) -> Option<(Record, Option<Duratio
     Some((record.clone(), life))
 }
 
-/// Whether a grant has a majority if every master that was not read has a copy too.
+/// Whether some grant would have a majority if every master that was not read had a copy too.
 fn may_be_majority(enough: usize, unread: usize, found: &[&Holding]) -> bool {
     found.iter().any(|grant| copies(grant, found) + unread >= enough)
 }
 
-/// The key of the lock, if it is extended and this watermark refuses it only because it has no
-/// mark.
+/// The key of the lock, if the repair is of an extended grant and the watermark has the same T.
+/// Such a watermark refuses the repair only because it has no `+`.
 fn barred(repair: &Op, fence: FencingToken) -> Option<Bytes> {
     let Op::Repair { keys, record, .. } = repair else { return None };
     let is_own = record.is_extended() && record.fencing() == Some(fence);
     is_own.then(|| keys.lock.clone())
 }
 
-/// How many of these are copies of one grant.
+/// How many of the holdings are copies of one grant.
 fn copies(of: &Holding, found: &[&Holding]) -> usize {
     found.iter().filter(|other| other.record.is_grant_of(&of.record)).count()
 }
 
-/// Whether a copy ends well before another one. Both were read within about [`READ_APART`].
+/// Whether the copy here ends well before the copy there. Both were read within about
+/// [`READ_APART`], so a smaller difference means nothing.
 fn is_much_shorter(here: &Holding, there: &Holding) -> bool {
     let there_lives = there.expires_in.unwrap_or(Duration::MAX);
     here.expires_in.is_some_and(|left| left.saturating_add(READ_APART) < there_lives)

@@ -1,29 +1,33 @@
 //! The operator's protocol that moves masters from one configuration to another, without granting a
 //! lock twice between the two:
 //!
-//! 1. All masters of the new configuration answer, and those of the old one that leave, unless they
-//!    are lost. Nothing is changed yet ([`survey`]).
-//! 2. A marker that no gateway accepts stops the votes of all of them, so that no majority of the
-//!    old node set is left.
-//! 3. The quarantine of the longer `max_ttl` and the longer clock skew passes: every lock of the
-//!    old configuration has ended.
-//! 4. Each new master gets the marker that admits it ([`Change::carry_out`]).
+//! 1. The operator's command probes all masters of the new configuration, and those of the old one
+//!    that leave. All must answer, except leaving masters that are lost. Nothing is changed yet
+//!    ([`survey`]).
+//! 2. Each of these masters gets a marker that no gateway accepts, so it stops voting. Then no
+//!    majority of the old node set is left.
+//! 3. The command waits for a quarantine, computed from the longer `max_ttl` and the longer clock
+//!    skew of the two configurations. After that every lock of the old configuration has ended.
+//! 4. Each master of the new configuration gets the marker that admits it. [`Change::carry_out`]
+//!    runs steps 2 to 4.
 //!
-//! Every marker replaces exactly the marker that was seen before, and those of step 2 carry a nonce
-//! and the target. So of two operators at once one is refused, and one that was overtaken while it
-//! waited ends nothing that the other has begun. An interrupted change is run again from the
-//! beginning: the markers of step 2 keep the node set that is left, the longest TTL of its locks
-//! and the longest clock skew.
+//! Every marker replaces exactly the marker that was seen before. The markers of step 2 contain a
+//! nonce and the new configuration. So if two operators run a change at once, one of them is
+//! refused. If a run is overtaken during its wait, it cannot end the wait of the other run.
+//!
+//! An interrupted change is run again from the beginning. Everything needed for that is in the
+//! markers of step 2: the old node set, the longest TTL of its locks and the longest clock skew.
 //!
 //! Markers contain only the hash of a node set, so the operator must name the old masters.
-//! Otherwise gateways that still run on them would go on granting on those that leave. If no marker
-//! on the new masters shows the old ones, the operator must still name them, or declare that there
-//! were none.
+//! Otherwise gateways of the old configuration would go on granting locks on the masters that
+//! leave. If no marker on the new masters shows an old node set, the operator must still name the
+//! old masters, or declare that there were none.
 //!
-//! Two hazards are not detected here. A gateway of the old configuration that runs on takes up a
-//! leaving master again when that master loses its data. A gateway of the new configuration that
-//! starts too early may take up a master that lost its data in step 3. Operators stop the old
-//! gateways first and start the new ones last.
+//! Two hazards are not detected here. If a leaving master loses its data, its marker of step 2 is
+//! lost too. A gateway of the old configuration that still runs then admits that master again. If a
+//! new master loses its data in step 3, a gateway of the new configuration that was started too
+//! early may admit that master too soon. Operators stop the old gateways first and start the new
+//! ones last.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -37,11 +41,11 @@ use crate::node::probe::Master;
 
 /// The old node set, as far as the operator named it.
 pub enum Old {
-    /// Nothing was given: the markers must show that the node set stays.
+    /// The operator gave nothing: the markers must show that the node set stays the same.
     Unsaid,
-    /// There was none: the new masters are the first.
+    /// The operator declared that there was none: the new masters are the first.
     Nobody,
-    /// The given nodes.
+    /// The nodes that the operator named.
     Nodes(OldNodes),
 }
 
@@ -51,7 +55,7 @@ pub struct OldNodes {
     pub cluster: String,
     /// All old masters. Those that stay have the same name as in the new configuration.
     pub masters: Vec<Master>,
-    /// The old `max_ttl`, for when no marker shows it any more.
+    /// The old `max_ttl`. Needed only if no marker shows it any more.
     pub max_ttl: Option<Duration>,
 }
 
@@ -59,8 +63,8 @@ pub struct OldNodes {
 pub struct Left {
     /// The old masters.
     pub nodes: Old,
-    /// The old `max_clock_skew`. Needed if no marker shows it: all masters are lost, or an older
-    /// version wrote a marker.
+    /// The old `max_clock_skew`. Needed if the markers do not show it, because all old masters are
+    /// lost or an older version wrote a marker.
     pub max_clock_skew: Option<Duration>,
 }
 
@@ -101,25 +105,26 @@ pub enum ReconfigureError {
     /// A master of the new configuration did not answer.
     #[error("{0}: {1}; all nodes must answer")]
     Unreachable(String, LinkError),
-    /// The master must not vote, whatever its marker.
+    /// The master's facts forbid it to vote, whatever its marker.
     #[error("{0}: {reason}", reason = .1.reason)]
     Unfit(String, Diagnosis),
     /// Two names lead to one process.
     #[error("{0}: it is the same Redis process as {1}; a quorum needs independent masters")]
     SameProcess(String, String),
-    /// The markers are of several old node sets: that of this master, and that of another.
+    /// The markers are of several old node sets. Contains the set of this master's marker, and that
+    /// of another master's.
     #[error(
         "{0}: its marker is of node set {1}, another node's of {2}; only one old \
          set can be replaced"
     )]
     SeveralSets(String, String, String),
-    /// A change to another configuration was begun.
+    /// A change to another configuration was begun, and has not ended.
     #[error(
         "{0}: a change to another configuration is under way ({1}); first complete it, by \
          running it again with that configuration"
     )]
     OtherChange(String, String),
-    /// The given old nodes are not the node set of the markers, which is this.
+    /// The markers are of this node set, and the given old nodes are not.
     #[error("the markers are of node set {0}, and the old nodes given are not that set")]
     OtherSet(String),
     /// No marker shows which masters were used before.
@@ -152,7 +157,7 @@ pub enum ReconfigureError {
          it again"
     )]
     Overtaken(String),
-    /// A marker may not have been written. Some are.
+    /// This master's marker may not have been written. Markers of other masters may have been.
     #[error("{0}: {1}; run it again")]
     Interrupted(String, LinkError),
 }
@@ -208,8 +213,9 @@ pub async fn survey(
         report(Progress::Stays { master, marker, new_prefix: survey.config.marker_prefix() });
         seen.push(found);
     }
-    // The master votes with the same nodes as before, or did until a change began that was given
-    // the old nodes.
+    // Whether a marker shows the old nodes already. Either the marker admits the master in this
+    // same node set. Or a change to this configuration was begun, and the operator named the old
+    // nodes then.
     let goes_on = |seen: &Seen| {
         let config = &survey.config;
         seen.marker.as_deref().is_some_and(|marker| {
@@ -221,8 +227,8 @@ pub async fn survey(
         (Old::Unsaid | Old::Nobody, Some(left)) => {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
-        // All of them: the marker of an added node shows no other node, and a name can stand for
-        // more nodes than these.
+        // All masters must show it. The marker of an added node shows no other node, and a
+        // cluster's name can stand for more nodes than the new ones.
         (Old::Unsaid, None) if !seen.iter().all(goes_on) => {
             return Err(ReconfigureError::OldUnknown);
         }
@@ -243,17 +249,18 @@ struct Survey {
     config: ClusterConfig,
     /// Names by run_id.
     processes: BTreeMap<String, String>,
-    /// The longest of all markers.
+    /// The longest TTL that any marker shows.
     longest_ttl: Duration,
     longest_skew: Duration,
-    /// Whether a marker, or the lack of all, leaves the clock skew open.
+    /// Whether the old clock skew is unknown: a marker does not contain it, or no marker is of the
+    /// old set.
     is_skew_unknown: bool,
     /// The hash of another node set that markers show.
     left: Option<String>,
 }
 
 impl Survey {
-    /// Probes one more master. The inner error is why it does not answer.
+    /// Probes one more master. The inner result is an error if the master does not answer.
     async fn look(
         &mut self,
         master: Master,
@@ -290,8 +297,9 @@ impl Survey {
         Ok(Ok(Seen { run_id: facts.run_id, marker, master }))
     }
 
-    /// The masters of the old set that leave and answer. Checks that they are the old set, and that
-    /// no majority of it goes on voting without them.
+    /// Probes the masters of the old set that leave, and returns those that answer. Checks that the
+    /// given masters are the old set. Also checks that the masters that do not answer are too few
+    /// for a majority of that set.
     async fn leave(
         &mut self,
         old: OldNodes,
@@ -329,8 +337,8 @@ impl Survey {
         if let Some(left) = self.left.as_ref().filter(|left| **left != set) {
             return Err(ReconfigureError::OtherSet(left.clone()));
         }
-        // A marker of the old set, or of a change that leaves it, shows the longest TTL of that
-        // set.
+        // A marker of the old set, or of a change that leaves the old set, shows the longest TTL of
+        // that set.
         let is_known =
             self.left.is_some() || set == self.config.node_set() && !self.longest_ttl.is_zero();
         if !is_known && old.max_ttl.is_none() {
@@ -356,8 +364,8 @@ impl Change {
         settings.quarantine(self.longest_ttl)
     }
 
-    /// Stops the votes, waits, and writes the new markers. If this is dropped, begin again with
-    /// [`survey`].
+    /// Stops the votes, waits, and writes the new markers. If the future is dropped before its end,
+    /// begin again with [`survey`].
     ///
     /// # Errors
     /// [`ReconfigureError::Interrupted`] and [`ReconfigureError::Overtaken`] only.
@@ -373,8 +381,9 @@ impl Change {
             self.longest_skew,
             nonce(entropy),
         );
-        // Sorted by name, whatever the lists: the first master that two operators share decides
-        // between them.
+        // The markers are put in the order of the masters' names, however the lists are ordered. If
+        // two operators run a change at once, they meet first at the same master, and only one of
+        // them replaces its marker.
         let mut all: Vec<_> = self.masters.iter().chain(&self.leaving).collect();
         all.sort_by(|a, b| a.master.name.cmp(&b.master.name));
         for Seen { master, run_id, marker } in all {
@@ -393,8 +402,8 @@ impl Change {
             let interrupted = |error| ReconfigureError::Interrupted(master.name.clone(), error);
             let (ProbeReply { facts, .. }, _) = looked.map_err(interrupted)?;
             let to = master.identity.admitting(&facts, nonce(entropy));
-            // Replaces only that marker: after a loss of data, or another operator's change, a new
-            // wait has begun.
+            // Replaces only the marker of step 2. If that marker is gone, the master lost its data
+            // or another operator began a change. Then a new wait is needed.
             put(
                 master,
                 MarkerSwap {

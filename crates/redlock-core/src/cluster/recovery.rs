@@ -1,20 +1,24 @@
-//! Recovery: a master that lost its locks gets back those that count, from the masters that still
-//! store them. It then votes again within seconds instead of waiting until all lost locks have
-//! ended.
+//! Recovery: a master that lost its locks gets back those that may still be held, read from the
+//! other masters. The master then votes again within seconds instead of waiting until all lost
+//! locks have ended.
 //!
 //! Recovery needs `N - quorum + 1` other admitted masters. A majority that counted a lost vote has
-//! `quorum - 1` votes on the other `N - 1` masters, so it has at least one member among those read.
-//! Recovery also waits until no such majority can still come about ([`wait`]). By then every lock
-//! that rests on a lost vote is stored on a master that is read, or has ended; a later extension
-//! moves to a majority that does not need the lost vote. Watermarks are not read: after that wait
-//! the master itself refuses every T that it may have lost as too old.
+//! `quorum - 1` votes on the other `N - 1` masters. So at least one of its members is among the
+//! masters that are read. Recovery also waits until no such majority can still come about
+//! ([`wait`]). By then every lock whose majority counts a lost vote is stored on a master that is
+//! read, or has ended. If such a lock is extended later, a majority votes for the extension, and
+//! this master is not among them. So the extended lock no longer needs the lost vote.
 //!
-//! A lock from an old file that is not given back stays on the master: it is on too few masters to
-//! have a majority.
+//! Watermarks are not read. After the wait the master's own clock check refuses every T that the
+//! master may have lost, because such a T is too old.
 //!
-//! Any gateway may recover a master, even several at once. Each writes only while the quarantine
-//! that it saw stands, and each reading contains everything that another gateway needs. If too few
-//! masters have kept their locks, or something changes meanwhile, the full quarantine stands.
+//! A master that loaded an old file may store a lock that recovery does not give back. This lock
+//! stays on the master: too few masters store it for a majority.
+//!
+//! Any gateway may recover a master, even several at once. Each gateway reads everything that it
+//! needs itself, and writes only while the quarantine marker that it saw stands. If too few masters
+//! have kept their locks, or a master changes while it is read, the gateway tries again later.
+//! Without a success the quarantine takes its full time.
 
 mod plan;
 
@@ -37,27 +41,34 @@ use crate::node::link::{
 use crate::node::{Env, Holding, Keys, Node, NodeSettings, NodeState, Vote};
 use crate::settings::Settings;
 
-/// The limit of one step on a connection.
+/// The time limit of one step on a connection.
 const STEP: Duration = Duration::from_secs(5);
-/// Clocks whose rates differ by 5 %, over the whole wait.
+/// How far two clocks run apart over the whole wait if their rates differ by 5 %.
 const CLOCKS_RUN_APART: Duration = Duration::from_millis(500);
-/// Gateways begin at random within this time.
+/// A gateway begins after a random delay of at most this length, so that gateways do not all begin
+/// at once.
 const SPREAD: Duration = Duration::from_secs(2);
-/// The pause between two pages of a master, whose votes come first.
+/// The pause after each page read from a master, so that the master's votes come first.
 const PAGE_PAUSE: Duration = Duration::from_millis(1);
-/// The limit of a reading of one master, in bytes of names, records and bookkeeping: about 300,000
-/// locks with names of 30 bytes and labels of 20 bytes. With more, the full quarantine stands.
+/// The limit of one reading of a master, in bytes of names, records and bookkeeping. This is enough
+/// for about 300,000 locks with names of 30 bytes and labels of 20 bytes. With more, the quarantine
+/// takes its full time.
 const MAX_READ: usize = 64 << 20;
 /// Locks given back in one step.
 const CHUNK: usize = 256;
 
-/// The time from the first sight of the loss until the others are read. Until then
+/// The time from when this gateway first sees the loss until it reads the other masters. During
+/// this time:
 ///
-/// - another gateway may still talk to the process that lost nothing: [`NAME_MOVES_WITHIN`];
-/// - an acquire that counts a lost vote may arrive elsewhere. The master gave that vote for a T at
-///   most `max_clock_skew` ahead of its clock, another refuses T once it is `max_clock_skew` behind
-///   its own, and the clocks differ by `max_clock_skew`: 3 × `max_clock_skew` in all;
-/// - an extension may arrive, in a round that counts no answer after as long ([`longest_round`]).
+/// - another gateway may still talk to the master's earlier process, which has lost nothing:
+///   [`NAME_MOVES_WITHIN`];
+/// - an acquire that counts a lost vote may still arrive at other masters. The master gave the lost
+///   vote only for a T at most `max_clock_skew` ahead of its own clock. Another master refuses T
+///   once T is more than `max_clock_skew` behind its own clock. The two clocks differ by at most
+///   `max_clock_skew`. So the acquire can arrive for at most 3 × `max_clock_skew`;
+/// - an extension that counts a lost vote may still arrive at other masters. Its round counts only
+///   if it ends within [`longest_round`]. This time is at least 3 × `max_clock_skew`, so it covers
+///   the acquire too.
 fn wait(max_clock_skew: Duration) -> Duration {
     longest_round(max_clock_skew) + NAME_MOVES_WITHIN + CLOCKS_RUN_APART
 }
@@ -69,7 +80,7 @@ pub(crate) fn start(
     settings: &Settings,
     env: &Env,
 ) -> Option<Scheduled> {
-    // Masters inside this process cannot be read by others.
+    // Masters inside this process have no link, so they cannot be read.
     let linked = nodes.iter().all(|node| node.link().is_some());
     let others = nodes.len() - 1;
     // A short quarantine needs no recovery.
@@ -106,7 +117,7 @@ fn too_few(with_locks: usize, enough: usize, why: &str) -> LinkError {
 /// The reading of one master.
 struct MasterLocks {
     node: usize,
-    /// The marker under which the master voted all the time.
+    /// The marker that stood before, during and after the reading.
     marker: String,
     stored: Vec<Stored>,
     /// The master's clock when the loss was seen, in microseconds.
@@ -114,13 +125,13 @@ struct MasterLocks {
 }
 
 impl Work for Recoverer {
-    /// A node declared new is included: if other nodes are admitted, it is not new.
+    /// Nodes that were declared new are included: a node is not new if other nodes are admitted.
     const STATE: NodeState = NodeState::Quarantined;
     const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
     const FAILURE: &'static str = "the node's quarantine cannot be shortened for now";
 
     fn delay(&self) -> Duration {
-        // Spread, so that gateways do not begin together.
+        // The random part keeps gateways from beginning together.
         wait(self.settings.max_clock_skew) + SPREAD.mul_f64(self.env.entropy.unit())
     }
 
@@ -129,7 +140,7 @@ impl Work for Recoverer {
         let others = (0..self.nodes.len()).filter(|other| *other != master.at);
         let admitted = others.filter(|other| self.admitted_by(*other).is_some()).count();
         if admitted < enough {
-            // Counting too few masters costs nothing, so the pause stays short.
+            // This attempt has read nothing from any master, so the pause need not grow.
             let failure = Some(too_few(admitted, enough, "").to_string());
             return Attempt { failure, pause: Pause::Same, not_before: None };
         }
@@ -152,7 +163,8 @@ impl Work for Recoverer {
 }
 
 impl Recoverer {
-    /// Returns the number of locks given back, or `None` if the node has another marker by now.
+    /// Returns the number of locks given back, or `None` if another marker stands on the node by
+    /// now.
     async fn try_recover(&self, master: &Sighting) -> Result<Option<usize>, LinkError> {
         let at = master.at;
         let enough = self.quorum.blocking();
@@ -168,8 +180,9 @@ impl Recoverer {
             ));
         }
         let mut read: Vec<MasterLocks> = read.into_iter().flatten().collect();
-        // The master voted only for a T that a majority of the others accepted too, so within
-        // `max_clock_skew` of their clocks.
+        // The master voted only for a T at most `max_clock_skew` ahead of its own clock. A lost
+        // vote matters only if other masters accepted the same T. The sum of 3 × `max_clock_skew`
+        // covers both this lead and the differences between the masters' clocks.
         let ahead = (self.settings.max_clock_skew * 3).as_micros() as u64;
         let then = read.iter().map(|master| master.then_micros).max().unwrap_or_default();
         let no_time = |_| LinkError::broken("the other masters' clocks show no time");
@@ -181,7 +194,8 @@ impl Recoverer {
         let mut recovered = Vec::new();
         let mut suspect = Vec::new();
         for (name, put) in plan(self.quorum, newest, &mut read).await {
-            // A name that only a minority stores may have been released between two readings.
+            // The masters were not read at the same moment. If only a minority seems to store a lock,
+            // it may have been released between two readings. Such locks are read again.
             if put.record.is_placeholder() {
                 suspect.push(name);
             } else {
@@ -193,14 +207,16 @@ impl Recoverer {
             let why = failure.map_or_else(String::new, |error| format!(": {error}"));
             return Err(too_few(read.len(), enough, &why));
         }
-        // Each life is aged from the end of its own reading. A life that is too short breaks
+        // From each life, the time since the end of its own reading is subtracted. Counting from an
+        // earlier moment would make the life too short, and a life that is too short breaks
         // exclusion.
         let read_again_at = self.env.clock.monotonic();
         let again = plan(self.quorum, newest, &mut read).await;
         recovered.extend(again.into_iter().map(|(name, put)| (name, put, read_again_at)));
         let session = self.connect(at).await?;
         for chunk in recovered.chunks(CHUNK) {
-            // A gateway that was suspended since the reading must not write lives that are too long.
+            // The time is taken for each chunk: a gateway that stood still meanwhile must not write
+            // lives that are too long.
             let now = self.env.clock.monotonic();
             let aged = |put: &Put, read_at: Duration| put.aged(now.saturating_sub(read_at));
             let puts = chunk
@@ -213,7 +229,7 @@ impl Recoverer {
                 // Usually another gateway was faster.
                 RecoveryAnswer::OtherMarker => return Ok(None),
                 RecoveryAnswer::OtherClient => {
-                    return Err(LinkError::broken("another client holds one of the locks there"));
+                    return Err(LinkError::broken("another client holds one of the locks on it"));
                 }
             }
         }
@@ -267,7 +283,8 @@ impl Recoverer {
         (read.collect(), failure)
     }
 
-    /// Reads these names again, of a master that has lost nothing since its first reading.
+    /// Reads these names once more on one master. Fails if the master may have lost data since its
+    /// first reading.
     async fn read_again(
         &self,
         master: &MasterLocks,
@@ -294,7 +311,7 @@ impl Recoverer {
         Ok(stored)
     }
 
-    /// The holding in a vote, by the rules of `node/stored.lua`.
+    /// The lock that a vote shows, by the rules of `node/stored.lua`.
     fn stored(&self, name: &LockName, vote: Vote) -> Option<Stored> {
         let Vote::Found(Holding { record, expires_in }) = vote else { return None };
         let is_ours = record.parse().is_some();
@@ -355,8 +372,8 @@ async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stor
         all.extend(page.stored);
         if bytes > MAX_READ {
             return Err(LinkError::broken(format!(
-                "it stores more than {} MiB of locks, the limit of a reading; the full quarantine \
-                 stands",
+                "another master stores more than {} MiB of locks, the limit of a reading; the full \
+                 quarantine stands",
                 MAX_READ >> 20
             )));
         }

@@ -1,9 +1,9 @@
 //! Schedules work on masters that are in one state, one master at a time.
 //!
-//! [Recovery](super::recovery) and [catching up](super::catch_up) both begin some time after this
-//! gateway first sees a master in a state under a new marker. Both repeat, with growing pauses,
-//! until the master leaves that state. This module knows when the work is due. The work knows what
-//! to do, and how it ended.
+//! [Recovery](super::recovery) and [catching up](super::catch_up) both wait some time after this
+//! gateway first sees a master in the state that needs the work. A new marker in that state counts
+//! as a first sight again. Both repeat, with growing pauses, until the master leaves that state.
+//! This module decides when the work is due. The work decides what to do, and reports how it ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::node::{Env, Node, NodeState};
 /// Work that masters need while they are in one state.
 pub(super) trait Work: Send + Sync + 'static {
     const STATE: NodeState;
-    /// The pause between two attempts: it doubles from the first value to the second.
+    /// The pause between two attempts. It doubles from the first value up to the second.
     const PAUSE: (Duration, Duration);
     /// The log line of a failed attempt. It is logged again only when the reason changes.
     const FAILURE: &'static str;
@@ -28,13 +28,13 @@ pub(super) trait Work: Send + Sync + 'static {
     fn attempt(&self, master: &Sighting) -> impl Future<Output = Attempt> + Send;
 }
 
-/// A master that was seen in the state of the work.
+/// A master that was seen in the state that needs the work.
 pub(super) struct Sighting {
     pub(super) at: usize,
     pub(super) marker: String,
     /// When this gateway first saw the master under this marker.
     pub(super) seen: Instant,
-    /// The same moment on the monotonic clock of [`Env`].
+    /// `seen` on the monotonic clock of [`Env`].
     pub(super) seen_on_clock: Duration,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Sighting {
 pub(super) struct Attempt {
     pub(super) failure: Option<String>,
     pub(super) pause: Pause,
-    /// Until this moment the next attempt waits for it, instead of pausing.
+    /// If this moment is still to come, the next attempt begins then, and not after the pause.
     pub(super) not_before: Option<Instant>,
 }
 
@@ -65,7 +65,7 @@ impl Drop for Scheduled {
     }
 }
 
-/// Must be called on a tokio runtime.
+/// Starts the work. Must be called on a tokio runtime.
 pub(super) fn start(nodes: Vec<Arc<dyn Node>>, env: Env, work: impl Work) -> Scheduled {
     let pending = nodes.iter().map(|_| None).collect();
     Scheduled(tokio::spawn(Schedule { nodes, env, work, pending }.run()).abort_handle())
@@ -75,7 +75,8 @@ struct Schedule<W> {
     nodes: Vec<Arc<dyn Node>>,
     env: Env,
     work: W,
-    /// By node: the sighting of the marker that was seen last.
+    /// For each node, the marker that was last seen in the work's state, and when its next attempt
+    /// is due.
     pending: Vec<Option<Pending>>,
 }
 
@@ -113,7 +114,8 @@ impl<W: Work> Schedule<W> {
         }
     }
 
-    /// Also called after the connection to the node broke: only the marker counts.
+    /// Notes a master in the work's state. If the marker is known already, nothing changes: the
+    /// connection may only have broken meanwhile.
     fn see(&mut self, at: usize, marker: &str) {
         if self.pending[at].as_ref().is_some_and(|pending| pending.sighting.marker == marker) {
             return;

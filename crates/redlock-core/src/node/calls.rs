@@ -1,10 +1,11 @@
 //! The operations of one session, from submission to vote: operations waiting to be sent, and calls
-//! under way. Pure, as the driver is.
+//! under way. No input or output happens here, as in the driver.
 //!
-//! A near node has one call under way at a time. There the node's work takes most of the time, and
-//! a fuller call needs less work. For a far node the wire takes most of the time. So several calls
-//! are under way, or an operation would wait a round trip before its own. The node runs and answers
-//! calls in the order in which they were sent.
+//! A near node gets one call at a time. Most of a call's time is the node's work there. Operations
+//! that arrive meanwhile share the next call, which costs the node less than a call for each. For a
+//! far node, most of a call's time is spent on the network. So up to [`DEPTH`] calls are under way
+//! at once. With only one, an operation would first wait for the call before its own to return. The
+//! node runs and answers calls in the order in which they were sent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,11 +16,12 @@ use super::Task;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::record::Record;
 
-/// Operations in one call. A call blocks the node for its whole run, a few µs per operation.
+/// The limit of operations in one call. A call blocks the node for its whole run, a few µs per
+/// operation.
 pub(super) const MAX_BATCH: usize = 128;
 /// Approximate limit of bytes in one call.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
-/// Calls under way to a far node.
+/// The limit of calls under way to a far node.
 const DEPTH: usize = 4;
 
 /// A call under way.
@@ -69,9 +71,9 @@ impl Calls {
         self.under_way.is_empty()
     }
 
-    /// Whether a call should go out now. A call must carry at least its share of the operations
-    /// under way. Otherwise small calls would take all slots, and later operations would wait for
-    /// one of them to return.
+    /// Whether a call should go out now. A call must carry at least a third (`1 / (DEPTH - 1)`) as
+    /// many operations as are under way. Otherwise small calls could use up the limit of calls, and
+    /// later operations would wait for one of these calls to return.
     pub(super) fn wants_call(&self) -> bool {
         let waiting = self.waiting.len();
         waiting > 0 && self.has_room() && waiting * (DEPTH - 1) >= self.operations
@@ -80,12 +82,13 @@ impl Calls {
     /// Whether another call could go out before one under way returns.
     fn has_room(&self) -> bool {
         let is_far = self.round_trip >= self.overlap_above && self.round_trip < Duration::MAX;
-        // A call without operations takes no slot.
+        // If only a heartbeat is under way, which has no operations, there is room.
         self.operations == 0 || is_far && self.under_way.len() < DEPTH
     }
 
-    /// Takes the waiting operations that fit into one call. Operations past their deadline, except
-    /// releases, get their failure here: running an abandoned acquire would only cause a clean-up.
+    /// Takes the waiting operations that fit into one call. An operation past its deadline fails
+    /// here and is not sent. For example, an acquire that its caller has given up would only have
+    /// to be undone. A late release is sent all the same, because it frees the lock.
     pub(super) fn take_next(&mut self, now: Instant) -> Vec<Task> {
         let count = next_call(&self.waiting);
         let mut tasks: Vec<Task> = self.waiting.drain(..count).collect();
@@ -110,7 +113,7 @@ impl Calls {
         self.under_way.front().map(|call| call.at)
     }
 
-    /// Takes the oldest call, whose answer has come.
+    /// Takes the oldest call under way, because its answer has come.
     pub(super) fn take_answered(&mut self) -> Option<Call> {
         let call = self.under_way.pop_front()?;
         self.operations -= call.tasks.len();
@@ -159,7 +162,7 @@ fn next_call(waiting: &[Task]) -> usize {
         .min(MAX_BATCH)
 }
 
-/// Approximate bytes that an operation adds to a call; for splitting large batches.
+/// The approximate number of bytes that an operation adds to a call. Limits the size of a call.
 pub(super) fn weight(op: &Op) -> usize {
     const OVERHEAD: usize = 64;
     OVERHEAD

@@ -1,5 +1,5 @@
--- Notes that this master has caught up under its marker. The note is lost with the data, as the
--- marker is.
+-- Notes that this master has caught up since its marker was set. A loss of data removes the note
+-- together with the marker.
 --
 -- KEYS[1]  the marker's key    KEYS[2]  the note's key    ARGV[1]  the marker that must stand
 

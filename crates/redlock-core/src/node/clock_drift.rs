@@ -1,20 +1,23 @@
-//! Detects a master's clock that runs faster than the drift factor allows. Locks end by that clock,
-//! so it ends them early. With a bare majority, one such master is enough for a second holder.
+//! Detects a master's clock that runs faster than the drift factor allows. Locks end by the
+//! master's clock, so a fast clock ends them early. If a lock is stored on no more than a majority,
+//! one such master is enough for a second holder.
 //!
-//! Each probe reads the master's time somewhere between our request and its answer. So between two
-//! probes at most the time from the first request to the second answer has passed. If the master's
-//! clock moved by more than that and the drift factor, it certainly ran ahead. Older readings are
-//! thinned out: for every length from a second to the longest TTL there is a window, at most twice
-//! as long.
+//! Each probe reads the master's time somewhere between our request and its answer. So the time
+//! between two readings is at most that from the first request to the second answer. If the
+//! master's clock moved by more than this time and the drift factor allow, it certainly ran ahead.
+//!
+//! Two readings are the ends of a window. A clock that is only slightly fast can be detected only
+//! in a long window. So older readings are kept, but thinned out. For every length from a second to
+//! the longest TTL, some window is at least that long and at most twice as long.
 
 use std::time::Duration;
 
-/// Shorter windows measure jitter.
+/// Windows shorter than this measure jitter rather than drift.
 const SHORTEST: Duration = Duration::from_secs(1);
 /// The time hidden by Redis' expiry precision and rounding, as in
 /// [`validity::drift`](crate::model::validity::drift).
 const ROUNDING: Duration = Duration::from_millis(2);
-/// The least drift factor: no clock is more accurate.
+/// The least drift factor that is assumed: no clock is more accurate.
 const LEAST_DRIFT: f64 = 0.001;
 
 /// One reading of a master's clock.
@@ -127,7 +130,7 @@ mod tests {
         assert_eq!(
             detected_at(0.01, |at| at - if at > 50.0 { 100.0 } else { 0.0 }),
             None,
-            "nor does one that is set back"
+            "a clock that is set back ends no lock early"
         );
         assert_eq!(detected_at(0.0, |at| at * 1.0005), None, "no clock is without drift");
     }

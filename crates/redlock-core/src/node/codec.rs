@@ -1,8 +1,8 @@
 //! A call and its answer as bytes: one binary argument, one binary reply. Both implementations on a
 //! master read this format: `node/locks.lua` and the native module.
 //!
-//! Integers are little-endian. `text` is a u16 length and that many bytes; `value` is the same with
-//! a u32 length.
+//! Integers are little-endian. `text` is a u16 length and that many bytes; `value` is a u32 length
+//! and that many bytes.
 //!
 //! ```text
 //! call        version u8 = 1 | marker key text | marker text | hint channel text
@@ -10,7 +10,7 @@
 //! operation   code u8 | lock key text | record text | ttl in ms u32
 //!             | W N V: hint text; H: began in µs since 1970 u64
 //!   A acquire    W acquire, and publish the hint when the lock is held
-//!   E extend     H repair, justified by the extension that began then
+//!   E extend     H repair; began is when the extension or reading that justifies it began
 //!   R release    N release, and publish the hint when the lock was released
 //!   U undo of a proposal    V undo, and publish the hint when the lock was released
 //!   X release of exactly this grant    I inspect
@@ -26,7 +26,7 @@
 //!   3 stale    watermark text     4 extended   ms left i64     10 error   text
 //! ```
 //!
-//! A call that is not whole is refused as a whole, before any part of it runs.
+//! A call that is cut off or malformed is refused before any of its operations runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,8 +43,9 @@ use crate::model::types::{FencingToken, Ttl};
 /// The version of the format. A master with another version refuses the call.
 pub const VERSION: u8 = 1;
 
-/// The longest stored value of a lock, in bytes: a label and 8 KiB of metadata, as earlier versions
-/// accepted. Another client's value can be longer; a vote carries no more than this of it.
+/// The longest stored value of a lock, in bytes. It has room for a label and for 8 KiB of metadata,
+/// which earlier versions accepted. Another client's value can be longer; a vote then contains only
+/// its first bytes.
 pub(crate) const LONGEST_VALUE: usize = 8 * 1024 + 256;
 
 /// The encoded part that is equal in every call of a session.
@@ -95,7 +96,8 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
             let code = match (scope, tell.is_some()) {
                 (ReleaseScope::Proposal, true) => b'V',
                 (ReleaseScope::Proposal, false) => b'U',
-                // No waiter waits for a grant without a majority.
+                // This release publishes no hint: its grant has no majority, so nobody waits for
+                // its end.
                 (ReleaseScope::Grant, _) => b'X',
                 (ReleaseScope::Holder, true) => b'N',
                 (ReleaseScope::Holder, false) => b'R',
@@ -176,7 +178,8 @@ fn whole_call(bytes: &mut Bytes) -> Option<Call> {
     let settings =
         NodeSettings::default().with_max_clock_skew(max_clock_skew).with_fence_grace(fence_grace);
     let count = bytes.try_get_u16_le().ok()?;
-    // The count is not trusted: an operation takes at least 9 bytes.
+    // The count may be wrong, so it alone does not decide how much memory is reserved. An operation
+    // takes at least 9 bytes.
     let mut ops = Vec::with_capacity(usize::from(count).min(bytes.len() / 9));
     for _ in 0..count {
         ops.push(unpack_op(bytes)?);
@@ -238,7 +241,8 @@ fn take_text(bytes: &mut Bytes) -> Option<Bytes> {
 pub struct AnswerPacker(Vec<u8>);
 
 impl AnswerPacker {
-    /// Starts an answer. Votes follow, or without operations [`AnswerPacker::write_error`].
+    /// Starts an answer. The caller then adds the votes. If the call had no operations, the caller
+    /// adds [`AnswerPacker::write_error`] in their place.
     pub fn new(time_micros: u64, is_admitted: bool) -> Self {
         let mut bytes = Vec::with_capacity(64);
         bytes.push(VERSION);
@@ -247,7 +251,7 @@ impl AnswerPacker {
         Self(bytes)
     }
 
-    /// Adds the error that writes end with; empty when writes succeed.
+    /// Adds the error with which writes fail; empty when writes succeed.
     pub fn write_error(&mut self, error: &str) {
         put_text(&mut self.0, error.as_bytes());
     }
@@ -297,8 +301,8 @@ fn millis(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Decodes the answer to a call with this many operations. `None` means malformed: then it is
-/// unknown which operations ran.
+/// Decodes the answer to a call with this many operations. `None` means that the answer is
+/// malformed: then it is unknown which operations ran.
 pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
     if bytes.try_get_u8().ok()? != VERSION {
         return None;
@@ -337,16 +341,16 @@ fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {
             Effect::None,
             "the fencing token is too far from the node's own time",
         ),
-        // An operation stops at its first error and undoes its earlier writes. Only a broken disk
-        // can prevent the undo, so the effect is `Possible`.
+        // An operation stops at its first error. Some of its earlier writes may stand, so the
+        // effect is `Possible`.
         10 => failed(Reason::Error, Effect::Possible, &String::from_utf8_lossy(&take_text(bytes)?)),
         _ => return None,
     })
 }
 
 fn take_holding(bytes: &mut Bytes) -> Option<Holding> {
-    // Negative means a key without expiry. It never means a missing key, because a key cannot
-    // vanish between two reads of one step.
+    // A negative number means a key without expiry. It never means a missing key: the master reads
+    // the value and the expiry in one step, and no key vanishes in between.
     let left = bytes.try_get_i64_le().ok()?;
     let length = usize::try_from(bytes.try_get_u32_le().ok()?).ok()?;
     let record = (length <= bytes.len()).then(|| bytes.split_to(length))?;

@@ -1,6 +1,6 @@
-//! Decides what the worker of a node does next. Events go in, actions come out, and there is one
-//! deadline. The driver spawns nothing, awaits nothing and knows no Redis client. So the same
-//! driver runs on a real master and in a simulation.
+//! Decides what the worker of a node does next. Events go in, actions come out, and one deadline
+//! tells the worker when to call the driver without an event. The driver spawns nothing, awaits
+//! nothing and knows no Redis client. So the same driver runs on a real master and in a simulation.
 //!
 //! ```text
 //!         connect         probe, swap marker, probe, …         loaded
@@ -11,8 +11,9 @@
 //!    └──────────────┴───── any error, or ineligible ───────┴───────────────┘
 //! ```
 //!
-//! A session that votes begins on a connection that was just opened. It ends when the node's name
-//! leads to another process: two processes under one name must not vote side by side.
+//! A session that votes begins on a connection that was just opened, so the node's name led to this
+//! process a moment ago. The session ends when the name leads to another process: two processes
+//! under one name must not vote side by side.
 //!
 //! While a node does not serve, operations fail at once, as not sent. At the first error the driver
 //! drops the connection, answers the calls under way with "unknown" and starts again. The driver's
@@ -43,48 +44,50 @@ use super::status::{Diagnosis, Engine, NodeState, NodeStatus, Remedy};
 use crate::model::clock::lead_left;
 use crate::model::types::FencingToken;
 
-/// How often a serving node is probed, and an idle connection tested with a call. A client's own
-/// watch does not fire while the socket's send buffer is full.
+/// How often a serving node is probed, and an idle connection tested with a call. The Redis
+/// client's own test of a connection does not fire while the socket's send buffer is full.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Backoff between two attempts to connect, doubled from the first value to the last.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How soon an ineligible node is probed again.
 const INELIGIBLE_PAUSE: Duration = Duration::from_secs(1);
-/// How long a node whose clock ran ahead does not vote. All other clocks are read in that time.
+/// How long a node whose clock ran ahead does not vote at first. In that time all other nodes'
+/// clocks are read.
 const COMPARE: Duration = Duration::from_millis(2_500);
 /// A session that lasted this long was good: the next backoff starts small.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
 /// How often a node in quarantine is probed. Another gateway may have admitted the node, or the
 /// node may have lost its data again.
 const POLL: Duration = Duration::from_secs(1);
-/// The same for a node that is declared new. Another gateway can correct that, and must have time
-/// to do so before the node is admitted.
+/// How often a quarantined node that was declared new is probed. Another gateway that saw the node
+/// lose its data replaces the marker; these probes notice that before the node is admitted.
 const POLL_NEW: Duration = Duration::from_millis(250);
-/// Markers put in a row. More mean that other gateways or programs keep changing the marker.
+/// The limit of markers put in a row. If more were needed, other gateways or programs keep changing
+/// the marker.
 const MAX_PUTS: u32 = 8;
 
 const _: () = assert!(
     BACKOFF.0.as_millis() < BACKOFF.1.as_millis() && POLL_NEW.as_millis() < POLL.as_millis()
 );
 
-/// The settings of a driver beside the eligibility.
+/// The settings of a driver besides those of the eligibility.
 #[derive(Debug, Clone)]
 pub struct DriverSettings {
-    /// A call that takes longer ends the session. Rounds must have ended by then.
+    /// A call that takes longer ends the session. This must be longer than rounds wait for a node.
     pub call_deadline: Duration,
-    /// The same for connecting, and for requests other than calls; one of those may need several
-    /// round trips.
+    /// If connecting takes longer, or a request other than a call, the attempt or the session ends.
+    /// One such request may need several round trips.
     pub question_deadline: Duration,
     /// A clock further than this from ours makes the node refuse our fencing tokens.
     pub max_clock_skew: Duration,
-    /// A node whose quickest answer takes at least this long counts as far, and has several calls
-    /// under way.
+    /// A node whose quickest answer takes at least this long counts as far, and gets several calls
+    /// at once.
     pub overlap_above: Duration,
-    /// The fraction of elapsed time by which a clock may run ahead.
+    /// The fraction of elapsed time by which a node's clock may run ahead of ours.
     pub drift_factor: f64,
     /// Shared by the drivers of all masters.
     pub node_registry: Arc<NodeRegistry>,
-    /// All rules, except in tests that switch one off.
+    /// All rules are on, except in tests that switch one off.
     pub rules: SafetyRules,
 }
 
@@ -123,19 +126,20 @@ pub(super) enum Action {
     },
     /// Send the operations of [`Driver::newest_call`].
     Call,
-    /// Resolve the name again: probe over a separate connection, which then ends. An earlier one
-    /// that is still under way is late, and is dropped.
+    /// Resolve the name again: probe over a separate connection, which then ends. An earlier check
+    /// that is still under way is overdue, and is dropped.
     Follow,
     /// Drop the connection, with everything under way on it.
     Disconnect,
 }
 
 enum Phase {
-    /// No connection; the next attempt is due then.
+    /// No connection; the next attempt to connect is due at `until`.
     Paused {
         until: Instant,
     },
-    /// One request is under way, and its result decides the next step.
+    /// One request is under way, and its result decides the next step. The result is overdue at
+    /// `until`.
     Asking {
         until: Instant,
     },
@@ -146,7 +150,7 @@ enum Phase {
         marker: String,
         is_caught_up: bool,
     },
-    /// Connected; the node is probed again then.
+    /// Connected; the node is probed again at `until`.
     Quarantined {
         until: Instant,
     },
@@ -157,7 +161,7 @@ struct Serving {
     since: Instant,
     run_id: String,
     marker: String,
-    /// When the name is resolved again. `following` is when the check under way began.
+    /// When the name is resolved again. `following` is when the check under way began, if one is.
     follow: Instant,
     following: Option<Instant>,
     heartbeat: Instant,
@@ -203,20 +207,20 @@ pub(super) struct Driver {
     /// The quarantine marker of a node that was confirmed as new. The confirmation survives a lost
     /// connection.
     bootstrap_confirmed: Option<String>,
-    /// Markers put since the last quarantine or connection.
+    /// The number of markers put since the last quarantine or connection.
     puts: u32,
     calls: Calls,
     clock_drift: ClockDrift,
     /// When the probe under way was sent, on the monotonic clock.
     probe_sent: Duration,
-    /// The run_id of the latest process that voted, and when it last answered, on the monotonic
-    /// clock.
+    /// The run_id of the latest process that voted, and when that process last answered, on the
+    /// monotonic clock.
     answered: Option<(String, Duration)>,
-    /// The node's clock ran ahead, and the other clocks are being read. The marker is the one that
-    /// stood then.
+    /// `Some` while the other nodes' clocks are read, after this node's clock ran ahead. The second
+    /// value is the marker that stood then, if any.
     ran_ahead: Option<(RanAhead, Option<String>)>,
-    /// How far our fencing tokens were ahead of our wall clock, in microseconds, and when one was
-    /// last sent.
+    /// How far our latest fencing token was ahead of our wall clock, in microseconds, and when its
+    /// answer came.
     lead: (u64, Instant),
 }
 
@@ -306,10 +310,12 @@ impl Driver {
             Phase::Quarantined { .. } => self.ask(Action::Probe, now),
             Phase::Asking { .. } | Phase::Loading { .. } => {}
             Phase::Serving(serving) => {
-                // Counted from now: a machine that stood still does not make up for missed checks.
+                // The next check is counted from now: a machine that stood still does not make up
+                // for missed checks.
                 if serving.follow <= now {
                     serving.follow = now + NAME_IS_FOLLOWED_EVERY;
-                    // A slow check keeps its whole deadline.
+                    // A slow check goes on until its deadline; only then does another one replace
+                    // it.
                     let is_late = serving
                         .following
                         .is_some_and(|since| since + self.settings.question_deadline <= now);
@@ -328,8 +334,9 @@ impl Driver {
                     serving.probe_until = Some(now + self.settings.question_deadline);
                     self.actions.push_back(Action::Probe);
                 }
-                // The heartbeat: it detects a dead connection, a restart, a lost marker and refused
-                // writes. Calls under way detect these too, except that writes work again.
+                // The heartbeat detects a dead connection, a restart, a lost marker and refused
+                // writes. Calls under way detect all these too. But only the heartbeat shows that
+                // writes work again.
                 if self.calls.is_idle() || self.report.refuses_writes() {
                     self.send(Vec::new(), now);
                 }
@@ -363,8 +370,8 @@ impl Driver {
             Event::Followed(reply) => self.followed(reply, now),
             Event::Closed(why) => Err(Outage::Unreachable(why)),
             Event::BootstrapConfirmed => {
-                // Also while the driver reconnects. The confirmation is only for the reported
-                // quarantine.
+                // The confirmation counts also if it comes while the driver reconnects. The
+                // confirmation applies only to the quarantine that was reported last.
                 self.bootstrap_confirmed.clone_from(&self.reported);
                 if let Phase::Quarantined { .. } = self.phase {
                     self.ask(Action::Probe, now);
@@ -448,7 +455,7 @@ impl Driver {
             }
             NextStep::Wait { until, diagnosis, suspicion } => {
                 self.puts = 0;
-                // The wait may be long: the name may lead to another process when it ends.
+                // The wait may be long. When it ends, the name may lead to another process.
                 self.is_fresh = false;
                 let left = until.saturating_sub(seen.monotonic);
                 let is_other = self.reported != marker;
@@ -465,7 +472,8 @@ impl Driver {
                     until: now + left.min(poll).max(Duration::from_millis(1)),
                 };
             }
-            // The name may have moved during the wait.
+            // The name may have moved during the wait. So the node is probed once more, on a new
+            // connection.
             NextStep::Admit { .. }
                 if !self.is_fresh && self.connected + NAME_IS_FOLLOWED_EVERY <= now =>
             {
@@ -485,9 +493,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Compares a new process with the one that voted before, at the first probe. A new process
-    /// that started before the earlier one last answered may have read the file too early. It may
-    /// then lack later grants.
+    /// At the first probe of a new process, compares it with the process that voted before. If the
+    /// new process started before the earlier one last answered, both were alive at once. The new
+    /// process may then have loaded the append-only file too early, and lack the grants that
+    /// followed.
     fn compare_with_earlier(&mut self, facts: &Facts, now: Duration) {
         let Some((_, answered)) = self.answered.take_if(|(earlier, _)| *earlier != facts.run_id)
         else {
@@ -567,8 +576,8 @@ impl Driver {
         }
     }
 
-    /// Takes the answer to a check of where the node's name leads. A failed check ends nothing: a
-    /// node that is out of connections may still vote on the one it has.
+    /// Takes the answer to a check of where the node's name leads. A failed check does not end the
+    /// session: a node that takes no more connections may still vote over the one that it has.
     fn followed(
         &mut self,
         reply: Result<ProbeReply, LinkError>,
@@ -583,7 +592,7 @@ impl Driver {
         if facts.run_id.is_empty() || facts.run_id == serving.run_id {
             return Ok(());
         }
-        // The earlier process is still alive.
+        // The session's process still answers, so the two processes are alive at once.
         self.contest();
         Err(Outage::Unreachable("its name leads to another process now".into()))
     }
@@ -605,7 +614,7 @@ impl Driver {
             probe_until: None,
             answered: now,
         });
-        // Measures the distance of the node before load could make it look farther.
+        // This heartbeat measures the round trip before load could make the node look farther away.
         self.send(Vec::new(), now);
     }
 
@@ -771,8 +780,9 @@ impl Driver {
             .then_some("its marker was lost or changed: it must be admitted again");
         for (task, vote) in tasks.into_iter().zip(answer.votes) {
             ineligible = ineligible.or(ineligible_by(&vote));
-            // A later grant does not prove that writes work: after a write that needs no memory a
-            // script may go on writing. Only the heartbeat proves it.
+            // A later grant in the call does not prove that writes work. After a write that needs
+            // no memory, Redis lets the script write on. Only the heartbeat proves that writes
+            // work.
             if let Vote::Failed(Failure { reason: Reason::Error, detail, .. }) = &vote
                 && remedy_of_write_error(detail).is_some()
             {
@@ -784,7 +794,7 @@ impl Driver {
     }
 }
 
-/// Votes for the operations of a failed call.
+/// Answers the operations of a failed call with [`Vote::Failed`], and returns why the session ends.
 fn fail_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     let (reason, effect) = match error.kind {
         LinkErrorKind::Broken => (Reason::Down, Effect::Possible),
@@ -795,7 +805,7 @@ fn fail_call(tasks: Vec<Task>, error: LinkError) -> Result<(), Outage> {
     Err(error.into())
 }
 
-/// The fencing token of an acquire. Later operations of a call have larger tokens.
+/// The fencing token of an acquire. The tokens of later acquires in a call are larger.
 fn token_of_acquire(task: &Task) -> Option<FencingToken> {
     if let Op::Acquire { record, .. } = task.op.as_ref() { record.fencing() } else { None }
 }

@@ -1,33 +1,39 @@
-//! Decides whether a connected master may vote. Pure but for chance: facts and marker go in, one
-//! step comes out. The driver (`node/driver.rs`) probes and acts; a simulation can do the same with
-//! a node in memory.
+//! Decides whether a connected master may vote. Facts and marker of the master go in, one step
+//! comes out. Nothing is read or written here; only nonces are drawn at random. The driver
+//! (`node/driver.rs`) probes and acts; a simulation can do the same with a node in memory.
 //!
 //! The canonical Redlock text asks operators to delay the return of a crashed master by the longest
-//! TTL. A master that lost its locks would help to grant them again. This module does that for
-//! them. A node is *eligible* when it is a master, is new enough and never evicts keys. Its
-//! *incarnation marker*, a key without expiry, names the configuration, the node and the process
-//! for which it was admitted. The scripts refuse lock operations unless exactly this marker stands.
-//! So votes stop after FLUSHALL, after an empty restart and with a data set from elsewhere. They
-//! also stop for gateways with another node set or maximum TTL. Then:
+//! TTL. Otherwise a master that lost its locks would help to grant them again. This module delays
+//! the return for the operators. A node is *eligible* when it is a master, runs Redis 7.0 or newer,
+//! and never evicts keys. Its *incarnation marker*, a key without expiry, names the configuration,
+//! the node and the process for which it was admitted. The scripts refuse acquires, extensions and
+//! repairs unless exactly this marker stands. So votes stop after FLUSHALL, after a restart without
+//! data, and when a data set from elsewhere was loaded. They also stop for gateways with another
+//! node set, maximum TTL or clock skew. What follows depends on the marker that a probe finds:
 //!
-//! 1. The marker is of this process: the node is admitted.
-//! 2. The marker is of an earlier process of this node; both processes synced every write to disk;
-//!    the new one still has the file that it loaded. The node is admitted [`NAME_MOVES_WITHIN`]
-//!    after this gateway first saw the process. By then no gateway talks to the earlier process any
-//!    more. A gateway that finds both alive *contests* the new process, which is then quarantined:
-//!    its file may lack what the earlier process granted later.
+//! 1. The marker admits this process, and the facts show no loss since then (for example an
+//!    eviction): the node is admitted.
+//! 2. The marker admits an earlier process of this node. Both processes synced every write to disk,
+//!    and the new one has not rewritten the append-only file that it loaded. The node is admitted
+//!    [`NAME_MOVES_WITHIN`] after this gateway first saw the new process. By then no gateway talks
+//!    to the earlier process any more. If a gateway finds both processes alive, it *contests* the
+//!    new one, which is then quarantined. The new process may have loaded its file before the
+//!    earlier one granted its last locks.
 //! 3. Otherwise the node's memory of locks is suspect, and the node is *quarantined*. The
-//!    quarantine lasts until every lock that it may have lost has ended ([`quarantine`]), or until
-//!    recovery restores those locks from the other masters.
+//!    quarantine lasts until every lock that the node may have lost has ended ([`quarantine`]), or
+//!    until recovery restores those locks from the other masters.
 //!
-//! A quarantine is a marker on the node, with a nonce, that admits no one. At its end the admitting
-//! marker replaces exactly this marker, in one step that also checks the run_id. Any event in
-//! between leaves another marker or none, and the wait starts again: a second loss of data, or
-//! another gateway's admission and a loss after it. A gateway measures by its own monotonic clock
-//! how long it has seen the marker. The marker also contains its start by the node's clock and by
-//! the gateway's. A gateway that comes later does not wait again for time that has passed by both
-//! clocks, if they agree within `max_clock_skew`. So short-lived processes cannot keep a node out
-//! for ever.
+//! A quarantine is a marker on the node that contains a nonce and admits nobody. At the end of the
+//! quarantine, the admitting marker replaces exactly this marker, in one step that also checks the
+//! run_id. A second loss of data in between leaves another marker or none, and so does a loss after
+//! another gateway's admission. Then the replacement fails and the wait starts again.
+//!
+//! A gateway measures by its own monotonic clock how long it has seen the quarantine marker. The
+//! marker also contains the start of the quarantine, once by the node's clock and once by the wall
+//! clock of the gateway that put the marker. A gateway that first sees the marker later need not
+//! wait the full time. It subtracts the time that has passed since that start, if the two clocks
+//! agree about this time within `max_clock_skew`. So gateways that are restarted often cannot keep
+//! a node out for ever.
 //!
 //! A marker of another configuration is never overwritten: the node is refused, and an operator
 //! decides.
@@ -39,9 +45,10 @@
 //! - a restored backup of an append-only file;
 //! - a replica that replaced a durable master and restarted before any probe (Redis forgets that it
 //!   was a replica);
-//! - a change that is undone between two probes, a second apart, or while no gateway runs: a
-//!   failover and back; evictions; weakened durability and then a crash; a clock that jumps
-//!   forward, which ends locks early, and back.
+//! - a change that leaves no trace for the next probe, because it is over between two probes (a
+//!   second apart) or while no gateway runs. Examples: a failover and back; evictions before the
+//!   count of evicted keys was reset; weakened durability and then a crash; a clock that jumps
+//!   forward and back, which ends locks early.
 
 mod facts;
 mod marker;
@@ -56,23 +63,24 @@ use self::marker::{ParsedMarker, State, short};
 use crate::model::clock::{Clock, Entropy};
 use crate::node::status::{Diagnosis, Remedy};
 
-/// How often a name is followed (resolved again, over a separate connection), to check that it
-/// leads to the process that votes.
+/// How often a node's name is followed. To follow a name, the gateway resolves it again for a
+/// separate connection, and checks that it leads to the process that votes.
 pub const NAME_IS_FOLLOWED_EVERY: Duration = Duration::from_secs(2);
-/// A check that takes longer may notice a move too late, and is logged.
+/// If following a name takes longer than this, a move of the name may be noticed too late. The log
+/// then contains a warning.
 pub const NAME_IS_FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
-/// After this time every gateway has left the process that a name led to before.
+/// If a name moves to another process, every gateway has left the earlier process after this time.
 pub const NAME_MOVES_WITHIN: Duration =
     Duration::from_secs(NAME_IS_FOLLOWED_EVERY.as_secs() + NAME_IS_FOLLOWED_WITHIN.as_secs());
 
 /// How long a node with a suspect memory must not vote: max(`max_ttl`, `max_clock_skew`) +
 /// `max_clock_skew` + [`NAME_MOVES_WITHIN`].
 ///
-/// The first term covers the longest lock that the node may have lost. The second covers the skew
-/// between gateways' clocks, because fencing tokens were lost too. A token may also be
-/// `max_clock_skew` ahead of its own gateway's clock. So a short maximum TTL does not shorten the
-/// wait below twice the skew. The last term covers other gateways, which may still talk to the
-/// process that had the name before.
+/// The first term covers the longest lock that the node may have lost. The second term is needed
+/// because the node lost its watermarks too. Without it, a gateway whose clock is behind could get
+/// a smaller T than a lost one. A T may also be `max_clock_skew` ahead of its own gateway's clock.
+/// So even with a short maximum TTL the wait is never below twice the skew. The last term covers
+/// other gateways, which may still talk to the process that had the name before.
 pub fn quarantine(max_ttl: Duration, max_clock_skew: Duration) -> Duration {
     max_ttl.max(max_clock_skew) + max_clock_skew + NAME_MOVES_WITHIN
 }
@@ -139,22 +147,22 @@ pub struct Eligibility {
     quarantine: Duration,
     max_clock_skew: Duration,
     expects_bootstrap: bool,
-    /// How long a process that restarted with its data waits, from this gateway's first sight.
+    /// How long a process that restarted with its data waits, from when this gateway first saw it.
     returns_after: Duration,
     /// The wait under way.
     wait: Option<RunningWait>,
     /// The marker that admitted the node at the latest probe.
     admitted_by: Option<String>,
-    /// The node's clock ran ahead while this marker (or none) stood.
+    /// `Some` if the node's clock ran ahead; the inner value is the marker that stood then, if any.
     distrusted: Option<Option<String>>,
-    /// Two processes were alive at once under the node's name.
+    /// Whether two processes were alive at once under the node's name.
     is_contested: bool,
 }
 
 /// A wait under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct RunningWait {
-    /// The marker that stood. `run_id` is the process that had it.
+    /// The marker that stood when the wait began. `run_id` is the process that had this marker.
     marker: String,
     run_id: String,
     /// When the wait ends, on this gateway's monotonic clock.
@@ -177,8 +185,8 @@ impl Eligibility {
         }
     }
 
-    /// Sets how long a process that restarted with its data waits, where names move faster or
-    /// never.
+    /// Sets how long a process that restarted with its data waits. Without this call it waits
+    /// [`NAME_MOVES_WITHIN`]; where names move faster or never, less is enough.
     pub fn returning_after(self, returns_after: Duration) -> Self {
         Self { returns_after, ..self }
     }
@@ -188,8 +196,8 @@ impl Eligibility {
         self.identity.cluster_config().max_ttl()
     }
 
-    /// Sets whether an operator declared the cluster brand-new. That counts until the first
-    /// admission of the node: a node that is blank later has lost its data.
+    /// Sets whether an operator declared the cluster brand-new. The declaration counts until the
+    /// first admission of the node: a node without a marker after that has lost its data.
     pub fn expecting_bootstrap(self, expects_bootstrap: bool) -> Self {
         Self { expects_bootstrap, ..self }
     }
@@ -200,14 +208,15 @@ impl Eligibility {
         self.distrusted = Some(stood);
     }
 
-    /// Reports that the node's earlier process was alive beside the present one. The present one
-    /// may lack grants of the earlier one.
+    /// Reports that the node's earlier process was alive beside the present one. The present
+    /// process may lack grants of the earlier one.
     pub fn contest(&mut self) {
         self.is_contested = true;
     }
 
-    /// The step that follows from a node's facts and marker. `now` must be read after they arrived.
-    /// `early` applies only to the quarantine of exactly this marker.
+    /// The step that follows from a node's facts and marker. `now` must be read after facts and
+    /// marker arrived. The caller passes `early` only if it is about the quarantine of exactly this
+    /// marker.
     pub fn next_step(
         &mut self,
         facts: &Facts,
@@ -219,8 +228,8 @@ impl Eligibility {
         if let Some(diagnosis) = facts.ineligible() {
             return NextStep::Refuse(diagnosis);
         }
-        // Any other marker or process is newer. A quarantine marker that returns with a copy of the
-        // data begins a new wait.
+        // A marker or process other than that of the wait is newer, so the wait is dropped. A
+        // quarantine marker that returns later with a copy of the data then begins a new wait.
         let is_other = |wait: &RunningWait| {
             Some(wait.marker.as_str()) != marker || wait.run_id != facts.run_id
         };
@@ -242,7 +251,8 @@ impl Eligibility {
         let same_node = self.identity.is(parsed.node);
         if parsed.run_id != facts.run_id {
             let synced = facts.durability == Durability::Durable && !facts.rewritten;
-            // While the append-only file is off, a change of the marker does not reach the disk.
+            // While the append-only file is off, a new marker does not reach the disk. So a process
+            // that loads an older marker than this gateway saw has loaded an outdated file.
             let is_newest = self.admitted_by.as_deref().is_none_or(|newest| newest == stands);
             return match parsed.state {
                 _ if !same_node || facts.was_replica => suspect(Suspicion::Copied),
@@ -283,7 +293,8 @@ impl Eligibility {
             if is_admitted || stood.as_deref() == Some(stands) {
                 return suspect(Suspicion::RanAhead);
             }
-            // This quarantine began after the clock ran ahead.
+            // This quarantine began after the clock ran ahead, so it covers the locks that ended
+            // early.
             self.distrusted = None;
         }
         if self.is_contested {
@@ -297,18 +308,20 @@ impl Eligibility {
             State::Admitted { evicted_keys, .. } if evicted_keys < facts.evicted_keys => {
                 suspect(Suspicion::Evicted)
             }
-            // The count shrank: CONFIG RESETSTAT.
+            // The count shrank, so somebody ran CONFIG RESETSTAT.
             State::Admitted { evicted_keys, .. } if evicted_keys > facts.evicted_keys => admit(),
-            // The node was a replica and became a master again, as in a failover and back. Its data
-            // and this marker came from elsewhere.
+            // The replication id has changed. A node that was a replica and became a master again,
+            // as in a failover and back, has its data and this marker from elsewhere.
             State::Admitted { replication_id, .. }
                 if replication_id != short(&facts.replication_id) =>
             {
-                // A master whose replicas left an hour ago takes a new id too, but was no replica.
+                // A master also takes a new id an hour after its last replica left. Such a master
+                // was no replica itself.
                 if facts.was_replica { suspect(Suspicion::Copied) } else { admit() }
             }
             State::Admitted { durable, .. } => match (&facts.durability, durable) {
-                // A gateway that cannot see the durability keeps the marker of one that could.
+                // A gateway that cannot see the durability keeps the marker of a gateway that
+                // could.
                 (Durability::Volatile(_), true) | (Durability::Durable, false) => admit(),
                 (Durability::Durable | Durability::Settling | Durability::Unknown(_), _)
                 | (Durability::Volatile(_), false) => {
@@ -317,12 +330,12 @@ impl Eligibility {
                     NextStep::Admit { marker: stands.to_owned() }
                 }
             },
-            // Another gateway expects a new cluster. This one does not, or has admitted the node
-            // before.
+            // Another gateway expects a new cluster and put this marker. This gateway does not
+            // expect one, or has admitted the node before, so it replaces the marker.
             State::Quarantined { suspicion: Suspicion::New, .. } if !self.expects_bootstrap => {
                 suspect(Suspicion::Blank)
             }
-            // The marker came with another node's data.
+            // The marker came with another node's data, so its wait does not count.
             State::Quarantined { replication_id, .. }
                 if facts.was_replica && replication_id != short(&facts.replication_id) =>
             {
@@ -530,7 +543,7 @@ mod tests {
         node.assert_waits(&volatile(), 10, 315, Suspicion::Blank);
         node.assert_waits(&volatile(), 314, 315, Suspicion::Blank);
         assert!(node.is_admitted(&volatile(), 315));
-        assert!(node.is_admitted(&volatile(), 400), "and stays admitted");
+        assert!(node.is_admitted(&volatile(), 400), "the node stays admitted");
     }
 
     #[test]
@@ -563,7 +576,7 @@ mod tests {
         witness.eligibility = witness.eligibility.expecting_bootstrap(false);
         witness.assert_waits(&volatile(), 1, 306, Suspicion::Blank);
 
-        // The first marker says blank, because its gateway does not expect a new cluster.
+        // The first marker says blank, because the gateway does not expect a new cluster yet.
         let mut seen = Bench::new(None);
         seen.assert_waits(&volatile(), 0, 305, Suspicion::Blank);
         seen.eligibility = seen.eligibility.expecting_bootstrap(true);
@@ -614,7 +627,7 @@ mod tests {
         let mut node = admitted(&durable());
         let back = Facts { replication_id: "b".repeat(40), was_replica: true, ..durable() };
         node.assert_waits(&back, 0, 305, Suspicion::Copied);
-        assert!(node.is_admitted(&back, 305), "and does not wait twice for one failover");
+        assert!(node.is_admitted(&back, 305), "one failover causes only one wait");
         let alone = Facts { replication_id: "b".repeat(40), ..durable() };
         assert!(
             admitted(&durable()).is_admitted(&alone, 0),
@@ -764,8 +777,8 @@ mod tests {
         assert!(!Bench::new(marker.clone()).is_admitted(&facts_at(304), 304));
         assert!(Bench::new(marker.clone()).is_admitted(&facts_at(305), 305));
 
-        // Time that only one clock shows does not count as passed. A jump of both clocks after the
-        // first probe counts for nothing.
+        // Time that only one clock shows does not count as passed. After the first probe only the
+        // monotonic clock counts, so a jump of the other two changes nothing.
         Bench::new(marker.clone()).assert_waits(&facts_at(308), 300, 605, Suspicion::Blank);
         Bench::new(marker.clone()).assert_waits(&facts_at(0), 400, 705, Suspicion::Blank);
         let mut jumped = Bench::new(marker.clone());

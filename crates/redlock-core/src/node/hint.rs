@@ -3,11 +3,12 @@
 //!
 //! A gateway publishes two kinds:
 //!
-//! - *Waiting*: somebody waits for this lock at the gateway that sends the hint. The script
+//! - *Waiting*: somebody waits for this lock at the gateway that sends the hint. The master
 //!   publishes the hint when it refuses the waiter's acquire, at first and at every poll. If the
 //!   gateway polls slowly, the hint also says for how many seconds it is valid.
-//! - *Released*: this lock was released. The script publishes the hint with the release, if the
-//!   releasing gateway has received a *waiting* hint from another gateway.
+//! - *Released*: this lock was released. The master publishes the hint when it runs the release.
+//!   The releasing gateway adds the hint only if it has received a *waiting* hint from another
+//!   gateway.
 
 use bytes::Bytes;
 
@@ -23,18 +24,19 @@ pub(crate) fn channel(prefix: &str, database: Option<u8>) -> String {
     }
 }
 
-/// A message between gateways: `1 <kind> <origin> [<T> or seconds] <lock key>`. Numbers have a
-/// fixed width.
+/// A message between gateways: `1 <kind> <origin> [<T> or seconds] <lock key>`. The origin is a
+/// random number that identifies the gateway that publishes the hint. Numbers have a fixed width.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hint(Bytes);
 
 /// The content of a hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HintKind {
-    /// A waiter is at the origin. `seconds` is how long that counts, if not the usual time.
+    /// A waiter is at the origin. `seconds` is how long the hint is valid; `None` for the usual
+    /// time.
     Waiting { seconds: Option<u64> },
-    /// The grant with this token was released at the origin; `waiting` when the origin has a waiter
-    /// too.
+    /// The grant with this token was released at the origin. `waiting` is whether somebody waits
+    /// for the lock there, too.
     Released { t: FencingToken, waiting: bool },
 }
 

@@ -23,7 +23,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 /// How often the log repeats that hints do not arrive.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Keeps one subscription for every listener.
+/// Keeps a separate subscription for each listener.
 #[derive(Clone)]
 pub(super) struct HintSubscriber {
     name: Arc<str>,

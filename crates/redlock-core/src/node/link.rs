@@ -1,12 +1,13 @@
-//! The seam to input and output of one master. A driver decides what to send and when; a link sends
+//! The interface to the network of one master. A driver decides what to send and when; a link sends
 //! it. There are two links: to a real master ([`redis`](super::redis)), and over the network of a
 //! simulation.
 //!
 //! A connection leads to one process of a master, and is never repaired: after an error it is
-//! dropped, and the next one is opened. So no command sent before a restart can run after it.
+//! dropped, and another one is opened. So no command that was sent before a restart of the master
+//! can run after the restart.
 //!
-//! The driver keeps the deadlines. When a session is dropped, a request whose future is unfinished
-//! may have been sent, and may still run.
+//! The driver keeps the deadlines, and drops the session at a missed one. A request whose future
+//! has not resolved by then may have been sent, and may still run.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ pub type Answering<T> = BoxFuture<'static, Result<T, LinkError>>;
 
 /// The way to one master.
 pub trait Link: Send + Sync + 'static {
-    /// Opens a connection that is logged in and on its database.
+    /// Opens a connection that is logged in and has its database selected.
     fn connect(&self) -> Answering<Box<dyn Session>>;
 
     /// Opens a separate connection that receives the master's hints. Resolves only after a message
@@ -36,7 +37,7 @@ pub trait Link: Send + Sync + 'static {
 
 /// One connection. Dropping it ends it, with everything under way on it.
 pub trait Session: Send + 'static {
-    /// The master's facts and its marker, both of one process.
+    /// The master's facts and its marker, both read from the same process.
     fn probe(&self) -> Answering<ProbeReply>;
 
     /// Replaces one marker by another in one step, if the process is the probed one.
@@ -49,7 +50,7 @@ pub trait Session: Send + 'static {
     /// without expiry is left out.
     fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
 
-    /// Sets locks, if the batch's marker stands. After an error some of them may be set.
+    /// Sets locks, if the batch's marker stands. After an error some of the locks may be set.
     fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer>;
 
     /// Records on the master that it has caught up under this marker. Does nothing when another
@@ -68,13 +69,14 @@ pub trait Session: Send + 'static {
     /// order in which they were made. A call without operations is the heartbeat.
     fn call(&self, tasks: &[Task]) -> Answering<Answer>;
 
-    /// Resolves with the reason when the connection has ended by itself. Called once.
+    /// Resolves when the connection has ended by itself, with the reason. Called once.
     fn closed(&self) -> BoxFuture<'static, String>;
 }
 
 /// A connection that receives hints. Dropping it ends it.
 pub trait Subscription: Send + 'static {
-    /// The next hint, or why no more will come. May be dropped and called again.
+    /// The next hint, or the reason why no more will come. The future may be dropped, and `next`
+    /// called again.
     fn next(&mut self) -> BoxFuture<'_, Result<Hint, LinkError>>;
 
     /// Tests the connection.
@@ -103,7 +105,7 @@ pub struct MarkerSwap {
     /// The new marker.
     pub to: String,
     /// The master's clock at the probe, in microseconds since 1970. The master refuses the swap if
-    /// that is more than 10 s ago. 0 skips this check.
+    /// the probe was more than 10 s ago. 0 skips this check.
     pub probed_micros: u64,
 }
 
@@ -112,7 +114,7 @@ pub struct MarkerSwap {
 pub struct Scan {
     /// The prefix of the keys.
     pub key_prefix: Bytes,
-    /// The end of the last page; empty for the first page.
+    /// The cursor that the page before returned; empty for the first page.
     pub cursor: Bytes,
     /// The approximate limit of keys to read.
     pub count: u32,
@@ -165,8 +167,8 @@ pub enum RecoveryAnswer {
     Done,
     /// Another marker stands; nothing was set.
     OtherMarker,
-    /// Another Redlock client has one of the locks, and recovery must not take away this node's
-    /// vote for it; nothing was set.
+    /// A Redlock client that is no gateway has one of the locks. That client counts this master's
+    /// vote, so recovery must not overwrite its lock. Nothing was set.
     OtherClient,
 }
 
@@ -182,7 +184,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// The lock after some time; `None` once it has ended.
+    /// The same lock when `age` has passed; `None` if it has ended by then.
     pub(crate) fn aged(&self, age: Duration) -> Option<Self> {
         let expires_in = self.expires_in.checked_sub(age).filter(|left| !left.is_zero())?;
         Some(Self { expires_in, ..self.clone() })
@@ -209,7 +211,8 @@ pub struct Answer {
     pub time_micros: Option<i64>,
     /// Whether the marker of the call stands.
     pub is_admitted: bool,
-    /// The error of every write; only in the answer to a call without operations.
+    /// The error with which the master refuses every write, if it does. Contained in the answer to
+    /// a call without operations, and to a call that the master refused as a whole.
     pub write_error: Option<String>,
 }
 
@@ -221,7 +224,8 @@ pub struct LinkError {
     pub kind: LinkErrorKind,
     /// One sentence for people.
     pub detail: String,
-    /// What an operator can do. With a remedy, an immediate retry is useless.
+    /// What an operator can do, if anything. If there is a remedy, an immediate retry would fail
+    /// again.
     pub remedy: Option<Remedy>,
 }
 

@@ -1,20 +1,24 @@
--- Runs many lock operations in one call. An error in one operation is its vote and affects no
--- other. A call without operations is the heartbeat: it writes the standing marker again. Its
--- answer contains the error if this master accepts no writes (no memory left, disk full, too few
--- replicas).
+-- Runs many lock operations in one call. If an operation fails, its error is its vote, and the
+-- other operations still run. A call without operations is the heartbeat: it writes the standing
+-- marker again, to test whether this master accepts writes. If it accepts none (no memory left,
+-- disk full, too few replicas), the answer contains the error.
 --
 -- ARGV[1] is the call. The call and the returned answer are encoded as node/codec.rs describes. A
--- call that is not whole is refused before any part of it runs. Each lock has its key and a
--- watermark key. A record is T:grant:info; T has 16 digits, the grant 40 (owner 32, nonce 8).
+-- call that is cut off or malformed is refused before any of its operations runs.
 --
--- A watermark outlives its lock until the clock check refuses everything that it guards against
--- (see `fence_grace` in node/rules.rs). It has one of these forms:
+-- Each lock has two keys: the lock key and the watermark key. The value of the lock key is a
+-- record, T:grant:info. T has 16 decimal digits. The grant has 40 hexadecimal digits, 32 for the
+-- owner and 8 for the nonce.
+--
+-- A watermark outlives its lock. It expires only when the clock check refuses all operations that
+-- the watermark would refuse (see `fence_grace` in node/rules.rs). A watermark has one of these
+-- forms:
 --   T      a grant or a release had this T
---   T+     the lock of this T was extended here, and no release has been here since
---   T!     granted with this T, and no watermark stood before
---   T!S+   granted with this T, and the watermark S+ stood before
--- T is kept as the text that it came as, because Lua's tostring gives 1.76e+15. Numbers below 2^53
--- are compared.
+--   T+     the grant with this T was extended here, and no release of it has run here since
+--   T!     a grant with this T; its undo deletes the watermark, because none stood before
+--   T!S+   a grant with this T; its undo restores the watermark S+, which stood before
+-- T is stored as the text in which it arrived, because Lua's tostring would write 1.76e+15. To
+-- compare two T, the script turns them into numbers. That is exact, because every T is below 2^53.
 
 local call, sub, num, byte = redis.pcall, string.sub, tonumber, string.byte
 local pack, unpack = struct.pack, struct.unpack
@@ -28,7 +32,8 @@ local RULE_WATERMARK_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
 
 local MALFORMED = redis.error_reply('ERR the call is malformed')
--- The longest value of a lock in a vote, in bytes. Another client's value may be longer.
+-- The longest value of a lock in a vote, in bytes. Another client's value may be longer, and is
+-- cut.
 local LONGEST_VALUE = 8448
 
 local packed = ARGV[1]
@@ -108,7 +113,8 @@ local function watermark_number(text)
   return num(text) or num(sub(text, 1, 16))
 end
 
--- A lock is never overwritten, not even for its owner: an earlier request relies on that grant.
+-- A lock is never overwritten, not even for its owner: an earlier request of the owner may rely on
+-- the stored grant.
 local function refuse(lock, current, record)
   if sub(current, 18, 49) ~= sub(record, 18, 49) then return held(HELD, lock, current) end
   if RULE_LOCK_IS_KEPT then return held(OTHER_GRANT, lock, current) end
@@ -154,8 +160,9 @@ end
 
 -- The first extension marks the lock (';' for ':' after the grant) and the watermark ('+' after T).
 -- Repair and release rely on these marks. A lock that is never extended pays nothing for them. The
--- lock is marked before the watermark, because the release of an unmarked lock relies on an
--- unmarked watermark.
+-- lock is marked before the watermark, because the second write may fail for lack of memory. A
+-- marked lock with an unmarked watermark is safe. An unmarked lock with a marked watermark is not:
+-- its release leaves the watermark as it is. The '+' would then let a late repair pass.
 local function mark_extended(lock, watermark, current, ttl)
   local set = call('SET', lock, sub(current, 1, 57) .. ';' .. sub(current, 59), 'KEEPTTL')
   if failed(set) then return set end
@@ -171,33 +178,37 @@ local function extend(lock, watermark, grant, ttl)
   local current = call('GET', lock)
   if failed(current) then return error_of(current) end
   if not current then return MISSING end
-  -- T is compared too: the owner may have lost the lock and got it again with a new T. Then this T
-  -- had a gap.
+  -- The comparison includes T. The owner may have lost the lock and got it again with a new T.
+  -- Somebody else may have had the lock in between, so the old T must not be extended.
   if sub(current, 1, 57) ~= grant then return held(HELD, lock, current) end
   local left = call('PTTL', lock)
   if failed(left) then return error_of(left) end
   local first, set = sub(current, 58, 58) == ':', nil
   local life = left > ttl and left or ttl
-  -- Also where somebody has removed the expiry.
+  -- PTTL returns -1 if somebody has removed the expiry. Then the expiry is set again.
   if first or left < ttl then
-    -- Before the marks, because PEXPIRE works when Redis is out of memory, and lets the rest of the
-    -- script write.
+    -- PEXPIRE comes before the marks, because it works when Redis is out of memory. After a
+    -- script's first write, Redis lets the rest of the script write too.
     set = call('PEXPIRE', lock, life)
   end
   if first and not failed(set) then
     set = mark_extended(lock, watermark, current, life)
-    -- The lock lives longer anyway, and its release relies on the watermark. PEXPIRE works without
-    -- memory.
+    -- The marks failed, but the lock already lives longer. Its release relies on the watermark, so
+    -- the watermark must live longer too. PEXPIRE works without memory.
     if failed(set) then call('PEXPIRE', watermark, life + grace, 'GT') end
   end
   if failed(set) then return error_of(set) end
   return extended(life)
 end
 
--- A majority has just extended this T. T may be old, but the extension must be recent: otherwise
--- the watermark that records a later release or grant may have expired. A watermark beyond T means
--- a later grant, or the release of this one. A watermark at T means that the lock was here; with
--- '+', that no release has been here since.
+-- The gateway has just seen that a majority has this grant, by extending it or by reading it. T may
+-- be old, but that moment (`began`) must be recent. Otherwise the watermark of a later release or
+-- grant may have expired here.
+--
+-- A watermark above T shows that a later grant was made or released here. A watermark at T without
+-- '+' may show that this grant was released here. Both refuse the repair. A watermark T+ shows that
+-- this grant was extended here and that no release has run here since. The repair passes then, and
+-- also if the watermark is lower or missing.
 local function repair(lock, watermark, record, ttl, t_num, began)
   if not admitted then return QUARANTINED end
   local t = sub(record, 1, 16)
@@ -209,7 +220,8 @@ local function repair(lock, watermark, record, ttl, t_num, began)
   if failed(current) then return error_of(current) end
   if current then
     if sub(current, 1, 57) == sub(record, 1, 57) then
-      -- The majority's copies were extended while this node had no vote.
+      -- The record is marked as extended: the majority extended its copies while this node did not
+      -- vote. So this copy is extended too.
       if sub(record, 58, 58) == ';' then return extend(lock, watermark, sub(record, 1, 57), ttl) end
       local left = call('PTTL', lock)
       if failed(left) then return error_of(left) end
@@ -220,9 +232,10 @@ local function repair(lock, watermark, record, ttl, t_num, began)
       call('PEXPIRE', watermark, ttl + grace, 'GT')
       return extended(ttl)
     end
-    -- A placeholder that keeps a lock free gives way. A majority of the other masters has this
-    -- grant, so no other grant can have one, and the placeholder guards none. An earlier lease of
-    -- this same grant may be longer than the repair's TTL, so the longer one counts.
+    -- Another record stands. Only a placeholder, which keeps the lock free from everybody, gives
+    -- way to this grant. A majority of the masters has this grant, so no other grant can have a
+    -- majority, and the placeholder protects none. The placeholder may stand for an earlier, longer
+    -- lease of this same grant. So the longer of the two lives counts.
     if sub(current, 17, 58) ~= PLACEHOLDER then return held(HELD, lock, current) end
     local left = call('PTTL', lock)
     if failed(left) then return error_of(left) end
@@ -242,9 +255,10 @@ local function repair(lock, watermark, record, ttl, t_num, began)
   return GRANTED
 end
 
--- Undoes a failed proposal on a node that granted it: restores the earlier watermark. No client has
--- seen its T. T must not block a repair on a node that lost the competing owner's lock. The
--- proposal's acquire has already run here, so the undo needs no tombstone.
+-- Restores the watermark from before a failed proposal that this node granted. If the proposal's T
+-- stayed, a node that lost the competing owner's lock would refuse the repair of that lock. No
+-- client has seen the proposal's T, so nobody relies on it. The proposal's acquire has already run
+-- here, so the undo needs no tombstone.
 local function undo(watermark, t)
   local last = call('GET', watermark)
   if failed(last) or not last then return last end
@@ -252,9 +266,9 @@ local function undo(watermark, t)
   if sub(last, 1, 17) == t .. '!' then return call('SET', watermark, sub(last, 18), 'KEEPTTL') end
 end
 
--- Needs no eligibility: deleting a lock can never produce a second holder. The release deletes
--- before it sets anything. The deletion works when Redis is out of memory, and lets the rest of the
--- script write.
+-- Runs even if the marker of the call does not stand: deleting a lock can never produce a second
+-- holder. The release deletes before it sets anything, because DEL works when Redis is out of
+-- memory. After a script's first write, Redis lets the rest of the script write too.
 local function release(lock, watermark, grant, t_num, is_undo, only_this)
   local current = call('GET', lock)
   if failed(current) then return error_of(current) end
@@ -264,13 +278,15 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
     local del = call('DEL', lock)
     if failed(del) then return error_of(del) end
     if is_undo then undo(watermark, sub(grant, 1, 16)) end
-    -- Otherwise the acquire that stored this T has left the watermark at T. That watermark outlives
-    -- the lock, and no repair passes an unmarked watermark at T.
+    -- A release that is no undo need not set the watermark. The acquire that stored this T left the
+    -- watermark at T, without a '+'. That watermark outlives the lock, and refuses every repair of
+    -- this T.
     return RELEASED
   end
   local exact_undo = is_undo and RULE_UNDO_IS_EXACT
   local exact = exact_undo or only_this and RULE_UNDO_IS_EXACT
-  -- An extended grant is confirmed: another request of the same owner relies on it.
+  -- An undo spares an extended grant: another request of the same owner has confirmed the grant by
+  -- the extension, and relies on it.
   if exact_undo and same then return held(HELD, lock, current) end
   local mine = current and not exact and sub(current, 18, 49) == sub(grant, 18, 49)
   if same
@@ -280,15 +296,17 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
     deleted = true
   end
   if RULE_RELEASE_LEAVES_A_TOMBSTONE then
-    -- Any client can invent a T. Gateways learn to be ahead by half of max_clock_skew at most. A
-    -- larger T would push the tokens of all gateways that see this watermark further ahead. In the
-    -- end nodes with other clocks would refuse them.
+    -- Unless the lock had exactly this T, a tombstone needs a T at most half of max_clock_skew
+    -- ahead of this master's clock. Any client can invent a T, and a gateway that sees this
+    -- watermark mints larger tokens. A watermark further ahead would push the tokens of all
+    -- gateways so far ahead that nodes with slower clocks refuse them.
     if same or t_num - now <= max_skew / 2 then
       local last = call('GET', watermark)
       if failed(last) then return error_of(last) end
-      -- A release also removes the '+' of this T, because a repair may be in flight; an undo need
-      -- not prevent that repair. A provisional watermark ('!') becomes permanent, or its undo would
-      -- remove this tombstone.
+      -- A release turns T+ into T, because a repair of this grant may be in flight and must be
+      -- refused. An undo leaves T+ as it is: another request has extended and so confirmed this
+      -- grant, and its repair may pass. A provisional watermark loses its '!' and what follows.
+      -- Otherwise the undo of that proposal would remove this tombstone.
       local t, text = sub(grant, 1, 16), nil
       if not last or not exact_undo and last == t .. '+'
         or (watermark_number(last) or 0) < t_num then
@@ -307,11 +325,13 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
         local set = call('SET', watermark, text, 'PX', life)
         if failed(set) and not deleted then return error_of(set) end
       else
-        -- This release relies on the existing watermark, which must outlive operations in flight.
+        -- The existing watermark already refuses what a tombstone would refuse. It must outlive
+        -- operations in flight, as a tombstone would.
         call('PEXPIRE', watermark, grace, 'GT')
       end
     else
-      -- Also where an older T was deleted: without its tombstone the release is incomplete.
+      -- This is the vote even if a lock with an older T was deleted above: without its tombstone
+      -- the release is incomplete.
       return CLOCK
     end
   end
@@ -327,7 +347,7 @@ local function inspect(lock)
   return held(FOUND, lock, current)
 end
 
--- A hint that cannot be published is lost, which hints may be.
+-- An error of PUBLISH is ignored. The hint is lost then, and nobody relies on hints.
 local function publish(vote, when, hint)
   if hint and byte(vote) == when then call('PUBLISH', channel, hint) end
   return vote

@@ -1,15 +1,16 @@
 //! A master in this process: the rules of a node on a hash map.
 //!
-//! The gateway embeds it by default; simulations and doc examples use it too. `submit` delivers the
-//! vote before it returns. The node stores nothing durably: a restart of the process loses all
-//! locks, and all "nodes" of one process share its fate.
+//! A gateway for which no masters are configured embeds such nodes. Simulations and doc examples
+//! use them too. `submit` delivers the vote before it returns. The node stores nothing durably: a
+//! restart of the process loses all locks, and all "nodes" of one process share its fate.
 //!
-//! A differential test compares its answers with a real redis-server
+//! A differential test compares the node's answers with those of a real redis-server
 //! (`tests/node/differential.rs`). Two differences are intended. Expiry follows the monotonic
-//! clock, so a step of the wall clock expires no locks. All values are texts.
+//! clock, so a step of the wall clock expires no locks. And every value is a text: a key cannot
+//! hold a list or another type.
 //!
-//! The memory of its keys can be limited. Beyond the limit it refuses writes, as a master with
-//! `noeviction` does.
+//! The memory of a node's keys can be limited. Beyond the limit the node refuses writes, as a
+//! master with `noeviction` does.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +42,8 @@ pub struct MemoryNode {
 }
 
 impl MemoryNode {
-    /// An empty, admitted node. `clock` provides its expiry and its TIME.
+    /// An empty, admitted node. `clock` measures the life of the node's keys, and is also the
+    /// node's wall clock.
     pub fn new(name: impl Into<String>, clock: Arc<dyn Clock>, settings: NodeSettings) -> Self {
         let status = NodeStatus::new(NodeState::Admitted, clock.wall_micros());
         let store = Mutex::new(Store::new(clock, settings));
@@ -53,7 +55,7 @@ impl MemoryNode {
         }
     }
 
-    /// Limits the memory of its keys, in bytes.
+    /// Limits the memory of the node's keys, in bytes.
     pub fn with_max_memory(self, max: u64) -> Self {
         let mut store = self.lock();
         store.max_bytes = max;
@@ -68,7 +70,7 @@ impl MemoryNode {
         self.run_as(EMBEDDED, None, op)
     }
 
-    /// Runs one operation for a gateway with its own settings, which shows this marker.
+    /// Runs one operation for a gateway that has its own settings and sends this marker.
     pub fn run_with(&self, marker: &str, settings: &NodeSettings, op: &Op) -> Vote {
         self.run_as(marker, Some(settings), op)
     }
@@ -79,7 +81,7 @@ impl MemoryNode {
         let mut store = self.lock();
         let settings = settings.copied().unwrap_or(store.settings);
         let vote = store.run(op, marker, &settings);
-        // Under the lock, so that an older report cannot follow a newer one.
+        // The store is still locked here, so that an older report cannot follow a newer one.
         if store.max_bytes > 0 && store.bytes.abs_diff(store.reported) >= REPORT_EVERY {
             let memory = store.memory();
             self.status.send_if_modified(|status| {
@@ -156,7 +158,8 @@ impl MemoryNode {
             let Some((t, fence)) = record.fencing().zip(fence.clone()) else {
                 return store.set(&keys.lock, record.as_bytes().clone(), life).is_ok();
             };
-            // As in a repair, a lock that a release has reached is not set again.
+            // As in a repair, a lock is not set again if the watermark shows that it was released
+            // here.
             let last = store.value(&keys.fence);
             let current = store.value(&keys.lock).map(Record::foreign);
             let passes = |last: Bytes| {
@@ -182,7 +185,7 @@ impl MemoryNode {
         self.lock().set(&Bytes::copy_from_slice(key), Bytes::copy_from_slice(value), expiry).is_ok()
     }
 
-    /// Loses everything, the admission included, as FLUSHALL or an empty restart does.
+    /// Loses everything, the admission included, as FLUSHALL or a restart without data does.
     pub fn wipe(&self) {
         let mut store = self.lock();
         store.entries.clear();
@@ -299,7 +302,7 @@ impl LockReader for MemoryNode {
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     entries: BTreeMap<(u64, Bytes), Entry>,
-    /// Determines each entry's place.
+    /// Computes from a key the place of its entry.
     hasher: RandomState,
     expiries: BTreeSet<(u64, Bytes)>,
     marker: Option<String>,
@@ -311,8 +314,8 @@ fn millis(duration: Duration) -> u64 {
 }
 
 /// Bytes of memory per key, beside those of key and value. Measured with the gateway's five
-/// embedded nodes and names of 20 bytes: 2,800 bytes of the process per lock, so 280 per key, of
-/// which 75 are key and value.
+/// embedded nodes and names of 20 bytes: the process takes 2,800 bytes per lock. A lock has two
+/// keys on each node, so a key takes 280 bytes, of which 75 are key and value.
 const ENTRY: u64 = 205;
 /// The status is updated when memory use has changed by this many bytes.
 const REPORT_EVERY: u64 = 16 * 1024;
@@ -321,11 +324,11 @@ fn bytes_of(key: &Bytes, value: &Bytes) -> u64 {
     ENTRY + (key.len() + value.len()) as u64
 }
 
-/// The limit of keys in one scan, because all operations wait for it.
+/// The limit of keys in one scan. All operations wait until the scan has ended.
 const MAX_SCAN: u32 = 512;
 
-/// The marker of a node that ends with its gateway: no other gateway can admit it, and a quarantine
-/// would be useless.
+/// The marker of a node inside a gateway's process. The node ends with that process: no other
+/// gateway can admit the node, and a quarantine would protect nothing.
 const EMBEDDED: &str = "embedded";
 
 #[derive(Debug, Clone)]
@@ -340,8 +343,8 @@ struct Store {
     marker: Option<String>,
     /// The marker under which the node has caught up.
     caught_up: Option<String>,
-    /// Ordered by a secret hash of the key, because a listing's cursor is one: it must not reveal
-    /// keys.
+    /// Ordered by a secret hash of the key. The cursor of a listing is such a hash, and must not
+    /// reveal keys.
     entries: BTreeMap<(u64, Bytes), Entry>,
     hasher: RandomState,
     /// The expiry of every key that has one, ordered by time.
@@ -428,8 +431,8 @@ impl Store {
         millis(self.clock.monotonic())
     }
 
-    /// Removes a few expired keys, so that names that are never used again do not pile up: each
-    /// operation adds at most two keys and clears up to four.
+    /// Removes a few expired keys, so that names that are never used again do not pile up. Each
+    /// operation adds at most two keys and first removes up to four.
     fn expire_some(&mut self) {
         let now = self.now();
         for _ in 0..4 {
@@ -504,7 +507,7 @@ impl KeySpace for Store {
     }
 }
 
-/// Redis keeps a key through the millisecond that its expiry names.
+/// As in Redis, a key still stands in the millisecond of its expiry, and ends after it.
 fn is_past(expires_at: Option<u64>, now: u64) -> bool {
     expires_at.is_some_and(|at| now > at)
 }

@@ -1,5 +1,5 @@
-//! State shared by the workers of one gateway's masters. It maps each name to a process, and notes
-//! whose clock ran ahead of ours. Conclusions are left to the drivers.
+//! State shared by the workers of one gateway's masters. It notes to which process each master's
+//! name leads, and which masters' clocks ran ahead of ours. The drivers decide what follows.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::clock_drift::RanAhead;
 
-/// Two clocks, each read once a second, show one event within this time.
+/// Each clock is read about once a second. So if our clock runs slow, the readings of any two
+/// masters' clocks show that within this time of each other.
 const ALIKE: Duration = Duration::from_secs(3);
 /// A node whose clock was not read for longer counts as away.
 const RECENT: Duration = Duration::from_secs(10);
@@ -20,19 +21,20 @@ pub struct NodeRegistry(Mutex<BTreeMap<Arc<str>, NodeEntry>>);
 #[derive(Debug, Default)]
 struct NodeEntry {
     run_id: String,
-    /// The first reading of its clock, on our monotonic clock. The latest is in `read`.
+    /// When the node's clock was first read, on our monotonic clock. `read` is when it was last
+    /// read.
     first_read: Option<Duration>,
     read: Duration,
     ran_ahead: Option<RanAhead>,
 }
 
 impl NodeRegistry {
-    /// Notes that a name leads to a process. One process under two names (two addresses, two
-    /// database numbers) would be two votes that are lost together.
+    /// Notes that a name leads to a process. If one process had two names (two addresses, two
+    /// database numbers), it would have two votes, and both would be lost together.
     ///
     /// # Errors
-    /// The other name that leads to this process. The first name keeps the process until it leads
-    /// to another.
+    /// The error is the other name that leads to this process. The name that came first keeps the
+    /// process until that name leads to another process.
     pub(super) fn claim(&self, name: &Arc<str>, run_id: &str) -> Result<(), Arc<str>> {
         let mut node_registry = self.lock();
         let other =
@@ -55,9 +57,10 @@ impl NodeRegistry {
         entry.ran_ahead = ran_ahead.or(entry.ran_ahead);
     }
 
-    /// Whether all other clocks ran ahead alike: then our own clock ran slow. Nodes first read
-    /// after `ran.from` and nodes that are away do not count. A node not read since `ran.to` counts
-    /// as a no, because it might disagree.
+    /// Whether the clocks of all other nodes ran ahead as this node's did. In that case our own
+    /// clock ran slow. Two kinds of nodes do not count: those whose clock was first read after
+    /// `ran.from`, and those that are away ([`RECENT`]). If a clock was not read since `ran.to`,
+    /// the result is `false`, because that clock might disagree.
     pub(super) fn ran_alike(&self, name: &Arc<str>, ran: RanAhead) -> bool {
         let node_registry = self.lock();
         let counts = |(other, entry): &(&Arc<str>, &NodeEntry)| {

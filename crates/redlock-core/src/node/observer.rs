@@ -1,4 +1,4 @@
-//! The core's environment (clock, randomness) and the measurements that it offers.
+//! The core's environment (clock, randomness), and the measurements that the core reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,17 +39,18 @@ pub trait Observer: Send + Sync + 'static {
     fn node_status(&self, _node: &str, _status: &NodeStatus) {}
     /// A node voted in a round.
     fn vote(&self, node: usize, vote: &Vote);
-    /// A release could not be delivered and was given up. The lock's TTL now bounds how long it
-    /// stays on that node.
+    /// A release could not be delivered and was given up. The lock stays on that node until its TTL
+    /// ends.
     fn release_abandoned(&self, node: usize);
     /// A lock that a node had lost was set there again.
     fn repaired(&self, node: usize);
     /// A node's watermark is so far ahead of our wall clock that no token of ours can pass it yet.
-    /// Acquires of that lock here wait until our clock has come near.
+    /// Acquires of that lock through this gateway fail, or go on waiting, until our clock has come
+    /// near the watermark.
     fn fence_out_of_reach(&self, _ahead: Duration) {}
     /// A waiter has got the lock from a holder that released it.
     fn handed_over(&self, kind: HandoffRoute);
-    /// A round begins, in the context of the current task. The returned trace receives its
+    /// A round begins, in the context of the current task. The returned trace receives the round's
     /// progress.
     fn round(&self, _op: &Op) -> Option<Box<dyn RoundTrace>> {
         None
@@ -62,7 +63,8 @@ pub trait RoundTrace: Send + Sync + 'static {
     fn asked(&self, node: usize);
     /// The node has answered, perhaps after the decision. A node that never answers has no call.
     fn voted(&self, node: usize, vote: &Vote);
-    /// The decision: `yes`, `no`, `neither` (neither can reach a majority any more) or `timeout`.
+    /// The decision: `yes`, `no`, `neither` (yes and no can no longer reach a majority) or
+    /// `timeout`.
     fn decided(&self, decision: &'static str);
 }
 

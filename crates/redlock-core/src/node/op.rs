@@ -11,8 +11,8 @@ use crate::model::types::{FencingToken, LockName, Ttl};
 
 /// The keys of a lock, equal on every node.
 ///
-/// One buffer holds `{<prefix><name>}:fence`. The lock key is the part between the braces, so both
-/// keys are in the same cluster slot.
+/// One buffer holds the watermark's key, `{<prefix><name>}:fence`. The lock key is the part between
+/// the braces. Redis Cluster hashes only that part, so both keys are in the same slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
     /// The lock: `<prefix><name>`.
@@ -48,8 +48,8 @@ impl Keys {
 #[derive(Debug, Clone)]
 pub enum Op {
     /// Sets the lock if it is free and T is above the watermark; stores T in both keys. A lock is
-    /// never overwritten, not even for its owner. The owner's vote shows which of its grants
-    /// stands.
+    /// never overwritten, not even for its owner. If the owner already has the lock, the vote shows
+    /// which of the owner's grants stands.
     Acquire {
         /// The lock's keys.
         keys: Keys,
@@ -69,9 +69,10 @@ pub enum Op {
         /// The time to live, counted from now.
         ttl: Ttl,
     },
-    /// Sets an extended lock again where it is missing. The watermark forbids this after a later
-    /// grant or a release of this one. Only for a T that a majority has just extended; T may be as
-    /// old as the lock.
+    /// Sets a lock again on a node that lacks it. The node's watermark refuses the repair after a
+    /// later grant, and after a release of this grant. The caller must have seen just now that a
+    /// majority has this grant, by extending it or by reading it. T itself may be as old as the
+    /// lock.
     Repair {
         /// The lock's keys.
         keys: Keys,
@@ -79,12 +80,12 @@ pub enum Op {
         record: Record,
         /// The time to live of the lock.
         ttl: Ttl,
-        /// When the extension that justifies the repair began, by the gateway's wall clock, in
-        /// microseconds since 1970.
+        /// When the extension or reading that justifies the repair began, by the gateway's wall
+        /// clock, in microseconds since 1970.
         began_micros: u64,
     },
-    /// Deletes the lock if this owner has it with no newer T. Leaves the watermark at T or above,
-    /// where no repair passes it.
+    /// Deletes the lock if this owner has it with this T or an older one. Leaves the watermark at T
+    /// or above, so that a late repair of this grant is refused. `scope` narrows both rules.
     Release {
         /// The lock's keys.
         keys: Keys,
@@ -129,12 +130,13 @@ impl Op {
 pub enum ReleaseScope {
     /// For a holder: every grant of its owner with this T or an older one.
     Holder,
-    /// Exactly this grant: for a confirmed grant that turned out to have no majority. Another grant
-    /// of the same owner may have been promised.
+    /// Exactly this grant. Used when a repeated request found a grant of its owner, tried to extend
+    /// it, and learned that it can no longer have a majority. Another grant of the same owner
+    /// stays, because an earlier request may have returned it to a client.
     Grant,
-    /// For a failed proposal: exactly this grant, unless it was extended, because then another
-    /// request of the same owner has confirmed it. No client has seen this T, so the watermark that
-    /// the grant left is restored to its earlier value.
+    /// Exactly this grant, for the undo of a failed proposal. An extended grant stays, because
+    /// another request of the same owner has confirmed it by the extension. No client has seen the
+    /// T of a failed proposal, so the watermark gets back its earlier value.
     Proposal,
 }
 
@@ -147,7 +149,7 @@ pub enum Vote {
     Yours(Holding),
     /// A lock of another owner stands.
     Held(Holding),
-    /// Free, but the node has seen this T or a larger one.
+    /// The lock is free, but its watermark is at the requested T or above.
     Stale {
         /// The last T stored for this lock.
         fence: FencingToken,
@@ -157,7 +159,9 @@ pub enum Vote {
         /// The remaining life. Exceeds the requested TTL where the lock already lived longer.
         expires_in: Duration,
     },
-    /// The owner's lock is deleted. The watermark is at T or above, and no repair passes it.
+    /// The owner's lock is deleted. The watermark is at T or above, so a late repair of this grant
+    /// is refused. Only the undo of a proposal ([`ReleaseScope::Proposal`]) lowers the watermark
+    /// again.
     Released,
     /// The lock does not exist.
     Missing,
@@ -189,7 +193,8 @@ impl Vote {
 pub struct Holding {
     /// The value under the lock key.
     pub record: Record,
-    /// The remaining life; `None` for a key without expiry, which only another client can have set.
+    /// The remaining life; `None` for a key without expiry. Lock operations always set one, so
+    /// somebody else set the key or removed its expiry.
     pub expires_in: Option<Duration>,
 }
 

@@ -23,7 +23,7 @@ pub struct Master {
     pub link: Arc<dyn Link>,
 }
 
-/// What a probe finds before a gateway starts.
+/// What an operator's probe finds.
 #[derive(Debug, Clone)]
 pub struct Probe {
     /// The master's report about itself.
@@ -92,7 +92,7 @@ impl Master {
         self.in_time(async { self.link.connect().await?.swap_marker(swap).await }).await
     }
 
-    /// Limits several requests to six times the limit of one.
+    /// Runs several requests, within six times the limit of one.
     async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, LinkError>>,
@@ -101,7 +101,8 @@ impl Master {
         tokio::time::timeout(self.call_deadline * 6, work).await.map_err(late)?
     }
 
-    /// Runs the eligibility steps to their end, without changing the master.
+    /// Goes through the steps that a starting gateway would take, without changing the master. Each
+    /// marker that the gateway would put is taken as put.
     fn verdict(
         &self,
         facts: &Facts,

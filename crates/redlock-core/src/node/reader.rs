@@ -1,12 +1,14 @@
-//! Reads a master for listings, on a separate connection. No vote queues behind a listing; listings
-//! of one process wait for each other.
+//! Reads a master for listings, on a separate connection. No vote queues behind a listing. Listings
+//! in one process wait for each other.
 //!
-//! The master has one thread for everything. So there is one short request at a time ([`WORK`]). A
-//! pause after it leaves most of the master's time to votes. The cost of a request to the master is
-//! measured: by how much its answer takes longer than the connection's quickest.
+//! A master runs all commands on one thread, so a long request would delay votes. The reader
+//! therefore sends one short request at a time ([`WORK`]). It pauses after each, so that most of
+//! the master's time is left for votes. The longer the master worked, the longer is the pause. The
+//! reader estimates this work as the time that an answer took beyond the quickest answer on the
+//! same connection.
 //!
-//! The connection opens when a listing needs it, and closes when it was idle for a while. It reads
-//! a master only while the master is admitted, and only the admitted process.
+//! The connection opens when a listing needs it, and closes when it was idle for a while. The
+//! master is read only while it is admitted, and only from the process that was admitted.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,7 +27,7 @@ use super::{LockReader, Reply, Task};
 
 /// The master's time that one request should take.
 const WORK: Duration = Duration::from_millis(1);
-/// The pause after a request is this multiple of its work, within [`PAUSE`].
+/// The pause after a request is this multiple of the master's work for it, within [`PAUSE`].
 const SHARE: u32 = 4;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 /// Keys per scan: the first value, then the minimum and maximum.
@@ -44,7 +46,7 @@ pub(super) struct Reader {
     state: Arc<Mutex<ReaderState>>,
 }
 
-/// The state that a request holds while it runs: one request at a time.
+/// A request locks this state while it runs, so there is one request at a time.
 struct ReaderState {
     open: Option<OpenConnection>,
     /// When the next request may be sent.
@@ -59,11 +61,11 @@ struct OpenConnection {
     session: Box<dyn Session>,
     /// The marker by which the master votes.
     marker: String,
-    /// The quickest answer: it measures the round trip, without the master's work.
+    /// The time of the quickest answer, which is about the round trip without work of the master.
     quickest: Duration,
     /// Whether a request used the connection since the last check for idleness.
     was_used: bool,
-    /// Dropped with the connection, which ends its idle check too.
+    /// Dropped with the connection. The idle check of this connection then ends too.
     alive: Arc<()>,
 }
 
@@ -81,7 +83,8 @@ impl Reader {
     async fn lock_for_request(&self) -> MutexGuard<'_, ReaderState> {
         let mut state = self.state.lock().await;
         sleep_until(state.next).await;
-        // The master answers a request even if its caller is gone.
+        // Set already here, because the caller may be gone before the answer: the master does the
+        // work all the same.
         state.next = Instant::now() + WORK * SHARE;
         state
     }
@@ -119,7 +122,8 @@ impl Reader {
             state.next = Instant::now() + (work * SHARE).clamp(PAUSE.0, PAUSE.1);
             match answer {
                 Ok(answer) => return Ok((answer, work)),
-                // For example not permitted: the connection is still good.
+                // The master answered with an error, for example NOPERM. The connection is still
+                // good.
                 Err(error)
                     if matches!(error.kind, LinkErrorKind::Refused | LinkErrorKind::Error) =>
                 {
@@ -235,7 +239,7 @@ async fn close_when_idle(state: Weak<Mutex<ReaderState>>, alive: Weak<()>) {
         sleep(IDLE).await;
         let Some(state) = state.upgrade() else { return };
         let mut state = state.lock().await;
-        // Another connection has its own idle check.
+        // The connection of this check is gone. A newer connection has its own check.
         if alive.strong_count() == 0 {
             return;
         }

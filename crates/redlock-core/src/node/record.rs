@@ -12,8 +12,8 @@ pub struct Record(Bytes);
 
 impl Record {
     const OWNER_AT: usize = FencingToken::TEXT_LEN + 1;
-    /// Length of `T:grant`, in bytes. `T:grant` names one grant; extensions and releases compare
-    /// it.
+    /// The length of `T:grant`, in bytes. This part identifies one grant; extensions and releases
+    /// compare it.
     pub(crate) const GRANT_LEN: usize = Self::OWNER_AT + LockToken::GRANT_LEN;
 
     /// The record of a grant.
@@ -51,8 +51,8 @@ impl Record {
         matches!(separators, (b':', b':' | b';')).then_some((token, info))
     }
 
-    /// Whether both records have the same grant, extended or not. Values of other clients must be
-    /// equal.
+    /// Whether both records have the same T and grant; one may be extended and the other not. Two
+    /// values of other clients count as the same only if they are equal.
     pub(crate) fn is_grant_of(&self, other: &Self) -> bool {
         match (self.parse(), other.parse()) {
             (None, None) => self == other,
@@ -66,13 +66,13 @@ impl Record {
         self.parse().map(|(token, _)| token.fencing())
     }
 
-    /// A record that keeps a lock free, see [`Owner::NOBODY`].
+    /// A record that keeps a lock free from everybody, see [`Owner::NOBODY`].
     pub(crate) fn placeholder(t: FencingToken) -> Self {
         let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
         Self::new(&token, &Info::default())
     }
 
-    /// Whether the record keeps a lock free, see [`Owner::NOBODY`].
+    /// Whether the record keeps a lock free from everybody, see [`Owner::NOBODY`].
     pub(crate) fn is_placeholder(&self) -> bool {
         self.parse().is_some() && self.owner_text() == [b'0'; Owner::TEXT_LEN]
     }

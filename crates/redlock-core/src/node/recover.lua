@@ -1,18 +1,20 @@
--- Restores lost locks on a master in quarantine, if the expected quarantine still stands.
+-- Restores lost locks on a master in quarantine, if the marker of the expected quarantine still
+-- stands.
 --
 -- KEYS[1]  the marker's key    KEYS[2...]  for each lock: lock key, watermark key
 -- ARGV[1]  the marker that must stand
 -- ARGV[2]  how long a watermark outlives its lock, in ms
 -- ARGV[3...]  for each lock: value, time to live in ms, watermark; '' leaves the watermark as it is
 --
--- Returns 1 when done, 0 when another marker stands, 2 when another client has one of the locks.
--- After 0 or 2 nothing was set.
+-- Returns 1 when all locks are set, and 0 when another marker stands. Returns 2 when a Redlock
+-- client that is no gateway has one of the locks. After 0 or 2 nothing was set.
 
 local call, sub = redis.call, string.sub
 
 if call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 
--- Other clients ignore quarantines and rely on locks that they have set since.
+-- Clients that are no gateways ignore quarantines. They may have set locks here since the loss, and
+-- rely on them. So their locks are not replaced.
 local stands = {}
 for i = 2, #KEYS, 2 do
   local current = call('GET', KEYS[i])
@@ -26,8 +28,8 @@ for i = 2, #KEYS, 2 do
   local a = 3 * i / 2
   local value, watermark = ARGV[a], ARGV[a + 2]
   if watermark ~= '' then
-    -- As in a repair, a lock that a release has reached is not set again. A placeholder keeps it
-    -- free until it would have expired.
+    -- As in a repair, a lock is not set again if the watermark shows that it was released here. A
+    -- placeholder is set in its place, and keeps the lock free until the lock would have expired.
     local t, last = sub(value, 1, 16), call('GET', KEYS[i + 1])
     local same = stands[i] and sub(stands[i], 1, 57) == sub(value, 1, 57)
     if last and last ~= t .. '+' and sub(last, 1, 16) >= t and not same then

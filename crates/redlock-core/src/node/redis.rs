@@ -22,10 +22,10 @@ use super::eligibility::Eligibility;
 use super::probe::Master;
 use super::worker::{DriverSettings, RemoteNode};
 
-/// The most operations that may wait for one node.
+/// The limit of jobs (one or two operations each) that may wait for one node.
 const QUEUE: usize = 8192;
-/// A node whose quickest answer takes at least this long counts as far. Within one data centre it
-/// is quicker.
+/// A node whose quickest answer takes at least this long counts as far. Nodes in the gateway's own
+/// data centre are quicker.
 const FAR: Duration = Duration::from_micros(500);
 
 /// A Redis master behind the core's worker.
@@ -45,8 +45,8 @@ impl RedisNode {
         let max_clock_skew = settings.max_clock_skew;
         let driver = DriverSettings {
             call_deadline,
-            // A probe takes three requests. Connecting may take one for certificate files and one
-            // for the connection.
+            // A probe takes three requests, each within the call deadline. Connecting may take that
+            // deadline twice: to read the certificate files, and to open the connection.
             question_deadline: call_deadline * 3,
             max_clock_skew,
             overlap_above: FAR,

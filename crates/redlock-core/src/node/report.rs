@@ -21,7 +21,7 @@ pub(super) struct Reporter {
     /// A clock further than this from ours makes the node refuse our fencing tokens.
     max_clock_skew: Duration,
     run_id: Option<String>,
-    /// When the log last reported the quarantine, on this connection.
+    /// When the log last reported the quarantine; `None` at first on each connection.
     logged_at: Option<Duration>,
     clock_is_far: bool,
     refuses_writes: bool,
@@ -82,8 +82,8 @@ impl Reporter {
         });
     }
 
-    /// Sets the memory use, which was requested at `asked` of the monotonic clock. Does not wake
-    /// watchers of the status.
+    /// Sets the memory use. `asked` is when the node was asked for it, on the monotonic clock. Does
+    /// not wake watchers of the status.
     pub(super) fn memory(&self, facts: &Facts, asked: Duration) {
         let &Facts { used_memory: used, max_memory: max, .. } = facts;
         let memory = (used > 0).then_some(NodeMemory { used, max, asked });
@@ -159,8 +159,8 @@ impl Reporter {
     ) {
         let has_changed = is_other || self.status().state != NodeState::Quarantined;
         let now = self.env.clock.wall_micros();
-        // In one step: no watcher may see a new node as an old one, nor count a probe without its
-        // result.
+        // All fields change in one step. A watcher such as the bootstrap must never see the number
+        // of this probe together with the result of an earlier one.
         self.status.send_modify(|status| {
             status.probes += 1;
             if has_changed {
@@ -212,8 +212,8 @@ impl Reporter {
         let ms = by.as_millis() as u64;
         tracing::error!(
             %node, ms,
-            "all nodes' clocks ran ahead of this machine's alike: this machine's clock ran slow; \
-             repair it"
+            "the clocks of all nodes ran ahead of this machine's by about as much: this machine's \
+             clock ran slow; repair it"
         );
     }
 
@@ -222,7 +222,8 @@ impl Reporter {
         self.refuses_writes
     }
 
-    /// Reports whether the node accepts writes; `error` is the error of every write.
+    /// Reports whether the node accepts writes. `error` is the error with which every write fails;
+    /// `None` if writes work.
     pub(super) fn writes(&mut self, error: Option<&str>) {
         let refuses = error.is_some();
         if std::mem::replace(&mut self.refuses_writes, refuses) == refuses {
@@ -316,7 +317,7 @@ impl Reporter {
     }
 }
 
-/// The remedy for an error that every write ends with; `None` for any other error.
+/// The remedy for an error with which every write fails; `None` for any other error.
 pub(super) fn remedy_of_write_error(error: &str) -> Option<Remedy> {
     match error.split_whitespace().next()? {
         "OOM" => Some(Remedy::RaiseMaxMemory),
@@ -326,7 +327,7 @@ pub(super) fn remedy_of_write_error(error: &str) -> Option<Remedy> {
     }
 }
 
-/// A worker that ended by a defect must not leave its node looking admitted.
+/// When a worker ends, even by a panic, its node must not look admitted any longer.
 impl Drop for Reporter {
     fn drop(&mut self) {
         self.enter(NodeState::Connecting, &Diagnosis::without_remedy("the node's task has ended"));

@@ -2,9 +2,10 @@
 //! Masters without the module run the same rules in `node/locks.lua`; a differential test compares
 //! the two.
 //!
-//! The rules need a few commands over a key space ([`KeySpace`]). There are three: an in-memory
-//! node's, a simulated master's (which can run out of memory between two writes), and a real
-//! master's with the module. The caller provides atomicity: it runs one operation at a time.
+//! The rules use a few commands of a key space ([`KeySpace`]). Two types implement the trait. One
+//! is the store of a node in memory. It also serves as a simulated master, which can run out of
+//! memory between two writes. The other is a real master with the module. The caller provides
+//! atomicity: it runs one operation at a time.
 
 use std::time::Duration;
 
@@ -75,7 +76,8 @@ impl From<KeyError> for Vote {
     }
 }
 
-/// Runs one lock operation. `admitted` is whether the marker in the gateway's call stands.
+/// Runs one lock operation. `admitted` is whether the marker in the gateway's call stands on the
+/// node.
 pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, op: &Op) -> Vote {
     let admitted = admitted || !settings.rules.marker_is_checked;
     let mut node = LockStateMachine { space, settings };
@@ -89,7 +91,8 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
         }
-        // Needs no eligibility: deleting a lock can never produce a second holder.
+        // A release runs even if the marker does not stand: deleting a lock can never produce a
+        // second holder.
         Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
         Op::Inspect { keys } => node.inspect(keys),
     };
@@ -157,13 +160,15 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let asked = u64::from(ttl.millis());
         let life = left.map_or(asked, |left| left.max(asked));
         if is_first || left.is_none_or(|left| left < asked) {
-            // Before the marks, because this needs no memory.
+            // The expiry is set before the marks, because it needs no memory and the marks may
+            // fail.
             self.space.expire(&keys.lock, life);
         }
         if let (true, Some(t)) = (is_first, stored.fencing())
             && let Err(error) = self.mark_extended(keys, &stored, t, life)
         {
-            // The lock lives longer anyway, and its release relies on the watermark.
+            // The marks failed, but the lock already lives longer. Its release relies on the
+            // watermark, so the watermark must live longer too.
             self.prolong_watermark(keys, life);
             return Err(error);
         }
@@ -177,8 +182,10 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         })
     }
 
-    /// Marks the lock before the watermark, because the release of an unmarked lock relies on an
-    /// unmarked watermark.
+    /// Marks the lock first and then the watermark, because the second write may fail for lack of
+    /// memory. A marked lock with an unmarked watermark is safe. An unmarked lock with a marked
+    /// watermark is not: its release leaves the watermark as it is. The `+` would then let a late
+    /// repair pass.
     fn mark_extended(
         &mut self,
         keys: &Keys,
@@ -197,8 +204,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         Ok(())
     }
 
-    /// T may be old, but the extension that justifies the repair must be recent: watermarks of
-    /// later grants and releases expire.
+    /// T may be old, but the extension or reading that justifies the repair must be recent: `began`
+    /// is its start. Otherwise the watermark of a later grant or release may have expired here.
     fn repair(
         &mut self,
         keys: &Keys,
@@ -219,7 +226,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         if let Some(value) = self.space.get(&keys.lock)? {
             let is_same = value.starts_with(record.grant());
             let holding = self.holding(keys, value);
-            // The majority's copies were extended while this node had no vote.
+            // The record is marked as extended: the majority extended its copies while this node
+            // did not vote. So this copy is extended too.
             if is_same && record.is_extended() {
                 return self.extend(keys, record, ttl);
             }
@@ -233,12 +241,14 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
                 let expires_in = holding.expires_in.map_or(asked, |left| left.max(asked));
                 return Ok(Vote::Extended { expires_in });
             }
-            // A placeholder gives way. A majority of the other masters has this grant, so no other
-            // grant can have one, and the placeholder guards none.
+            // Another record stands. Only a placeholder, which keeps the lock free from everybody,
+            // gives way to this grant. A majority of the masters has this grant, so no other grant
+            // can have a majority, and the placeholder protects none.
             if !holding.record.is_placeholder() {
                 return Ok(Vote::Held(holding));
             }
-            // An earlier lease of this same grant may be longer than the repair's TTL.
+            // The placeholder may stand for an earlier, longer lease of this same grant. So the
+            // longer of the two lives counts.
             let left = holding
                 .expires_in
                 .map_or(0, |left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
@@ -275,7 +285,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let is_exact_undo = scope == ReleaseScope::Proposal && rules.undo_is_exact;
         if let Some(current) = &current {
             is_same = current.as_bytes().starts_with(record.grant());
-            // An extended grant is confirmed: another request of the same owner relies on it.
+            // An undo spares an extended grant: another request of the same owner has confirmed the
+            // grant by the extension, and relies on it.
             if is_exact_undo && is_same && current.is_extended() {
                 return Ok(Vote::Held(self.holding(keys, current.as_bytes().clone())));
             }
@@ -301,7 +312,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
                 return Ok(clock_refusal());
             }
             match self.set_tombstone(keys, t, is_same, is_exact_undo) {
-                // The deletion stands, though no watermark protects it.
+                // The lock is deleted, so the release succeeds, although the tombstone is missing.
                 Err(KeyError::OutOfMemory) if deleted => {}
                 set => set?,
             }
@@ -313,9 +324,11 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         })
     }
 
-    /// Leaves the watermark at T or above. A release also removes the `+` of this T, because a
-    /// repair may be in flight; an undo (`keeps_mark`) need not prevent that repair. A provisional
-    /// watermark (`!`) becomes permanent, or its undo would remove this tombstone.
+    /// Leaves the watermark at T or above. A release turns `T+` into `T`, because a repair of this
+    /// grant may be in flight and must be refused. An undo (`keeps_mark`) leaves `T+` as it is:
+    /// another request has extended and so confirmed this grant, and its repair may pass. A
+    /// provisional watermark loses its `!` and what follows. Otherwise the undo of that proposal
+    /// would remove this tombstone.
     fn set_tombstone(
         &mut self,
         keys: &Keys,
@@ -332,8 +345,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
                     .as_ref()
                     .is_some_and(|text| text.get(FencingToken::TEXT_LEN) == Some(&b'!'));
                 if !is_provisional {
-                    // This release relies on the existing watermark, which must outlive operations
-                    // in flight.
+                    // The existing watermark already refuses what a tombstone would refuse. It must
+                    // outlive operations in flight, as a tombstone would.
                     self.prolong_watermark(keys, 0);
                     return Ok(());
                 }
@@ -356,7 +369,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         let Ok(Some(last)) = self.space.get(&keys.fence) else { return };
         match last.strip_prefix(format!("{t}!").as_bytes()) {
             Some([]) => self.space.delete(&keys.fence),
-            // Without memory the higher watermark stays, which refuses more than it must.
+            // Without memory the set fails, and the higher watermark stays. It refuses more than it
+            // must, which is safe.
             Some(before) => {
                 let _ = self.space.set(&keys.fence, Bytes::copy_from_slice(before), Expiry::Keep);
             }
@@ -420,29 +434,32 @@ fn error(detail: &str) -> Vote {
 pub struct SafetyRules {
     /// A node never overwrites a lock, not even for its owner.
     pub lock_is_kept: bool,
-    /// A release leaves the watermark at T or above, where no repair passes it.
+    /// A release leaves the watermark at T or above, so that no late repair of the released grant
+    /// passes it.
     pub release_leaves_a_tombstone: bool,
     /// A release deletes only a lock whose T is not newer than its own.
     pub release_keeps_newer: bool,
-    /// The undo of a proposal deletes only exactly its grant, and only before an extension.
+    /// The undo of a proposal deletes only exactly its grant, and only if that grant was not
+    /// extended.
     pub undo_is_exact: bool,
     /// A node refuses a T too far from its own time.
     pub clock_is_checked: bool,
     /// A node grants only a T above the lock's watermark.
     pub watermark_is_checked: bool,
-    /// A node refuses lock operations unless the marker of its eligibility stands.
+    /// A node refuses acquires, extensions and repairs unless the marker that admitted it stands.
     pub marker_is_checked: bool,
     /// A node whose memory of locks is suspect is quarantined before it votes.
     pub quarantine_is_waited: bool,
-    /// A quarantine ends early only after recovery: the node got back every lost lock that the
-    /// other masters have.
+    /// Apart from a bootstrap, a quarantine ends early only after recovery has given the node every
+    /// lost lock that may still be held.
     pub lost_locks_are_recovered: bool,
     /// A process stops voting when its name leads to another process.
     pub name_is_followed: bool,
     /// A process that restarts with its data waits until no gateway can still talk to its
     /// predecessor.
     pub returned_waits: bool,
-    /// Such a process is quarantined when a gateway saw its predecessor alive beside it.
+    /// A process that restarts with its data is quarantined if a gateway saw its predecessor alive
+    /// beside it.
     pub two_alive_are_noticed: bool,
     /// A node whose clock runs faster than the drift factor allows is quarantined.
     pub rate_is_checked: bool,
@@ -482,13 +499,19 @@ impl Default for SafetyRules {
 /// How long a watermark outlives its lock, or the release that left it: 2 × `max_clock_skew` plus
 /// the longest round.
 ///
-/// The watermark refuses late operations on the same lock. Each carries a time that the node
-/// compares with its own clock: an acquire its T, a repair the start of its extension. The node
-/// refuses both when they are more than `max_clock_skew` behind. No watermark is set for a T more
-/// than `max_clock_skew` ahead. So after 2 × `max_clock_skew` the clock check refuses every acquire
-/// that the watermark would refuse. A repair may rest on an extension that began as late as a
-/// release ended, which adds one round ([`longest_round`]). A clock that runs ahead ends watermarks
-/// early; it is noticed, and quarantined like a loss of data.
+/// The watermark refuses late operations on the same lock. Each late operation contains a time: an
+/// acquire its T, a repair the start of its extension. The node compares this time with its own
+/// clock, and refuses the operation once the time is more than `max_clock_skew` behind.
+///
+/// A watermark refuses only acquires with its own T or a smaller one. When the watermark is set,
+/// its T is at most `max_clock_skew` ahead of the node's clock. So after 2 × `max_clock_skew` the
+/// clock check refuses every acquire that the watermark would refuse.
+///
+/// A repair needs one round more ([`longest_round`]), because its extension may have begun as late
+/// as the release ended.
+///
+/// A node whose clock runs ahead ends its watermarks early. The gateway notices such a clock, and
+/// quarantines the node as after a loss of data.
 pub fn fence_grace(max_clock_skew: Duration) -> Duration {
     max_clock_skew * 2 + longest_round(max_clock_skew)
 }

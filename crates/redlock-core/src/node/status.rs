@@ -43,7 +43,7 @@ impl NodeState {
     }
 }
 
-/// Which program runs the lock rules on a master. Both give the same answers.
+/// Which program runs the lock rules on a master. Both programs give the same answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// The Lua script.
@@ -69,13 +69,13 @@ pub struct NodeStatus {
     pub state: NodeState,
     /// The start of the state, in microseconds since 1970 by the gateway's wall clock.
     pub since_micros: u64,
-    /// The latest end of a quarantine, in microseconds since 1970; `None` when unknown.
+    /// When the quarantine ends at the latest, in microseconds since 1970; `None` when unknown.
     pub until_micros: Option<u64>,
     /// The reason, in a sentence; empty when there is nothing to explain.
     pub detail: String,
     /// What an operator can do, if anything.
     pub remedy: Option<Remedy>,
-    /// The marker last seen on the node: of its quarantine, or of its admission.
+    /// The marker of the node's admission or quarantine, as last seen; empty in other states.
     pub marker: String,
     /// Whether the node is quarantined as part of a cluster that an operator declared brand-new.
     pub is_bootstrapping: bool,
@@ -88,11 +88,12 @@ pub struct NodeStatus {
     pub refuses_writes: bool,
     /// How many times the node was probed in quarantine.
     pub probes: u64,
-    /// How many restarts were seen.
+    /// How many restarts of the node this gateway has seen.
     pub restarts: u64,
-    /// Evicted keys, as last reported; above zero, locks may be lost.
+    /// The number of keys that the node has evicted, as last reported. If it is above zero, locks
+    /// may be lost.
     pub evicted_keys: u64,
-    /// Memory, as last reported; `None` when never reported.
+    /// The node's memory, as last reported; `None` if the node reports none.
     pub memory: Option<NodeMemory>,
 }
 
@@ -103,7 +104,7 @@ pub struct NodeMemory {
     pub used: u64,
     /// The limit of bytes; 0 when the node sets none.
     pub max: u64,
-    /// When this was requested, on this process's monotonic clock.
+    /// When the node was asked for these numbers, on this process's monotonic clock.
     pub asked: Duration,
 }
 
@@ -177,8 +178,8 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// What an operator can do about a node that does not vote. The text names settings in general; a
-/// host with flags should name those instead.
+/// What an operator can do about a node that does not vote. The text names settings of Redis and of
+/// this crate. A host with flags should name its flags instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Remedy {
@@ -188,7 +189,8 @@ pub enum Remedy {
     Wait,
     /// The quarantine ends by itself. An operator may declare the cluster brand-new.
     WaitOrBootstrap,
-    /// The quarantine ends by itself. With durable settings the next restart takes seconds.
+    /// The quarantine ends by itself. After its next restart a master with durable settings votes
+    /// again within seconds.
     WaitThenMakeDurable,
     /// The quarantine ends by itself. Evictions must stop.
     WaitWithoutEvictions,
@@ -215,7 +217,7 @@ pub enum Remedy {
     RaiseMaxMemory,
     /// The server cannot write to its disk.
     MendDisk,
-    /// The server refuses writes without enough replicas.
+    /// The server refuses writes while it has too few replicas.
     WantNoReplicas,
     /// Another program uses the key of the marker.
     ChangeKeyPrefix,
@@ -225,7 +227,7 @@ pub enum Remedy {
     UseOneDatabase,
     /// The marker is of another configuration.
     Reconfigure,
-    /// Processes disagree about the node.
+    /// Several gateways or other programs disagree about the node's marker.
     ReadOtherLogs,
     /// The node's clock and this machine's differ.
     MendClock,
@@ -249,7 +251,7 @@ impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Wait => "wait",
-            Self::WaitBeforeTheNext => "restart no other master before it has caught up",
+            Self::WaitBeforeTheNext => "restart no other master before this one has caught up",
             Self::WaitOrBootstrap => {
                 "wait; if the cluster is brand-new, declare that when its first process \
                  starts"

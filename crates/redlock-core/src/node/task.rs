@@ -12,7 +12,7 @@ use super::op::{Effect, Failure, Op, Reason, Vote};
 pub struct Task {
     /// The operation.
     pub op: Arc<Op>,
-    /// From then on the node may skip the operation.
+    /// After this moment the node may fail the operation without sending it.
     pub not_after: Instant,
     /// Where the vote goes.
     pub reply: Reply,
@@ -24,8 +24,8 @@ pub trait Voter: Send + Sync {
     fn vote(&self, node: usize, vote: Vote);
 }
 
-/// The return address of one operation. Dropping it unanswered votes `Failed` with a possible
-/// effect, so no vote is lost.
+/// The return address of one operation. If it is dropped without an answer, the vote is `Failed`
+/// with a possible effect. So every operation gets a vote.
 pub struct Reply {
     voter: Option<Arc<dyn Voter>>,
     node: usize,
@@ -37,7 +37,8 @@ impl Reply {
         Self { voter: Some(voter), node }
     }
 
-    /// A reply for an operation whose vote the caller reads from the answer to its call.
+    /// A reply that goes nowhere, for an operation whose vote the caller reads from the answer to
+    /// the call.
     pub(super) fn none() -> Self {
         Self { voter: None, node: 0 }
     }

@@ -1,7 +1,8 @@
 //! Runs a driver on a link. A task owns the one connection to a master and takes operations from a
-//! bounded queue in order. It sends the operations of concurrent requests as one call. Operations
-//! that arrive while calls are under way go into the next call. No timer gathers a call: the worker
-//! lets tasks that are ready run, and sends.
+//! bounded queue in order. The task sends the operations of concurrent requests as one call.
+//! Operations that arrive while calls are under way go into the next call. No timer delays a call
+//! to fill it. The worker only yields to the tasks that are ready to run, takes the operations that
+//! they submit, and sends.
 
 use std::iter;
 use std::pin::pin;
@@ -28,15 +29,16 @@ use super::status::NodeStatus;
 use super::{Listener, LockReader, Node, Reply, Task};
 
 /// How often the worker yields to all ready tasks before it sends. In an idle process a yield
-/// returns at once. In a busy one it fills the call, and the number of calls is the main cost.
+/// returns at once. In a busy process it brings more operations into the call. That saves time,
+/// because the number of calls is the main cost.
 const GATHER_YIELDS: u32 = 2;
-/// After this many calls in a row without a further operation, only one call in this many still
-/// yields. With one request at a time, or one lock that goes from holder to holder, yielding only
-/// costs time.
+/// After this many calls in a row for which the yields brought no further operation, the worker
+/// yields only before one call in this many. With one request at a time, or one lock that goes from
+/// holder to holder, yielding only costs time.
 const LONE_CALLS: u32 = 32;
 
-/// A master behind a link. When dropped, the worker answers every submitted operation and then
-/// ends.
+/// A master behind a link. When this is dropped, the worker first answers every submitted operation
+/// and then ends.
 pub struct RemoteNode {
     name: Arc<str>,
     max_ttl: Duration,
@@ -69,9 +71,9 @@ impl Job {
 }
 
 impl RemoteNode {
-    /// Starts the worker; must be called on a tokio runtime. `queue` is the most operations that
-    /// may wait. More mean that the node is too slow to be useful, so further operations are
-    /// refused at once.
+    /// Starts the worker; must be called on a tokio runtime. `queue` is the limit of jobs that may
+    /// wait; a job is one operation, or two for the same call. When so many wait, the node is too
+    /// slow to be useful, so further operations are refused at once.
     ///
     /// # Panics
     /// Panics if `queue` is 0.
@@ -118,8 +120,9 @@ impl RemoteNode {
     }
 
     fn enqueue(&self, job: Job) {
-        // Extensions and releases of held locks need room before acquires do. There is one queue,
-        // because the order is promised.
+        // The last quarter of the queue is kept for extensions and releases of held locks, and for
+        // handoffs, which are two operations. They share one queue with acquires, because a node
+        // promises to keep the order of operations.
         let is_acquire = matches!(*job.task.op, Op::Acquire { .. }) && job.next.is_none();
         if is_acquire && self.queue.capacity() <= self.queue.max_capacity() / 4 {
             return job.fail(Reason::Overloaded, "the node's queue has no more room for acquires");
@@ -194,14 +197,14 @@ struct Worker {
     jobs: mpsc::Receiver<Job>,
     bootstrap: Arc<Notify>,
     recovered: watch::Receiver<String>,
-    /// Calls in a row without a further operation, see `gather`.
+    /// Calls in a row for which the yields brought no further operation, see `gather`.
     lone_calls: u32,
 }
 
 /// Everything under way between the worker and its master.
 #[derive(Default)]
 struct Connection {
-    // Dropped in this order: futures before their session.
+    // The fields are dropped in this order: futures before their session.
     calls: FuturesOrdered<Answering<Answer>>,
     /// The one request that may be under way beside the calls.
     question: Option<BoxFuture<'static, Event>>,
@@ -229,16 +232,18 @@ impl Worker {
             if is_closed && self.driver.is_drained() {
                 return;
             }
-            // A spurious wake-up costs less than setting the timer for every call.
+            // The timer is only moved to an earlier time, or set again after it fired. A wake-up
+            // too early costs less than setting the timer for every call.
             let deadline = self.driver.deadline();
             if deadline < timer.deadline() || timer.is_elapsed() {
                 timer.as_mut().reset(deadline);
             }
             let Connection { connecting, closed, question, following, calls, .. } = &mut connection;
             let event = tokio::select! {
-                // The order of these branches matters. A confirmation must not count for the state
-                // that the next answer shows. A busy node must still be probed. Equal seeds of a
-                // simulation must give equal histories.
+                // The order of these branches matters. Reports from outside come first: they are
+                // about the state reported so far, not about one that the next answer shows. The
+                // timer comes before the calls, so that a busy node is still probed. A fixed order
+                // also gives equal histories for equal seeds of a simulation.
                 biased;
                 () = self.bootstrap.notified(), if !self.driver.is_serving() => Event::BootstrapConfirmed,
                 Ok(()) = self.recovered.changed(), if !self.driver.is_serving() => {
@@ -246,8 +251,8 @@ impl Worker {
                 }
                 () = &mut timer => {
                     let now = Instant::now();
-                    // An answer that has arrived counts, however late: after this process stood
-                    // still, the timer is as late.
+                    // An answer that has already arrived counts, however late. If this process
+                    // stood still, the answer may have come in time and only be noticed late.
                     match self.driver.is_overdue(now).then(|| connection.take_ready()).flatten() {
                         Some(event) => self.driver.handle(event, now),
                         None => self.driver.tick(now),
@@ -269,7 +274,8 @@ impl Worker {
                     self.driver.submit(inbox.drain(..).flat_map(Job::tasks));
                     continue;
                 }
-                // Last: answers from before the end count, and none come after it.
+                // The end of the connection comes last: answers from before the end count, and none
+                // come after it.
                 Some(why) = OptionFuture::from(closed.as_mut()) => {
                     *closed = None;
                     Event::Closed(why)
@@ -279,8 +285,9 @@ impl Worker {
         }
     }
 
-    /// Gathers the operations of requests that are about to run. The first submission wakes the
-    /// worker, which would otherwise run before all other requests of the same network poll.
+    /// Gathers the operations of requests whose tasks are ready to run. The first submitted
+    /// operation wakes the worker. Without the yields the worker would send before the other
+    /// requests of the same network poll have submitted theirs.
     async fn gather(&mut self) {
         if self.lone_calls >= LONE_CALLS && !self.lone_calls.is_multiple_of(LONE_CALLS) {
             self.lone_calls = self.lone_calls.wrapping_add(1);

@@ -1,4 +1,5 @@
-//! Decides what a master that lost its locks gets back. Pure.
+//! Decides what a master that lost its locks gets back, from what the other masters store. No input
+//! or output happens here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,27 +16,28 @@ struct Candidate {
     record: Record,
     /// The number of masters that store it.
     seen: usize,
-    /// The last master that stores it.
+    /// The latest of these masters in the list, to notice a key that was read twice.
     last: usize,
     longest: Duration,
 }
 
-/// Plans what comes back.
+/// Plans which locks come back.
 ///
-/// A majority that counted a lost vote has `quorum - 1` other votes, on any of the other masters. A
-/// grant seen on fewer than `quorum - 1 - unread` masters never had a majority, and does not come
-/// back.
+/// A majority that counted a lost vote has `quorum - 1` other votes. At most one of them is on each
+/// of the `unread` masters, those that were not read. So a grant seen on fewer than `quorum - 1 -
+/// unread` masters never had a majority, and does not come back.
 ///
-/// A grant on a majority of the others comes back as it is. Any other grant keeps the lock free of
-/// all holders until it has ended. If it came back as it is, it might have a majority for the first
-/// time, which an extension or a repeated request would prove, after a larger T was granted and
-/// lost.
+/// A grant that a quorum of the others stores comes back as it is. In place of any other grant a
+/// placeholder comes back, which keeps the lock free from everybody until the grant would have
+/// ended. Suppose that grant came back itself. It might then have a majority for the first time. An
+/// extension or a repeated request would confirm the grant to a client. But a larger T may have
+/// been granted before, and lost.
 ///
 /// A master may store 300,000 locks. So the caller adds one lock at a time, and can let other tasks
 /// run between two locks.
 pub(super) struct Planner {
-    /// The largest T that may have been lost: a grant with a larger T was granted without this
-    /// master.
+    /// The largest T that may have been lost. A grant with a larger T was granted without this
+    /// master, so it does not come back.
     newest: FencingToken,
     locks: BTreeMap<LockName, Vec<Candidate>>,
 }
@@ -48,8 +50,8 @@ impl Planner {
     /// Adds a lock that this master stores.
     pub(super) fn add(&mut self, master: usize, stored: Stored) {
         let Stored { name, record, expires_in } = stored;
-        // A record that keeps a lock free stands for every grant that it was made from, whatever
-        // their T.
+        // A placeholder has the largest T of the grants that it was made from, and stands for all
+        // of them. So its T alone does not rule it out.
         if !record.is_placeholder() && record.fencing_of_ours().is_some_and(|t| t > self.newest) {
             return;
         }
@@ -90,7 +92,8 @@ fn put(least: usize, majority: usize, mut candidates: Vec<Candidate>) -> Option<
         [only] if only.seen >= majority => {
             only.record.fencing_of_ours().filter(|_| !only.record.is_placeholder())
         }
-        // A key of another client has no T, and none of our requests extends or confirms it.
+        // A key of another client has no T, and none of our requests extends or confirms it. It
+        // comes back as it is.
         [Candidate { record, .. }] if record.parse().is_none() => {
             return Some(Put { record: record.clone(), expires_in: longest, fence: None });
         }
@@ -125,7 +128,7 @@ mod tests {
         Stored { name, record, expires_in: Duration::from_millis(millis) }
     }
 
-    /// What a master of a cluster of this size gets back for one lock.
+    /// What a master gets back for one lock, in a cluster of `nodes` masters.
     fn back(nodes: usize, read: Vec<Vec<Stored>>) -> Option<Put> {
         let newest = FencingToken::new(FencingToken::MIN.get() + 1_000).unwrap();
         let masters = read.len();
@@ -150,7 +153,7 @@ mod tests {
         assert_eq!(put.fence.as_deref(), Some(of(1, 5).fencing().unwrap().to_string().as_bytes()));
     }
 
-    /// A larger T may since have been granted with the lost vote, and have ended.
+    /// A grant with a larger T may have counted the lost vote since then, and have ended.
     #[test]
     fn a_grant_gets_no_majority_by_the_lost_vote_alone() {
         let put = back(3, vec![vec![stored(of(1, 5), 100)], vec![]]).expect("kept free");
@@ -194,8 +197,8 @@ mod tests {
         assert!(put.record.is_placeholder() && put.expires_in == Duration::from_millis(90));
     }
 
-    /// Its T is the largest of the grants that it stands for, and may be newer than another
-    /// master's loss.
+    /// A placeholder's T is the largest of the grants that it stands for. It may be newer than the
+    /// loss of another master.
     #[test]
     fn a_keep_free_record_counts_for_an_earlier_loss() {
         let t = of(1, 1_001).fencing().unwrap();

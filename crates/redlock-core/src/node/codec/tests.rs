@@ -45,8 +45,8 @@ fn op() -> impl Strategy<Value = Op> {
     )
 }
 
-/// The part of an operation that is encoded: only the grant where nothing else is compared, and no
-/// hint where no waiter needs one.
+/// The part of an operation that a call contains. Where a node compares only the grant, the rest of
+/// the record is left out. Where no waiter needs a hint, the hint is left out.
 fn encoded_part(op: &Op) -> Op {
     let grant = |record: &Record| Record::foreign(Bytes::copy_from_slice(record.grant()));
     match op.clone() {

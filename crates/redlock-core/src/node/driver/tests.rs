@@ -141,7 +141,7 @@ impl Bench {
         assert_eq!(
             bench.on(Event::Loaded(Ok(Engine::Lua))),
             [Action::Call],
-            "which measures the round trip"
+            "this call measures the round trip"
         );
         bench.now += Duration::from_millis(2);
         assert_eq!(bench.on(Event::Answered(Ok(answer(Vec::new())))), []);
@@ -197,7 +197,7 @@ fn a_confirmed_bootstrap_survives_a_lost_connection() {
     );
 }
 
-/// Recovery asks for that marker.
+/// Recovery names this marker when it reports its success.
 #[test]
 fn a_quarantine_marker_survives_a_lost_connection() {
     let mut bench = Bench::new(false);
@@ -228,7 +228,7 @@ fn a_confirmed_bootstrap_ends_only_its_quarantine() {
     // Meanwhile the node has lost its data again.
     bench.quarantined();
     assert_eq!(bench.state(), NodeState::Quarantined);
-    assert_eq!(bench.at_deadline(), [Action::Probe], "and the node waits");
+    assert_eq!(bench.at_deadline(), [Action::Probe], "the node is still in quarantine");
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn a_timed_out_call_ends_the_session_with_later_calls() {
     assert_eq!(bench.state(), NodeState::Connecting);
 }
 
-/// A node with a time that the test sets; probes are answered at once.
+/// A node whose clock the test sets. Probes are answered at once.
 struct Clocked(Bench);
 
 impl Clocked {
@@ -356,8 +356,8 @@ fn admitting_marker() -> String {
     identity.admitting(&Facts::volatile_master(), 7)
 }
 
-/// Quarantines the node for longer than its connection counts as fresh. Returns what follows when
-/// another gateway has ended the quarantine.
+/// Quarantines the node for longer than its connection counts as fresh. Returns the driver's
+/// actions after another gateway has ended the quarantine.
 fn actions_after_a_wait(bench: &mut Bench) -> Vec<Action> {
     bench.quarantined();
     bench.now += NAME_IS_FOLLOWED_EVERY;
@@ -366,7 +366,7 @@ fn actions_after_a_wait(bench: &mut Bench) -> Vec<Action> {
     bench.answer_probe(Some(&admitting_marker()))
 }
 
-/// The name may have moved during the wait, and the new process does not inherit that wait.
+/// The name may have moved to another process during the wait. That process has not waited.
 #[test]
 fn a_wait_ends_with_a_probe_on_a_fresh_connection() {
     let mut bench = Bench::new(false);
@@ -388,7 +388,7 @@ fn a_node_that_waits_again_votes_on_a_newer_connection() {
     }
 }
 
-/// For example two database numbers of one process.
+/// The two names may be, for example, two database numbers of one process.
 #[test]
 fn one_process_under_two_names_is_refused_as_the_second() {
     let mut first = Bench::new(false);
@@ -460,8 +460,8 @@ fn backoff_between_connections_doubles_up_to_a_second() {
     }
 }
 
-/// A master whose clock is a little behind, but within the limit, refuses the tokens of a gateway
-/// with a lead.
+/// A master whose clock is a little behind ours, but within the limit, refuses the tokens of a
+/// gateway if these are ahead of the gateway's clock.
 #[test]
 fn a_node_that_refuses_tokens_for_their_lead_cannot_vote() {
     let mut bench = Bench::admitted(false);
@@ -491,7 +491,7 @@ fn a_node_that_refuses_tokens_for_their_lead_cannot_vote() {
     assert!(ask(100_000), "the lead is small again");
 }
 
-/// The master answers everything else, so a probe does not detect this.
+/// The master answers everything except writes, so a probe does not detect this state.
 #[test]
 fn a_node_that_refuses_writes_cannot_vote_until_they_work() {
     let mut bench = Bench::admitted(false);

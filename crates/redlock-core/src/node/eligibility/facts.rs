@@ -28,8 +28,8 @@ pub struct Facts {
     pub was_replica: bool,
     /// The node's wall clock, in microseconds since 1970; 0 when unreported.
     pub time_micros: u64,
-    /// How long the process has run by its own wall clock, in seconds; too large by less than one.
-    /// 0 when unreported.
+    /// How long the process has run by its own wall clock, in seconds. The number may be too large
+    /// by less than one second. 0 when unreported.
     pub uptime_seconds: u64,
     /// `used_memory`, in bytes; 0 when unreported.
     pub used_memory: u64,
@@ -138,8 +138,8 @@ impl Facts {
         }
     }
 
-    /// Whether nothing between the two reports makes the node's memory suspect, if its marker
-    /// stands.
+    /// Whether nothing has happened between the two reports that makes the node's memory of locks
+    /// suspect. The caller must also check that the node's marker is unchanged.
     pub(crate) fn has_same_history(&self, later: &Self) -> bool {
         self.run_id == later.run_id
             && self.role == later.role

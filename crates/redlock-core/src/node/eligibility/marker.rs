@@ -40,8 +40,9 @@ impl ClusterConfig {
         &self.config
     }
 
-    /// One node in this configuration. All gateways must use the same `name`: the node's address,
-    /// or its position in the list when a name stands for the list.
+    /// One node in this configuration. All gateways must use the same `name` for a node. This is
+    /// the node's address. If the cluster has a name of its own, it is the node's position in the
+    /// list.
     pub fn identity(&self, name: &str) -> NodeIdentity {
         NodeIdentity { cluster_config: self.clone(), node: hash(name, 4) }
     }
@@ -61,9 +62,10 @@ impl ClusterConfig {
         Self::node_set_of(&self.config).unwrap_or_default()
     }
 
-    /// The marker during a change to this configuration. It belongs to no node set, so no gateway
-    /// accepts it. It contains the node set that is being left (`left`), and the larger TTL and
-    /// clock skew of both configurations. The nonce identifies one run of the change.
+    /// The marker during a change to this configuration. This marker belongs to no node set, so no
+    /// gateway accepts it. It contains the node set that the change leaves (`left`), and the larger
+    /// maximum TTL and clock skew of the two configurations. The nonce identifies one run of the
+    /// change.
     pub fn marker_under_way(
         &self,
         left: &str,
@@ -104,7 +106,7 @@ impl ClusterConfig {
         is_ours && parsed().is_some_and(|marker| matches!(marker.state, State::Admitted { .. }))
     }
 
-    /// The node set of a marker; during a change, the node set that is being left.
+    /// The node set of a marker; during a change, the node set that the change leaves.
     pub fn node_set_of(marker: &str) -> Option<&str> {
         ParsedConfig::parse(marker).map(|config| config.node_set)
     }
@@ -135,7 +137,8 @@ impl ClusterConfig {
 /// The part of a marker that is equal on all nodes.
 struct ParsedConfig<'a> {
     node_set: &'a str,
-    /// The node set is being left.
+    /// Whether a change of configuration is under way. Then `node_set` is the set that the change
+    /// leaves.
     is_under_way: bool,
     max_ttl: Duration,
     max_clock_skew: Option<Duration>,
@@ -172,7 +175,7 @@ pub(super) fn short(id: &str) -> &str {
     id.get(..8).unwrap_or(id)
 }
 
-/// Precedes the hash of a node set that is being left.
+/// Precedes the hash of a node set that a change of configuration leaves.
 const UNDER_WAY: &str = "leaving-";
 
 fn describe(marker: &str) -> Option<String> {
@@ -228,9 +231,9 @@ impl NodeIdentity {
         &self.cluster_config
     }
 
-    /// The marker that admits the process with these facts. The nonce distinguishes it from all
-    /// others of the same process: a command from before a loss of data must not find its marker
-    /// again.
+    /// The marker that admits the process with these facts. The nonce makes this marker differ from
+    /// all others of the same process. So a command from before a loss of data cannot find its
+    /// marker standing again after the next admission.
     pub fn admitting(&self, facts: &Facts, nonce: u64) -> String {
         let durable = if facts.durability == Durability::Durable { "durable" } else { "volatile" };
         format!("{}.{nonce:x}", self.text(facts, durable, facts.evicted_keys))
@@ -271,12 +274,14 @@ pub enum Suspicion {
     Evicted,
     /// The node's clock ran ahead, so locks ended early.
     RanAhead,
-    /// The earlier process and this one were alive at once.
+    /// The earlier process and this one were alive at once, so this one may lack grants of the
+    /// earlier one.
     Contested,
     /// The marker could not be read.
     Unreadable,
     /// The node was restarted with its data, and another gateway may still talk to its earlier
-    /// process. No marker contains this: each gateway counts from its own first sight.
+    /// process. No marker contains this suspicion: each gateway counts the wait from when it first
+    /// saw the new process.
     Returned,
 }
 

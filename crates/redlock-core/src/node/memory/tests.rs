@@ -24,8 +24,9 @@ fn a_snapshot_restores_on_another_node() {
     assert!(matches!(other.run(&Op::Inspect { keys }), Vote::Found(_)));
 }
 
-/// Once, an extension that ran out of memory between its marks marked only the watermark. The
-/// release of the unmarked lock then relied on an unmarked watermark, and a late repair passed.
+/// Earlier, an extension marked the watermark first. Memory could run out before the extension
+/// marked the lock. Then the release of the unmarked lock left the mark on the watermark, and a
+/// late repair passed.
 #[test]
 fn no_repair_after_a_release_however_an_extension_failed() {
     let node = MemoryNode::new("n", Arc::new(SystemClock), NodeSettings::default());

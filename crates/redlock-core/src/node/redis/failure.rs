@@ -44,8 +44,8 @@ impl From<Error> for LinkError {
     }
 }
 
-/// Describes bytes that a node sent in place of a reply. The parser may quote all of them, so they
-/// are cut.
+/// Describes bytes that a node sent in place of a reply. The parser may quote all of these bytes,
+/// so the quote is cut.
 fn invalid_reply(text: &str) -> String {
     const QUOTED: usize = 200;
     let why: String = text.trim_start_matches("Decode Error: ").chars().take(QUOTED).collect();

@@ -9,8 +9,9 @@ const LOCKS: &str = include_str!("../locks.lua");
 use crate::node::SafetyRules;
 
 /// The script of lock operations; in a `mutation-testing` build with the given rules. Its text
-/// begins with the run_id, so its digest differs for every Redis process. A restarted process
-/// answers NOSCRIPT, even before we notice that the connection broke.
+/// begins with the run_id, so its digest differs for every Redis process. A process that was
+/// started later answers NOSCRIPT to a call for the earlier process, even before we notice the
+/// restart.
 pub(super) fn locks(run_id: &str, rules: SafetyRules) -> String {
     let switch = |text: String, (name, on): (&str, bool)| {
         text.replace(&format!("local {name} = true"), &format!("local {name} = {on}"))

@@ -1,7 +1,8 @@
 //! One connection to one master, from connect to the first error. A failed connection is never
-//! repaired: it is dropped, and a new session is opened. So no command sent before a restart can
-//! run after it. The client's own reconnect and replay logic gives no such promise, so it stays off
-//! (no policy, one attempt).
+//! repaired: it is dropped, and a new session is opened. So no command that was sent before a
+//! restart of the master can run after the restart. The Redis client could reconnect and send
+//! commands again by itself, but that would break this promise. So this is switched off (no
+//! reconnect policy, one attempt per command).
 //!
 //! If a future of the client is polled once and then dropped, its command is still written and its
 //! reply consumed. So a deadline means "unknown", never "not run".
@@ -41,7 +42,7 @@ use crate::node::link::{
 };
 use crate::node::{Effect, Engine, Failure, Hint, Reason, Remedy, Task, Vote, hint};
 
-/// The most messages of a subscription that wait for a slow reader.
+/// The limit of messages of a subscription that wait for a slow reader.
 const MESSAGES: usize = 1024;
 
 /// The way to one master.
@@ -89,14 +90,15 @@ impl RedisLink {
                 }
             })
             .build()?;
-        // The client reports the outcome only to current subscribers, so subscribe before
-        // connecting.
+        // The client reports the outcome of connecting only to listeners that are already there. So
+        // the listener starts before the connection does.
         let listener = client.clone();
         let mut outcome = pin!(listener.wait_for_connect());
         let early = poll!(outcome.as_mut());
         debug_assert!(early.is_pending(), "nothing was connected yet");
         let connection = client.connect();
-        // Held from here on, so that the connection ends with the session even if the start fails.
+        // The session holds the task's handle from here on. So the connection ends with the session
+        // even if the start fails.
         let task = connection.abort_handle();
         let session = RedisSession {
             target: self,
@@ -116,8 +118,8 @@ impl RedisLink {
         Ok(session)
     }
 
-    /// The client does not report when the node refuses a subscription, so a test message is
-    /// published. Messages before it are lost.
+    /// The client does not report when the node refuses a subscription. So a test message is
+    /// published, and must come back. Messages that arrive before it are dropped.
     async fn open_subscription(self, nonce: u64) -> Result<RedisSubscription, LinkError> {
         let Target { url, settings } = self.0.as_ref();
         let deadline = settings.call_deadline();
@@ -192,8 +194,8 @@ struct RedisSession {
     loaded: Arc<OnceLock<Loaded>>,
 }
 
-/// The header of this session's calls, and the way to run them. Both ways identify the node's
-/// process: another process refuses the call.
+/// The header of this session's calls, and the way to run them. A call by either way names the
+/// node's process, and another process refuses the call.
 struct Loaded {
     header: Header,
     way: Way,
@@ -201,7 +203,8 @@ struct Loaded {
 
 #[derive(Clone)]
 enum Way {
-    /// The script with this digest, which belongs to the process.
+    /// The script with this digest. The script's text contains the run_id, so the digest belongs to
+    /// one process.
     Script(Str),
     /// The module's command, with the run_id of the process.
     Module(Bytes),
@@ -226,8 +229,9 @@ async fn by_module(client: Client, run_id: Bytes, call: Vec<u8>) -> Result<Value
     })
 }
 
-/// The votes of a call that a master refused as a whole because it accepts no writes. They equal
-/// the script's: an error for each operation, and one for the next probe.
+/// The answer to a call that a master refused as a whole because it accepts no writes. The script
+/// would answer the same: an error as the vote of each operation, and the write error for a
+/// heartbeat.
 fn no_writes(operations: usize, error: LinkError) -> Result<Answer, LinkError> {
     let words = ["MISCONF", "NOREPLICAS", "READONLY"];
     if !words.iter().any(|word| error.detail.starts_with(word)) {
@@ -268,7 +272,7 @@ impl Session for RedisSession {
                     .chunks_exact(2)
                     .map(|pair| (pair[0].clone(), pair[1].clone()))
                     .collect::<Vec<_>>()),
-                // CONFIG is forbidden or renamed, as managed services do.
+                // CONFIG is forbidden or renamed, as on many managed services.
                 Err(LinkError {
                     kind: LinkErrorKind::Refused | LinkErrorKind::Error,
                     detail,
@@ -362,7 +366,8 @@ impl Session for RedisSession {
         async move {
             let mut way = None;
             if is_native {
-                // The heartbeat fails without the module, and with a module of another version.
+                // This heartbeat tests for the module: it fails without the module, and with a
+                // module of another version.
                 let heartbeat = codec::pack_call(&header, [].iter());
                 match by_module(client.clone(), run_id.clone(), heartbeat).await {
                     Ok(answer) if is_heartbeat_answer(&answer) => way = Some(Way::Module(run_id)),
@@ -454,8 +459,8 @@ impl Subscription for RedisSubscription {
                                 return Ok(Hint::received(text));
                             }
                         }
-                        // More messages arrived than can wait, so the oldest are lost. Hints may be
-                        // lost.
+                        // More messages arrived than can wait, so the oldest are lost. Nobody
+                        // relies on hints.
                         Err(RecvError::Lagged(_)) => {}
                         Err(RecvError::Closed) => return Err(LinkError::broken("the client has ended")),
                     },

@@ -9,12 +9,13 @@ use crate::node::NodeRegistry;
 use crate::node::NodeSettings;
 use crate::node::eligibility::ClusterConfig;
 
-/// The time limit of a request or call; at least twice the node time-out. Reaching it ends the
-/// session; rounds have ended by then.
+/// The least time limit of a request or call; the limit is at least twice the node time-out. A
+/// request that reaches the limit ends the session. Rounds wait only for the node time-out, so they
+/// have ended by then.
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The settings of one master, from [`Settings::of_masters`](crate::Settings::of_masters). There
-/// the values that masters and locks must share are given once.
+/// the caller gives the values that masters and locks must share, once for both.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisSettings {
@@ -26,7 +27,7 @@ pub struct RedisSettings {
     pub(crate) cluster_config: ClusterConfig,
     /// How long rounds wait for the node.
     pub(crate) node_timeout: Duration,
-    /// The fraction of elapsed time by which clocks may run apart.
+    /// The fraction of elapsed time by which a node's clock may run ahead of ours.
     pub(crate) drift_factor: f64,
     /// Shared by the masters of one gateway.
     pub(crate) node_registry: Arc<NodeRegistry>,
@@ -46,7 +47,7 @@ impl RedisSettings {
         &self.cluster_config
     }
 
-    /// Computes this node's waits with another `max_clock_skew`, and leaves the marker unchanged.
+    /// Makes this node wait as with another `max_clock_skew`, and leaves the marker unchanged.
     #[cfg(feature = "mutation-testing")]
     #[doc(hidden)]
     pub fn waiting_for_skew(mut self, max_clock_skew: Duration) -> Self {

@@ -22,7 +22,8 @@ use crate::node::{Keys, Record};
 /// The keys read for one page.
 const PAGE: u32 = 500;
 
-/// Every reply to our requests is within the limits that end a connection.
+/// Asserts that every reply to our requests is within the parser's limits. A reply beyond them ends
+/// the connection.
 const _: () = {
     use redis_protocol::{MAX_BYTES, MAX_ELEMENTS, MAX_PUSH_BYTES};
     const PER_RECORD: usize = LONGEST_VALUE + 64;

@@ -1,7 +1,7 @@
 //! TLS towards a master: trusted authorities, and our client certificate.
 //!
-//! The files are read for every connection, so a new connection uses replaced files. An unusable
-//! file makes that attempt fail; open connections go on.
+//! The files are read for every connection, so a new connection uses replaced files. With an
+//! unusable file the new connection fails; open connections go on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub struct TlsIdentity {
     pub key: PathBuf,
 }
 
-/// An unusable file: its path and the reason, by the file's purpose.
+/// An unusable file. The variant is the file's purpose; the text has its path and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TlsError {
     /// [`TlsSettings::authorities`], or the system's.
@@ -144,7 +144,8 @@ fn only(path: &Path) -> Result<RootCertStore, TlsError> {
     Ok(store)
 }
 
-/// The usable certificates of the system. Often a few of the many are unusable.
+/// The usable certificates of the system. Unusable certificates are skipped, because a system often
+/// has a few among many.
 fn of_the_system() -> Result<RootCertStore, TlsError> {
     let found = load_native_certs();
     let mut store = RootCertStore::empty();

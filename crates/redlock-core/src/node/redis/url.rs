@@ -1,5 +1,5 @@
-//! The address of a master and the login, parsed once. The password is used only for the
-//! connection.
+//! The address of a master and the login, parsed once. Errors, names and debug output never contain
+//! the password.
 
 use std::fmt;
 
@@ -65,7 +65,7 @@ impl RedisUrl {
         self.tls
     }
 
-    /// User and password, for secrets that gateways derive from what only they share.
+    /// User and password, if the URL has them.
     pub fn credentials(&self) -> (Option<&str>, Option<&str>) {
         (self.username.as_deref(), self.password.as_deref())
     }

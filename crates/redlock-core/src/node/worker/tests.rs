@@ -24,14 +24,15 @@ use crate::node::{Effect, Keys, NoObserver, NodeState, Reply, SafetyRules, Voter
 const MAX_TTL: Duration = Duration::from_secs(300);
 const SKEW: Duration = Duration::from_secs(2);
 
-/// Answers everything at once, except probes while they are held back. A late answer wakes no task:
-/// as after a stop of the process, the timer wakes the worker first.
+/// Answers everything at once, except probes while they are held back. A probe that was held back
+/// and answered late wakes no task. So the timer wakes the worker first, as after a stop of the
+/// process.
 #[derive(Clone, Default)]
 struct ScriptedLink {
     sessions: Arc<AtomicU32>,
     probes: Arc<AtomicU32>,
     holds_probes: Arc<AtomicBool>,
-    /// Ends the connection; calls get no answer any more.
+    /// Ends the connection. Calls get no answer after that.
     breaks: Arc<Notify>,
     is_broken: Arc<AtomicBool>,
 }
@@ -143,8 +144,8 @@ impl Voter for Ballot {
     }
 }
 
-/// Otherwise the request would wait for its whole time limit, and report a time-out although the
-/// node is down.
+/// If the call did not fail at once, the request would wait for its whole time limit. It would then
+/// report a time-out although the node is down.
 #[tokio::test(start_paused = true)]
 async fn a_call_fails_at_once_when_the_connection_ends() {
     let link = ScriptedLink::default();

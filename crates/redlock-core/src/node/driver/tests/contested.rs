@@ -7,8 +7,8 @@ fn durable_master() -> Facts {
     Facts { durability: Durability::Durable, ..Facts::volatile_master() }
 }
 
-/// Connects to a durable process with its predecessor's file, after the predecessor's session has
-/// ended.
+/// Connects to a durable process that has loaded its predecessor's file, after the session with the
+/// predecessor has ended.
 fn restarted_with_the_file(bench: &mut Bench, uptime_seconds: u64) -> Vec<Action> {
     let facts = Facts { run_id: "b".repeat(40), uptime_seconds, ..durable_master() };
     bench.connect();
