@@ -1,4 +1,5 @@
-//! When to try again: bounded, jittered delays. Pure, given a random number.
+//! Computes when to try again: after a limited delay with a random part. The caller draws the
+//! random number, so the functions here are pure.
 
 use std::time::Duration;
 
