@@ -36,7 +36,7 @@ pub(super) trait RetrySchedule: Send {
 
     /// The error to return when an attempt was cut off.
     fn last_error(&self, _now: Instant) -> LockError {
-        // This schedule knows no details, so it reports the lock as held.
+        // A schedule that keeps no details of refusals reports the lock as held.
         LockError::Held(Default::default())
     }
 

@@ -17,8 +17,8 @@ const EXPIRY_SPREAD: Duration = Duration::from_micros(200);
 /// The shortest and the longest pause after the first attempt without a quorum. Each further such
 /// attempt in a row doubles both.
 const NO_QUORUM: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(150));
-/// A pause without a quorum ends after a time drawn from this range, or after the time between two
-/// polls if that is longer.
+/// A pause without a quorum ends after a time drawn from this range at the latest. If the time
+/// between two polls is longer, it ends after that time at the latest.
 const LONG_OUTAGE: (Duration, Duration) =
     (Duration::from_millis(1_000), Duration::from_millis(2_000));
 /// A waiter whose attempts split the votes more often than this in a row no longer tries again
