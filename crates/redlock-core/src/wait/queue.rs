@@ -19,10 +19,11 @@
 //! lock that nobody waits for is tried even when all slots are taken.
 //!
 //! The first waiter may find no quorum, although a waiter behind it may take more time for a round.
-//! Then the first waiter goes to the end. So do the waiters directly behind it that would fare no
-//! better, because their rounds have less than twice its time. The waiter that is first then tries
-//! at once. If no waiter's rounds have more time, the order stays and the queue backs off as a
-//! whole. But a waiter that finds no quorum three times in a row goes to the end in any case.
+//! Then the first waiter goes to the end. So do the waiters directly behind it that would fare
+//! little better, because their rounds have less than twice the time of the first waiter's. The
+//! waiter that is first then tries at once. If no waiter's rounds have more time, the order stays
+//! and the queue backs off as a whole. But a waiter that finds no quorum three times in a row goes
+//! to the end in any case.
 //!
 //! If an earlier request with the same idempotency key appears to hold the lock, the waiter skips
 //! the queue and asks for that grant. It does so once each time that a refusal or a grant shows its

@@ -16,7 +16,7 @@ use crate::model::types::Owner;
 /// What a waiter may do now.
 #[derive(Debug)]
 pub(crate) enum Step<A> {
-    /// Wait to be signalled: another waiter is first, or an attempt for this waiter is in flight.
+    /// Wait to be signalled: another waiter is first, or an attempt of this queue is in flight.
     Wait,
     /// The waiter is first: wait to be signalled, until this time at most.
     WaitUntil(Instant),
