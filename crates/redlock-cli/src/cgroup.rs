@@ -3,7 +3,7 @@
 //!
 //! A service manager owns the tree of cgroups. redlock may create a cgroup in a subtree if the
 //! manager allows it (`Delegate=yes`, which systemd marks by the attribute `user.delegate`), or if
-//! an ordinary user owns the subtree.
+//! redlock runs as an ordinary user who owns the subtree.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -34,8 +34,8 @@ use crate::orders::{Order, Report, Start};
 use crate::process_tree::ProcessTree;
 use crate::processes::Process;
 
-/// The longest sleep of a watchdog. Timers stand still while the machine is suspended, so a longer
-/// sleep could end that much too late after a wake-up.
+/// The longest sleep of a watchdog. Timers stand still while the machine is suspended. So after a
+/// wake-up, a watchdog notices at most this late that the deadline has passed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 /// How often killed processes are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -203,7 +203,8 @@ impl Watchdog {
         false
     }
 
-    /// Starts the command in a process group of its own. Returns its id, which is also the group's.
+    /// Starts the command in a process group of its own. Returns the command's process id, which is
+    /// also the id of the group.
     fn start(&mut self, start: &Start) -> io::Result<Pid> {
         let Role::Inner { stdio } = &mut self.role else {
             return Err(io::Error::other("only the inner watchdog starts the command"));

@@ -24,7 +24,7 @@
 //! - An extension that a majority has granted also sets the lock again on masters that lost it.
 //! - Waiters stand in a queue. A release hands the lock to the next waiter of the same process, in
 //!   the same round trip.
-//! - Refused, impossible and unknown are different outcomes ([`LockError`]).
+//! - A refusal, a missing majority and an unknown outcome are different errors ([`LockError`]).
 //!
 //! [`safety`] states the promises, their assumptions and the evidence. [`architecture`] shows how a
 //! request passes through the modules, the states of a node, and a glossary.

@@ -178,7 +178,7 @@ impl Redlock {
     ///
     /// # Errors
     /// [`LockError::Lost`]: this owner did not hold the lock. [`LockError::NotHolder`]: somebody
-    /// else holds the lock. [`LockError::Unknown`].
+    /// else holds the lock. [`LockError::Unknown`]: too few nodes answered.
     pub async fn release_owner(
         &self,
         name: &LockName,
@@ -199,7 +199,7 @@ impl Redlock {
     /// # Errors
     /// [`LockError::Lost`]: nobody holds the lock. [`LockError::NotHolder`]: the lock went to
     /// somebody else meanwhile, or belongs to another Redlock client, whose locks are not released
-    /// here. [`LockError::Unknown`].
+    /// here. [`LockError::Unknown`]: too few nodes answered.
     pub async fn force_release(
         &self,
         name: &LockName,
@@ -240,12 +240,12 @@ impl Redlock {
         inspect::inspect(&self.shared, name).await
     }
 
-    /// A page of held locks whose names begin with `prefix` and satisfy `passes`. Reads nodes one
-    /// after the other, until no lock that a majority stores can have been missed. Asks all nodes
-    /// about every lock that it finds. Locks that come or go during a listing may be missed or
-    /// shown twice. Locks of a node that stops answering may be shown twice. Names that do not
-    /// satisfy `passes` are neither asked about nor counted, so the page reveals nothing about
-    /// them.
+    /// Returns a page of held locks whose names begin with `prefix` and satisfy `passes`. Reads
+    /// nodes one after the other, until no lock that a majority stores can have been missed. Asks
+    /// all nodes about every lock that it finds. Locks that come or go during a listing may be
+    /// missed or shown twice. Locks of a node that stops answering may be shown twice. Names that
+    /// do not satisfy `passes` are neither asked about nor counted, so the page reveals nothing
+    /// about them.
     ///
     /// Listings use connections of their own, with backoff, so no vote waits for them. After
     /// `patience` the page ends with the locks found so far.
@@ -266,16 +266,18 @@ impl Redlock {
     }
 
     /// Ends the quarantine of all nodes on an operator's declaration that this cluster has never
-    /// been used (`bootstrap` in the settings of the nodes). The declaration counts once. It is
-    /// accepted only under three conditions: all N nodes answer; none of them had a marker, the key
-    /// by which gateways recognise a node that was used before; and no gateway without the
-    /// declaration reached such an unmarked node first. This waits until every node is known to be
-    /// new, or one node is known to have been used.
+    /// been used (`bootstrap` in the settings of the nodes). For each node, the declaration counts
+    /// until this process has seen the node admitted for the first time: a node that is empty after
+    /// that has lost its data. The declaration is accepted only under three conditions: all N nodes
+    /// answer; none of them had a marker, the key by which gateways recognise a node that was used
+    /// before; and no gateway without the declaration reached such an unmarked node first. This
+    /// waits until every node is known to be new, or one node is known to have been used.
     ///
     /// Suppose that the declaration was left in some configuration, and that *all* masters lose
     /// their data. The declaration is refused if a gateway without it is running and notices the
     /// loss in time. Without such a gateway, the loss of all data looks like a new cluster. Before
-    /// declaring a used cluster new, wait for the longest TTL.
+    /// declaring a used cluster new, wait until the longest TTL has passed, so that all locks have
+    /// ended.
     pub async fn bootstrap(&self) -> Bootstrap {
         bootstrap::bootstrap(&self.shared.nodes).await
     }
@@ -290,7 +292,7 @@ impl Redlock {
         lease.elapsed(self.shared.env.clock.monotonic())
     }
 
-    /// Time since the lock was acquired, by its fencing token.
+    /// The time since the lock was acquired, computed from its fencing token.
     pub fn held_for(&self, token: &LockToken) -> Duration {
         self.shared.tokens.age(token.fencing())
     }

@@ -111,7 +111,7 @@ fn masked(nodes: &[Arc<dyn Node>], mask: u32) -> impl Iterator<Item = (usize, &A
     nodes.iter().enumerate().filter(move |(index, _)| mask & (1 << index) != 0)
 }
 
-/// The end of a round.
+/// The result of a round.
 pub(crate) struct RoundOutcome {
     pub(crate) decision: Decision,
     /// The votes by node; `None` for a node that had not answered when the round was decided.
@@ -351,7 +351,7 @@ fn is_repairable(vote: &Vote) -> bool {
     }
 }
 
-/// Sorts votes into yes, no and neither.
+/// Counts the votes that say yes, that say no, and that say neither.
 pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     let mut tally = Tally::default();
     for vote in votes.iter().flatten() {
@@ -362,7 +362,8 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             (Op::Acquire { .. }, Vote::Held(_))
             | (Op::Extend { .. } | Op::Release { .. }, Vote::Held(_) | Vote::Missing)
             | (Op::Inspect { .. }, Vote::Missing) => tally.no += 1,
-            // The yes of an inspection is agreement among nodes, counted below.
+            // In an inspection, the nodes that agree on a holder count as yes. They are counted
+            // below.
             (Op::Inspect { .. }, Vote::Found(_)) => {}
             // These answers do not refuse the owner for good. After `Stale`, a larger T may be
             // granted; `Yours` shows another grant of the same owner. See `acquire/attempt.rs`.

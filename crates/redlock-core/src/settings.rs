@@ -38,8 +38,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The settings of the Redis nodes that belong to these settings. `cluster` names the set of
-    /// nodes.
+    /// Settings for Redis nodes that agree with these settings. `cluster` names the set of nodes.
     #[cfg(feature = "redis")]
     pub fn of_masters(&self, cluster: &str) -> RedisSettings {
         let Self { key_prefix, max_ttl, node_timeout, drift_factor, node, .. } = self.clone();
@@ -110,7 +109,7 @@ pub enum SettingsError {
     /// No node, or more than [`Quorum::MAX_NODES`].
     #[error(transparent)]
     Nodes(#[from] NodeCountError),
-    /// Two nodes with one name are not independent.
+    /// Two nodes have the same name, so they are not independent.
     #[error("node {0} is given twice; a quorum needs independent nodes")]
     DuplicateNode(String),
     /// A text that is no address of a master.
@@ -144,8 +143,8 @@ pub enum SettingsError {
     NodeTimeout(Duration),
     /// A `node_timeout` above [`longest_round`]: the answers of longer rounds do not count.
     #[error(
-        "a node time-out of {given:?} is above {longest:?}: 3 times the clock skew, and at \
-         least 5 s"
+        "a node time-out of {given:?} is above the limit of {longest:?}, which is 3 times the \
+         clock skew, and at least 5 s"
     )]
     LongNodeTimeout {
         /// The given `node_timeout`.

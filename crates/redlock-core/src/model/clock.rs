@@ -2,8 +2,8 @@
 //! so that a simulation can replace them.
 //!
 //! [`HybridClock`] mints the fencing tokens. Tokens strictly increase within one process, unless
-//! the wall clock steps back by more than `max_clock_skew` (see [`HybridClock::mint`]). Agreement
-//! between gateways is left to the token watermarks on the nodes.
+//! the wall clock steps back by more than `max_clock_skew` (see [`HybridClock::mint`]). Across
+//! gateways, the token watermarks on the nodes ensure that the tokens of each lock increase.
 //!
 //! The clock also learns. If a node stores a token that is ahead of our wall clock, new tokens run
 //! ahead of the wall clock as well, by at most [`MAX_LEAD`]. Without this lead, the gateway with
@@ -111,9 +111,10 @@ pub const MAX_LEAD: Duration = Duration::from_secs(1);
 /// The time in which half of a lead decays.
 pub const LEAD_HALF_LIFE: Duration = Duration::from_secs(60);
 
-/// The part of a lead that is left `since` it was learned. The lead decays slower than time passes,
-/// so wall clock plus lead never goes back. A gateway that learns a lead from another gateway
-/// learns only what is left of it. So a lead that gateways learn from each other decays too.
+/// The part of a lead that is left when the time `since` has passed. The lead decays slower than
+/// time passes, so wall clock plus lead never goes back. A gateway that learns a lead from another
+/// gateway learns only what is left of it. So a lead that gateways learn from each other decays
+/// too.
 pub(crate) fn lead_left(lead_micros: u64, since: Duration) -> u64 {
     if lead_micros == 0 {
         return 0;
@@ -191,8 +192,9 @@ impl HybridClock {
 
     /// Learns a token stored on a node, so that the next minted token is larger. Returns false, and
     /// learns nothing, if the token lies more than ¾ `max_clock_skew` ahead of our wall clock.
-    /// Otherwise one wild watermark could move the tokens of all locks out of the range that nodes
-    /// accept. The last quarter of `max_clock_skew` is left for nodes whose clocks are behind ours.
+    /// Without this limit, one wild watermark could move the tokens of all locks out of the range
+    /// that nodes accept. The last quarter of `max_clock_skew` is left for nodes whose clocks are
+    /// behind ours.
     pub fn observe(&self, seen: FencingToken) -> bool {
         let wall = self.clock.wall_micros();
         let ahead = seen.get().saturating_sub(wall);

@@ -155,7 +155,7 @@ impl Owner {
     }
 
     /// The owner of an idempotency key. The same (cluster, principal, lock, key) gives the same
-    /// owner on every gateway, so a repeated request meets its own lock.
+    /// owner on every gateway, so a repeated request finds the lock of the first one.
     ///
     /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 16 bytes.
     /// The owner is as hard to guess as the idempotency key.

@@ -11,8 +11,8 @@ pub fn drift(life: Duration, factor: f64) -> Duration {
     life.mul_f64(factor) + Duration::from_millis(2)
 }
 
-/// `life − elapsed − drift`, or `None` when nothing is left. `life` is the TTL, or the remaining
-/// life that an extension found if that is longer.
+/// `life − elapsed − drift`, or `None` when nothing is left. `life` is the TTL or, if that is
+/// longer, the remaining life that an extension found on the nodes.
 pub fn validity(life: Duration, elapsed: Duration, drift: Duration) -> Option<Duration> {
     life.checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
 }

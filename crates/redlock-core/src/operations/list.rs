@@ -27,8 +27,8 @@ const LOOKED_UP: usize = 64;
 /// The fewest keys that a scan asks for. A scan of fewer keys would cost as much.
 const MIN_COUNT: usize = 16;
 /// A scan that returns more names than this is repeated with this number of keys. All names of a
-/// scan are looked up before a page may end within it. If this took longer than the page's time,
-/// every further page would run out of time at the same place.
+/// scan are looked up before a page may end within it. If the look-up took longer than a page may
+/// take, every further page would run out of time at the same place.
 const MAX_COUNT: usize = 2 * LOOKED_UP;
 
 /// A page of held locks.

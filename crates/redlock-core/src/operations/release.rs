@@ -82,8 +82,9 @@ pub(crate) async fn force_release(
 }
 
 /// Releases a lock that recovery keeps free on some nodes: first every stored grant, then the
-/// records that keep the lock free, whose T is at most `t`. Those records are released only if
-/// every node answered: on a node that did not, the grant that they stand for may be left.
+/// records that keep the lock free, whose T is at most `t`. Those records stand for a grant that
+/// some nodes have lost. They are released only if every node answered, because a node without an
+/// answer may still store that grant.
 async fn release_kept_free(
     shared: &Arc<Shared>,
     waiters: &Waiters,

@@ -4,7 +4,7 @@
 //!
 //! The estimate is the time that nine of ten granted rounds exceed, and not the typical time,
 //! because refusing a TTL that has a chance is worse than a failed attempt. The estimate lapses 5 s
-//! after the last granted round. When rounds become faster, it falls within a few rounds.
+//! after the last granted round. When rounds become faster, the estimate falls within a few rounds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

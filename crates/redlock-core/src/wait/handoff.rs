@@ -13,7 +13,8 @@ use crate::node::Hint;
 pub(super) enum Next<P> {
     /// Nobody waits here.
     Nobody,
-    /// The first waiter here has an attempt in flight, and will make another one.
+    /// The first waiter here has an attempt in flight, and will make another one if that attempt is
+    /// refused.
     Competing,
     /// The waiters here have used up their quota: waiters at other gateways may try first.
     Yielded,
@@ -88,8 +89,8 @@ impl<P, A> Handoff<P, A> {
 
     /// Carries the plan out. `send` gets the first waiter's parameters, if the lock is for a waiter
     /// here, and the hint to publish. `send` must send the release. In the same call to the nodes,
-    /// it may send an attempt for that waiter. It returns its own result, and that attempt if there
-    /// is one.
+    /// `send` may also send an attempt for that waiter. `send` returns its own result, and that
+    /// attempt if there is one.
     pub(crate) fn carry_out<R>(
         mut self,
         send: impl FnOnce(Option<&P>, Option<Hint>) -> (R, Option<A>),

@@ -136,7 +136,7 @@ enum Fate {
     Impatient(u32),
     /// During its own attempt, which is in flight.
     Competing,
-    /// When an attempt was handed to it and has been taken out.
+    /// After an attempt was handed to the waiter, and the waiter has taken it.
     Handed,
 }
 
@@ -259,7 +259,7 @@ impl World {
         nodes.released += 1;
         let t = nodes.released;
         drop(nodes);
-        // Every node repeats the hint.
+        // Each of two nodes publishes the hint.
         (0..2).for_each(|_| self.queues.wake(&lock(), t, self.now()));
     }
 
@@ -373,7 +373,7 @@ impl World {
         .await;
     }
 
-    /// The state after all have left.
+    /// Checks that nothing is left after all waiters have left.
     fn is_as_before(&self) {
         finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
         assert_eq!(self.queues.count(), (0, 0), "a queue or a ticket is left");

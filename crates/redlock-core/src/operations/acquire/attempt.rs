@@ -80,7 +80,7 @@ pub(crate) struct AttemptError {
     /// Whether a majority answered and the contenders split their votes, so that perhaps nobody has
     /// a majority.
     pub(crate) split: bool,
-    /// The number of rounds it took.
+    /// The number of rounds that the attempt took.
     pub(crate) rounds: u32,
 }
 
