@@ -10,8 +10,9 @@
 //!   waiter, in the same call to every node. The lock moves from holder to holder in one round
 //!   trip.
 //! - *Hints.* A refused waiter asks the nodes to publish that somebody waits here. A process that
-//!   knows of waiters elsewhere asks the nodes to publish its releases. While nobody waits, nothing
-//!   is published, and the scripts of an uncontended lock contain nothing extra. See [`fairness`].
+//!   has received such a hint from another process asks the nodes to publish its releases. While
+//!   nobody waits, nothing is published, and the scripts of an uncontended lock contain nothing
+//!   extra. See [`fairness`].
 //! - *Polls.* A hint may be lost, and no hint announces that a lock expires. So the first waiter
 //!   also tries when the lock is expected to expire, and about twice per second. While very many
 //!   locks are waited for, it tries less often. See [`polls`].
@@ -27,10 +28,10 @@
 //! for the distance to the nodes blocks nobody else. If no waiter's rounds may take longer, the
 //! queue keeps its order and backs off as a whole.
 //!
-//! The order is promised within one process, among waiters. An [`acquire`](crate::Redlock::acquire)
-//! does not wait: it is in no queue, and may find the lock free between two waiters. Nothing here
-//! has a part in safety: a waiter gets the lock by the votes of a majority, with a fencing token.
-//! To this module, an attempt that asks the nodes is an opaque type (`A`).
+//! The order of arrival is promised only among the waiters of one process. An
+//! [`acquire`](crate::Redlock::acquire) does not wait: it is in no queue, and may find the lock
+//! free between two waiters. Safety does not depend on this module: a waiter gets the lock by the
+//! votes of a majority, with a fencing token. For this module, an attempt is an opaque type (`A`).
 //! [`release`](crate::operations::release) carries out a handoff.
 //!
 //! | module | what it is for | what it does not know |

@@ -4,7 +4,7 @@
 //! Each gateway notes in its memory, for a limited time, that somebody waits for a lock elsewhere.
 //! The nodes store no such note. A key beside the lock would cost every release a lookup. A flag in
 //! the record would be one more thing for repair, extend and release to agree on. So a release
-//! costs the nodes nothing while nobody waits, and a hint has no part in safety. The price is a
+//! costs the nodes nothing while nobody waits, and safety does not depend on hints. The price is a
 //! gap: a gateway may send a release just before it receives the *waiting* hint of another gateway.
 //! No hint announces that release, and the waiter finds out with its next poll.
 
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(
             fairness.quota(&lock(), now + 3 * MAX_QUOTA_TIME_WITHOUT_HINTS, false),
             yields(0),
-            "long held"
+            "after a long hold the note has lapsed"
         );
     }
 

@@ -232,7 +232,7 @@ impl World {
                     world.hold_elsewhere();
                     true
                 });
-                self.elsewhere.lock().expect("nobody panics with it").push(elsewhere);
+                self.elsewhere.lock().expect("the mutex is sound").push(elsewhere);
             }
             Next::First { .. } if thread_rng().gen_range(0..10) < self.unused => self.free(number),
             Next::First { params, .. } => {
@@ -375,7 +375,7 @@ impl World {
 
     /// Checks that nothing is left after all waiters have left.
     fn is_as_before(&self) {
-        finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
+        finish(std::mem::take(&mut *self.elsewhere.lock().expect("the mutex is sound")));
         assert_eq!(self.queues.count(), (0, 0), "a queue or a ticket is left");
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         let ended = count(&self.taken) + count(&self.given_back);

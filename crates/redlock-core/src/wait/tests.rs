@@ -393,7 +393,7 @@ fn a_first_waiter_with_short_rounds_lets_others_pass_at_once() {
         ("poll", None),
         "waiters that would fare no better went to the end, too"
     );
-    assert_eq!(other.standing().failures, 0, "only the passed waiters failed");
+    assert_eq!(other.standing().failures, 0, "only the waiter that let others pass failed");
     other.granted(now, success(now));
     assert_eq!(release(&queue, now, None), "first");
     assert_eq!(step(&last, now), ("d", None));
@@ -401,8 +401,8 @@ fn a_first_waiter_with_short_rounds_lets_others_pass_at_once() {
     assert!(hasty[0].number() < hasty[1].number());
 }
 
-/// If each waiter made an attempt before it let others pass, a queue of many different TTLs would
-/// hammer nodes that are down.
+/// If each round limit cost an attempt before the queue backs off, waiters with many different TTLs
+/// would hammer nodes that are down.
 #[test]
 fn few_attempts_pass_however_many_round_limits() {
     let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });

@@ -2,17 +2,18 @@
 //! Without repair, a lock that is extended for a long time could lose its majority, when nodes
 //! restart empty one after the other.
 //!
-//! A repair sets the *same* T, however old it is. A node's watermark refuses a repair if the node
-//! has granted a later T meanwhile, or if a release of this T has reached the node. So a late
+//! A repair sets the *same* T, however old the lock is. A node's watermark refuses a repair if the
+//! node has granted a later T meanwhile, or if a release of this T has reached the node. So a late
 //! repair does not bring a released lock back while that watermark lives. After that, the age of
-//! the repair protects the lock: a repair carries the time at which its extension began, and nodes
-//! refuse a repair as too old before the watermark of a release ends.
+//! the repair protects the lock: a repair carries the time at which its extension began, and a node
+//! refuses a repair if that time is more than `max_clock_skew` from its own clock. The watermark of
+//! a release lives longer than that.
 //!
 //! If a node's watermark equals T, the node accepts the repair only if the watermark has the flag
 //! of an extension. A release removes that flag. A watermark without the flag shows that the lock
-//! was on this node and has ended. For example, a master that keeps its data was down for longer
-//! than the TTL. If the master went down before the first extension of the lock, it stays without
-//! the lock.
+//! was on this node and has ended there, by a release or at the end of its TTL. For example, a
+//! master that keeps its data was down for longer than the TTL. If the master went down before the
+//! first extension of the lock, it stays without the lock.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
