@@ -193,8 +193,8 @@ async fn run_command(
     let group = match watchdogs.run(start(guard, &run.command)).await {
         Ok(group) => group,
         Err(error) => {
-            // The inner watchdog may only be stopped, and would start the command when it is
-            // continued. So both watchdogs are ended.
+            // Perhaps the inner watchdog is only stopped. Then it would start the command later,
+            // when somebody continues it. So both watchdogs are ended.
             let tree = watchdogs.tree(None, cgroup);
             let text = format!("{}: {error}", run.command[0].display());
             return (ExitOutcome::Failed(text), !watchdogs.clear(&tree).await);

@@ -96,8 +96,9 @@ impl Redlock {
 
     /// Gets the lock, and waits up to `patience` for its holder and for earlier waiters in this
     /// process. `on_wait` is called when the request begins to wait. If `on_wait` returns an error,
-    /// the request does not wait, and this returns that error. If the future is dropped, the
-    /// request leaves the queue, and every grant that it may have got is released.
+    /// the request does not wait. This then returns that error or, if an attempt before it found no
+    /// quorum, the error of that attempt. If the future is dropped, the request leaves the queue,
+    /// and every grant that it may have got is released.
     ///
     /// With a shared owner, an earlier request of that owner may already hold the lock. Then this
     /// returns the existing grant without waiting for a release.
