@@ -1,10 +1,12 @@
-//! The crate `redis-protocol` for the Redis client, with limits. The original parser recurses once
-//! per level of a reply, and accepts every length that a server names. This crate measures each
-//! reply first. A reply over a limit ends the connection, and the parser never sees it.
+//! Stands in for the crate `redis-protocol` below the Redis client, and adds limits. The original
+//! parser recurses once for each level of a reply, and accepts every length that a server names. So
+//! this crate measures each reply before it is parsed. A reply over a limit ends the connection,
+//! and the parser never sees it.
 //!
-//! The crate has only the parts of `redis-protocol` 6.0.0 that the Redis client uses. It re-exports
-//! 5.0.1, because Cargo takes no second 6.x beside a patch of 6.x. The decoders of both releases
-//! are equal. 6.0.0 changed the encoders, so the one for requests is written here.
+//! The crate has only the parts of `redis-protocol` 6.0.0 that the Redis client uses. The workspace
+//! patches the registry's 6.x by this crate, and Cargo accepts no second 6.x beside a patch. So
+//! this crate re-exports the parts of 5.0.1. The decoders of 5.0.1 and 6.0.0 are equal. 6.0.0
+//! changed the encoders, so the encoder for requests is written here.
 
 mod limits;
 
@@ -75,8 +77,8 @@ pub mod resp3 {
 
     /// Replies.
     pub mod decode {
-        /// Named as the Redis client expects. Streamed replies, which Redis never sends, are
-        /// refused: the client would gather their parts without end.
+        /// This module has the name that the Redis client expects. Streamed replies, which Redis
+        /// never sends, are refused: the client would gather their parts without a limit.
         pub mod streaming {
             use bytes::{Bytes, BytesMut};
             use original::error::RedisProtocolError;
@@ -88,7 +90,8 @@ pub mod resp3 {
             ) -> Result<Option<(DecodedFrame<BytesFrame>, usize, Bytes)>, RedisProtocolError>
             {
                 let Some(end) = crate::limits::end_of_reply(buf)? else { return Ok(None) };
-                // Split off, because the parser's errors print all of their input.
+                // The reply is split off, because the parser's errors print all of their input,
+                // which must not include later replies.
                 let mut reply = buf.split_to(end);
                 match original::resp3::decode::streaming::decode_bytes_mut(&mut reply)? {
                     Some(whole @ (DecodedFrame::Complete(_), ..)) if reply.is_empty() => {
@@ -102,7 +105,7 @@ pub mod resp3 {
 
     /// Requests.
     pub mod encode {
-        /// Named as the Redis client expects.
+        /// This module has the name that the Redis client expects.
         pub mod complete {
             use bytes::BytesMut;
             use original::error::RedisProtocolError;

@@ -1,20 +1,22 @@
-//! Measures a reply before it is parsed. The cost is one step per element: texts are skipped by
-//! their length.
+//! Measures a reply before it is parsed. Measuring takes one step for each element, because texts
+//! are skipped by their length.
 
 use std::borrow::Cow;
 
 use original::error::{RedisProtocolError, RedisProtocolErrorKind};
 
-/// Levels of a reply. The deepest expected one has five: HELLO with the arguments of modules.
+/// The limit on the levels of a reply. The deepest expected reply has five levels: that of HELLO,
+/// which lists the arguments of modules.
 pub const MAX_DEPTH: usize = 8;
-/// Elements of a reply, on all levels.
+/// The limit on the elements of a reply, counted over all levels.
 pub const MAX_ELEMENTS: usize = 16 * 1024;
-/// Bytes of a reply.
+/// The limit on the bytes of a reply.
 pub const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// Bytes of a line, and of a reply that contains a map: the client prints a map that it cannot
-/// read.
+/// The limit on the bytes of a line, and of a reply that contains a map. A map must be small,
+/// because the client prints a map that it cannot read.
 pub const MAX_SMALL_BYTES: usize = 64 * 1024;
-/// Bytes of a pushed message. The client bounds its queue of messages by their number only.
+/// The limit on the bytes of a pushed message. The client limits the number of messages in its
+/// queue, but not their size.
 pub const MAX_PUSH_BYTES: usize = 8 * 1024;
 
 const CRLF: &[u8] = b"\r\n";
@@ -26,7 +28,7 @@ const NULL: &[u8] = b"-1";
 /// A reply over a limit is refused as soon as its beginning shows that. Attributes and streamed
 /// replies, which Redis never sends, are refused too.
 pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolError> {
-    // The elements still to come, for each open aggregate.
+    // For each open aggregate (array, set, map or push), the number of elements still to come.
     let mut left = [0; MAX_DEPTH];
     let mut depth = 0;
     let mut elements = 1;
@@ -73,8 +75,8 @@ pub(crate) fn end_of_reply(buf: &[u8]) -> Result<Option<usize>, RedisProtocolErr
             depth += 1;
             continue;
         }
-        // The last element of an aggregate completes the aggregate, which is an element of the one
-        // around it.
+        // The last element of an aggregate completes it. The complete aggregate is in turn an
+        // element of the aggregate around it.
         while depth > 0 {
             left[depth - 1] -= 1;
             if left[depth - 1] > 0 {

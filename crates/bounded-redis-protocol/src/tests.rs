@@ -91,7 +91,7 @@ fn replies_that_redis_never_sends_are_refused() {
     assert!(refusal(b"+O\rK\r\n").contains("carriage return"));
 }
 
-/// The RESP3 parser takes a RESP2 null for the beginning of a stream.
+/// The RESP3 parser mistakes a RESP2 null for the beginning of a stream.
 #[test]
 fn a_streamed_reply_is_refused_at_once() {
     for reply in ["$-1\r\n", "*-1\r\n"] {
@@ -129,7 +129,7 @@ fn requests_are_encoded_as_strings() {
     assert_eq!((&buf[1..], buf.len()), (request.as_bytes(), length));
 }
 
-/// Bytes that usually look like a reply.
+/// Random bytes, most of which look like parts of a reply.
 fn noise() -> impl Strategy<Value = Vec<u8>> {
     const WORDS: &[&str] = &[
         "+", "-", ":", "$", "*", "~", "%", ">", "_", "#t", ",1", "(1", "=", "!", "|", "?", "\r\n",
@@ -146,7 +146,7 @@ fn noise() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4_096))]
 
-    /// The parser asks for no more than was measured, and stops at the same byte.
+    /// The parser needs no more bytes than were measured, and stops at the measured end.
     #[test]
     fn the_parser_takes_the_measured_bytes(bytes in noise()) {
         let measured = end_of_reply(&bytes).ok().flatten();

@@ -31,28 +31,31 @@ What `run` stops:
   (timeout, setsid, a daemon).
   Three processes ensure that: `redlock run` and two watchdogs,
   `redlock __watchdog`. If any two of them are killed (kill -9) or stopped,
-  the third kills the rest before the lock's deadline. If a watchdog is
-  killed or stopped, the run ends.
+  the third kills the rest before the lock's deadline. If only a watchdog is
+  killed or stopped, `redlock run` stops the command and ends.
   If the command ends by itself, a daemon that it left behind goes on. So
-  does a process that `setsid` started, as `setsid` ends at once: use
-  `setsid -w`. After a signal, or code 129, 130, 131 or 143, all are stopped.
+  does a process that was started by `setsid`, because `setsid` ends at once:
+  use `setsid -w`. If a signal ends the command, or if its exit code is 129,
+  130, 131 or 143, all of its processes are stopped, also daemons.
   A command that somebody stops (SIGSTOP) is continued. Otherwise it would
   keep the lock for as long as it is stopped.
 
 What `run` cannot stop:
   Processes that others start for the command (docker, systemd-run).
   Processes of another user (sudo), unless redlock may create a cgroup
-  (version 2). Without one, `run` reports them and keeps the lock until its
-  TTL ends. The same holds for processes that left the command's process
-  group and that /proc hides (hidepid).
-  Descendants of the command if all three processes are killed at once. The
-  command itself dies. If all three are stopped, nothing is killed.
-  Orphans, if a watchdog is killed and `redlock run` was started by exec
-  from a shell with jobs.
+  (version 2). Without a cgroup, `run` reports that such processes are left,
+  and keeps the lock until its TTL ends. The same holds for processes that
+  left the command's process group and that /proc hides (hidepid).
+  Descendants of the command, if `redlock run` and both watchdogs are killed
+  at once: only the command itself dies. If all three are stopped, nothing is
+  killed.
+  Orphans, if a watchdog is killed and a shell with background jobs became
+  `redlock run` by exec.
 
 Terminals:
-  In a pipeline, the terminal goes to the process that reads it. A command
-  that reads a terminal of another job is stopped with an error.";
+  In a pipeline, the terminal goes to the process that reads it. If the
+  command reads the terminal while it belongs to another job, `run` reports
+  an error and stops the command.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]
@@ -123,7 +126,8 @@ impl Service {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Hold a lock while a command runs; if it is lost, kill the command before others can get it
+    /// Hold a lock while a command runs; if the lock is lost, kill the command before others can
+    /// get the lock
     Run(Run),
     /// Acquire a lock and print its token, for `extend` and `release`
     Acquire {
@@ -146,7 +150,7 @@ pub(crate) enum Command {
         )]
         ttl: Duration,
     },
-    /// Release an acquired lock; succeeds also if it is no longer held
+    /// Release an acquired lock; succeeds also if the lock is no longer held
     Release {
         name: String,
         #[command(flatten)]
@@ -162,7 +166,8 @@ pub(crate) enum Command {
     },
     /// Print a lock's status whenever it changes, until interrupted; asks once a second
     Watch { name: String },
-    /// Release a lock whoever holds it; then only its fencing token keeps late writes out
+    /// Release a lock whoever holds it; the holder is not stopped, so only a resource that checks
+    /// fencing tokens refuses its late writes
     ForceRelease { name: String },
     /// Show the gateway's state and its masters
     Nodes,
@@ -199,7 +204,7 @@ pub(crate) struct Lock {
     /// Name of the lock: 1 to 255 of A–Z a–z 0–9 . _ : @ / + ~ -
     pub(crate) name: String,
 
-    /// How long the lock outlives a holder that is gone
+    /// How long the lock stays if its holder crashes or loses its connection
     #[arg(
         long,
         value_name = "DURATION",
@@ -262,8 +267,8 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) lock: Lock,
 
-    /// Exit code when somebody else holds the lock, also after the wait. With 0, a held lock is no
-    /// error; then 75 is the command's own
+    /// Exit code when somebody else holds the lock, also at the end of --wait. With 0, a held lock
+    /// counts as success. With another code than 75, an exit code of 75 comes from the command
     #[arg(long, value_name = "CODE", default_value_t = HELD)]
     pub(crate) conflict_exit_code: u8,
 
@@ -271,19 +276,19 @@ pub(crate) struct Run {
     #[arg(long, value_enum, default_value_t = OnLost::Kill)]
     pub(crate) on_lost: OnLost,
 
-    /// Signal that asks the command to stop: when the lock is lost, and when redlock receives TERM.
-    /// Other signals are passed on unchanged
+    /// Signal that asks the command to stop. It is sent when the lock is lost, and when redlock
+    /// receives TERM. Other signals that redlock receives are passed on unchanged
     #[arg(long, value_enum, value_name = "SIGNAL", default_value = "TERM", ignore_case = true)]
     pub(crate) stop_signal: StopSignal,
 
-    /// Time between the stop signal and KILL when the lock is lost. KILL comes before the deadline,
-    /// by a sixth of the TTL (250ms to 1s) plus 150ms. All of these together must be less than half
-    /// of the TTL [default: a sixth of the TTL, at most 5s]
+    /// Time between the stop signal and KILL when the lock is lost. KILL comes before the lock's
+    /// deadline, by a sixth of the TTL (250ms to 1s) plus 150ms. These three times together must be
+    /// less than half of the TTL [default: a sixth of the TTL, at most 5s]
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
     pub(crate) grace: Option<Duration>,
 
-    /// The command; finds REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE
-    /// in its environment
+    /// The command. Its environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and
+    /// REDLOCK_DEADLINE
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
@@ -293,7 +298,7 @@ pub(crate) enum OnLost {
     /// Send the stop signal to the command and its descendants, then KILL after the grace and
     /// before the lock can expire
     Kill,
-    /// Report the loss, and let the command go on
+    /// Report the loss of the lock, and let the command go on
     Warn,
 }
 

@@ -1,9 +1,9 @@
-//! A cgroup (version 2) for the command, where redlock may create one. The kernel kills all of its
-//! processes at once, also those of another user and those just being started.
+//! A cgroup (version 2) for the command, where redlock may create one. The kernel can kill all
+//! processes of a cgroup at once, also those of another user and those just being started.
 //!
-//! A service manager owns the tree of cgroups. redlock may divide a subtree where the manager
-//! allows it (`Delegate=yes`, which systemd marks by the attribute `user.delegate`), or where an
-//! ordinary user owns it.
+//! A service manager owns the tree of cgroups. redlock may create a cgroup in a subtree if the
+//! manager allows it (`Delegate=yes`, which systemd marks by the attribute `user.delegate`), or if
+//! redlock runs as an ordinary user who owns the subtree.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::getxattr;
 use rustix::process::{geteuid, getpid};
 
-/// Cgroups of one process number that earlier daemons may still be in.
+/// How many names are tried for a cgroup. Daemons of earlier runs with the same process id may
+/// still be in the cgroups with the first names.
 const MAX_LEFT_BEHIND: usize = 100;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Creates a cgroup. `None` where redlock may not, or where the kernel (before 5.14) cannot
-    /// kill one.
+    /// Creates a cgroup. `None` if redlock may not create one, or if the kernel cannot kill one
+    /// (before 5.14).
     pub(crate) fn create() -> Option<Self> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let parent = own(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))?;
@@ -27,7 +28,8 @@ impl Cgroup {
             return None;
         }
         let name = format!("redlock-{}", getpid().as_raw_pid());
-        // A daemon that a process of the same number left behind may still be in a cgroup of this name.
+        // A daemon that an earlier run with the same process id left behind may still be in a
+        // cgroup of this name.
         let mut names = (0..MAX_LEFT_BEHIND).map(|nth| parent.join(format!("{name}-{nth}")));
         names.find(|path| std::fs::create_dir(path).is_ok()).map(Self)
     }
@@ -42,7 +44,8 @@ impl Cgroup {
 
     /// Moves this process, and so its future children, into the cgroup.
     pub(crate) fn enter(&self) {
-        // A failure is harmless: the process tree is searched as without a cgroup.
+        // A failure is harmless: the processes are then found in the process tree, as without a
+        // cgroup.
         let _ = std::fs::write(self.0.join("cgroup.procs"), "0");
     }
 
@@ -61,8 +64,8 @@ impl Cgroup {
     }
 }
 
-/// The directory of this process's cgroup. A mount may show only a part of the tree; paths then
-/// begin at the mount's root.
+/// The directory of this process's cgroup. A mount may show only a part of the tree of cgroups. The
+/// paths below the mount point then begin at the root of that part.
 fn own(mounts: &str, cgroups: &str) -> Option<PathBuf> {
     let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
     mounts.lines().find_map(|line| {

@@ -12,9 +12,9 @@ use serde_json::json;
 use crate::args::{Args, Command, Format, Service};
 use crate::outcome::ExitOutcome;
 
-/// The interval of `watch`.
+/// The time between two requests of `watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// Locks on a page of `list`.
+/// The number of locks that `list` asks for in one request.
 const PAGE: u32 = 500;
 
 pub(crate) async fn one_request(service: &Service, command: Command, is_json: bool) -> ExitOutcome {
@@ -67,8 +67,8 @@ async fn acquire(
     is_json: bool,
 ) -> Result<(), ExitOutcome> {
     let grant = lock.grant().await.map_err(ExitOutcome::from).inspect_err(|outcome| {
-        // The shell evaluates a failure. Empty output would be a success, and the work would be
-        // done without the lock.
+        // The shell passes this output to `eval`. Empty output would count as success there, and
+        // the script would work without the lock. So a failure prints a command that fails.
         if format == Format::Shell && !is_json {
             println!("(exit {})", outcome.code());
         }

@@ -63,8 +63,8 @@ fn run_command() -> ExitCode {
     outcome.report(is_json)
 }
 
-/// Reports refused arguments. `--json` is looked for by hand, and not behind `--`, where the
-/// command begins.
+/// Reports arguments that could not be parsed. The parser has no result, so `--json` is looked for
+/// by hand, but only before `--`, because the command begins after `--`.
 fn refused(error: &clap::Error) -> ExitCode {
     let is_json =
         std::env::args_os().skip(1).take_while(|arg| arg != "--").any(|arg| arg == "--json");

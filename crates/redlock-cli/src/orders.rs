@@ -12,7 +12,8 @@ use redlock_client::clock::Moment;
 pub(crate) struct Start {
     pub(crate) command: Vec<OsString>,
     pub(crate) environment: Vec<(String, String)>,
-    /// Signals that were blocked when the runner was started. A watchdog blocks more.
+    /// The signals that were blocked when the runner was started. A watchdog blocks more signals,
+    /// and the command must get this set back.
     pub(crate) blocked: Vec<i32>,
 }
 
@@ -23,7 +24,7 @@ pub(crate) enum Order {
     Start(Start),
     /// Kill the command at this moment.
     Until(Moment),
-    /// Exit; remaining processes may stay.
+    /// Exit, even if processes of the command are left.
     Done,
 }
 
@@ -49,8 +50,8 @@ impl std::fmt::Display for Order {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Start(Start { command, environment, blocked }) => {
-                // Arguments need not be UTF-8. Each byte becomes a character, and JSON escapes line
-                // breaks.
+                // Arguments need not be UTF-8. So each byte becomes one character, and JSON escapes
+                // line breaks.
                 let text = |word: &OsString| {
                     word.as_bytes().iter().copied().map(char::from).collect::<String>()
                 };
@@ -106,7 +107,8 @@ impl FromStr for Report {
     fn from_str(line: &str) -> Result<Self, ()> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let number = || rest.parse().map_err(|_| ());
-        // Group 0 would be the runner's own, and 1 would signal every process.
+        // A signal to group 0 would reach the runner's own group, and a signal to group 1 would
+        // reach every process.
         let pid = || number().and_then(|pid: i32| if pid > 1 { Ok(pid) } else { Err(()) });
         match word {
             "inner" => Ok(Self::Inner(pid()?)),

@@ -17,7 +17,7 @@ pub(crate) enum ExitOutcome {
     /// The command under the lock has ended with this code.
     Ended(u8),
     Usage(String),
-    /// Somebody else holds the lock; with the exit code.
+    /// Somebody else holds the lock. The number is the exit code.
     Held(String, u8),
     Unavailable(String),
     Denied(String),
@@ -26,7 +26,8 @@ pub(crate) enum ExitOutcome {
 }
 
 impl ExitOutcome {
-    /// The codes of sysexits.h, and 79 for a lost lock, which sysexits.h has no code for.
+    /// The codes are those of sysexits.h. A lost lock has 79, because sysexits.h has no code for
+    /// it.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Done => 0,

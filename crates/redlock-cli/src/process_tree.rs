@@ -1,8 +1,9 @@
 //! The processes of a command: the descendants of its watchdogs, and the members of its cgroup, if
-//! any. The watchdogs are child subreapers, so they become the parents of orphans below them.
+//! any. The watchdogs are child subreapers: if a process below a watchdog loses its parent, the
+//! watchdog becomes its parent.
 //!
-//! Out of reach are processes that others start for the command (docker, systemd-run). Without a
-//! cgroup, so are processes of another user.
+//! Two kinds of processes are out of reach: those that another program starts for the command
+//! (docker, systemd-run) and, without a cgroup, those of another user.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process_group};
@@ -15,12 +16,12 @@ use crate::processes::{Process, descendants, others_are_hidden};
 pub(crate) struct ProcessTree {
     /// The command's process group.
     pub(crate) group: Option<Pid>,
-    /// Whether the command has ended. The group's id may be reused then.
+    /// Whether the command has ended. After that, the id of its group may be reused.
     pub(crate) has_ended: bool,
     pub(crate) cgroup: Option<Cgroup>,
-    /// The processes whose descendants are the command's; empty means this process.
+    /// The processes whose descendants belong to the command. Empty means this process.
     pub(crate) roots: Vec<Process>,
-    /// Watchdogs among the descendants, which are not the command's.
+    /// The watchdogs among those descendants, which do not belong to the command.
     pub(crate) watchdogs: Vec<Process>,
 }
 
@@ -39,8 +40,8 @@ impl ProcessTree {
         }
     }
 
-    /// Signals each process once. A process that is being started may be missed until the next
-    /// call.
+    /// Signals each process once. A process that is just being started may be missed; the next call
+    /// finds it.
     pub(crate) fn signal_all(&self, signal: Signal) {
         let whole_group = self.group.filter(|_| !self.has_ended);
         if let Some(group) = whole_group {
@@ -57,14 +58,15 @@ impl ProcessTree {
             .for_each(|member| member.signal(signal));
     }
 
-    /// Signals and continues all processes. A stopped process would keep the signal pending, and
-    /// the lock held.
+    /// Signals and continues all processes. A process that stays stopped would not handle the
+    /// signal, and the lock would stay held.
     pub(crate) fn end_all(&self, signal: Signal) {
         self.signal_all(signal);
         self.signal_all(Signal::CONT);
     }
 
-    /// Whether a process is left in the group, even one that may not be signalled.
+    /// Whether a process is left in the command's group, even a process that redlock may not
+    /// signal.
     pub(crate) fn has_group(&self) -> bool {
         let Some(group) = self.group else { return false };
         if self.members().iter().any(|member| member.is_in(group)) {
@@ -73,12 +75,13 @@ impl ProcessTree {
         match test_kill_process_group(group) {
             Err(Errno::SRCH) => false,
             Err(_) => true,
-            // Zombies, or hidden processes.
+            // The group has only zombies, or processes that /proc hides.
             Ok(()) => others_are_hidden(),
         }
     }
 
-    /// Whether a visible process is left. Only watchdogs without children prove that none is.
+    /// Whether a process is left, as far as /proc shows. Proof that no process is left comes only
+    /// from watchdogs that have no children any more.
     pub(crate) fn is_left(&self) -> bool {
         self.has_group()
             || !self.members().is_empty()

@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them, and signals to one of them.
+//! Reads processes from `/proc`, and sends a signal to one of them.
 
 use std::collections::HashSet;
 
@@ -10,12 +10,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 pub(crate) struct Process {
     pub(crate) pid: Pid,
     state: char,
-    /// 0 if the parent cannot be seen.
+    /// The process id of the parent; 0 if the parent cannot be seen.
     parent: i32,
     group: i32,
-    /// Including the first thread, also when that has ended.
+    /// The number of threads. The first thread counts even after it has ended.
     threads: u32,
-    /// In ticks since boot. Process id and start together identify a process.
+    /// The start of the process, in clock ticks since boot. Process id and start together identify
+    /// a process.
     start: u64,
 }
 
@@ -32,8 +33,8 @@ impl Process {
         Self::parse(pid, &stat)
     }
 
-    /// The fields behind the name, which may hold any character: state, parent, group, 14 more,
-    /// threads, one more, start.
+    /// Parses `/proc/PID/stat`. The name of the process may hold any character. The fields behind
+    /// the name are: state, parent, group, 14 more, threads, one more, start.
     fn parse(pid: Pid, stat: &str) -> Option<Self> {
         let mut fields = stat.rsplit_once(") ")?.1.split(' ');
         let state = fields.next()?.chars().next()?;
@@ -43,7 +44,8 @@ impl Process {
         Some(Self { pid, state, parent, group, threads, start: fields.nth(1)?.parse().ok()? })
     }
 
-    /// Whether both are the same process, and not another one with the same id.
+    /// Whether both are the same process, and not two processes that had the same id one after the
+    /// other.
     pub(crate) fn is(&self, other: &Self) -> bool {
         (self.pid, self.start) == (other.pid, other.start)
     }
@@ -52,14 +54,14 @@ impl Process {
         Self::read(self.pid).is_some_and(|now| now.is(self))
     }
 
-    /// Sends a signal to this process, and to no later one with its id.
+    /// Sends a signal to this process, but never to a later process with the same id.
     pub(crate) fn signal(&self, signal: Signal) {
         let pidfd = pidfd_open(self.pid, PidfdFlags::empty());
         if !self.is_still_there() {
             return;
         }
         let sent = pidfd.and_then(|pidfd| pidfd_send_signal(&pidfd, signal));
-        // Linux before 5.3 lacks these calls, and a seccomp filter may refuse them.
+        // Linux before 5.3 lacks the pidfd calls, and a seccomp filter may refuse them.
         if sent.is_err_and(|error| error != Errno::SRCH) {
             let _ = kill_process(self.pid, signal);
         }
@@ -76,12 +78,14 @@ impl Process {
     }
 }
 
-/// Whether other users' processes are hidden (`hidepid` of /proc). Then process 1 cannot be seen.
+/// Whether /proc hides the processes of other users (`hidepid`). If so, it also hides process 1,
+/// which this reads.
 pub(crate) fn others_are_hidden() -> bool {
     Process::read(Pid::INIT).is_none()
 }
 
-/// All descendants of some processes. They may include those processes themselves.
+/// All descendants of some processes. If one of those processes descends from another one, it is
+/// included.
 pub(crate) fn descendants(all: &[Process], of: impl IntoIterator<Item = Pid>) -> HashSet<Pid> {
     let mut found = HashSet::new();
     let mut parents: Vec<i32> = of.into_iter().map(Pid::as_raw_pid).collect();

@@ -1,8 +1,8 @@
-//! `redlock run`: a command under a lock.
+//! `redlock run`, the runner: runs a command under a lock.
 //!
-//! The command has its own process group, and descends from the watchdogs with all of its
-//! processes. None of them is left when the lock may expire. If the lock was taken away, the next
-//! extension reports it, and the processes have the grace:
+//! The command has its own process group, and all of its processes descend from the watchdogs. No
+//! process of the command is left when the lock may expire. If the lock was taken away, the next
+//! extension reports that. Then the processes have a grace period to stop:
 //!
 //! ```text
 //!        stop signal to all         KILL by the runner  KILL by the watchdogs
@@ -10,13 +10,14 @@
 //!               lost           grace         │      150 ms       │ a sixth  │ deadline
 //! ```
 //!
-//! The watchdogs have a sixth of the TTL, 250 ms at least and 1 s at most. On a machine with eight
-//! times as many busy processes as processors, a watchdog was seen to wake 0.7 s late.
+//! The watchdogs kill a sixth of the TTL before the deadline, at least 250 ms and at most 1 s
+//! before it. They need this margin because they may wake late: on a machine with eight times as
+//! many busy processes as processors, a watchdog woke 0.7 s late.
 //!
-//! Any two of the runner and its watchdogs may be killed or stopped: the third kills the rest. A
-//! command that ends by itself may leave a daemon behind: only its process group is stopped then.
-//! While the machine sleeps, nothing is stopped; an overdue kill happens within 250 ms of its
-//! wake-up.
+//! If any two of the runner and its two watchdogs are killed or stopped, the third one kills the
+//! command's processes. A command that ends by itself may leave a daemon behind: then only the
+//! command's process group is stopped. While the machine sleeps, nothing is stopped. An overdue
+//! kill happens within 250 ms after the machine wakes up.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -40,20 +41,21 @@ use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
 use crate::watchdogs::{WatchdogEvent, Watchdogs};
 
-/// How long before the deadline the watchdogs kill: at least the first, at most the second.
+/// How long before the deadline the watchdogs kill: at least the first time, and at most the
+/// second.
 const WATCHDOG_MARGIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 /// The runner kills this long before the watchdogs.
 const RUNNER_MARGIN: Duration = Duration::from_millis(150);
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
-/// The time that the group's processes have to stop after the command ended by itself.
+/// The time that the other processes have to stop after the command has ended by itself.
 const LEFTOVERS_STOP_WITHIN: Duration = Duration::from_secs(2);
-/// How long a release is tried; the lock then ends with its TTL.
+/// How long a release is tried. If it fails, the lock ends with its TTL.
 const RELEASE: Duration = Duration::from_secs(5);
-/// The time before the holder is first reported, and the interval of checking.
+/// The time before the holder is first reported, and between two checks of the holder.
 const HOLDER_INTERVAL: Duration = Duration::from_secs(2);
-/// The interval of checking processes.
+/// How often the command's processes are checked while they end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
-/// Killed processes are gone within this time.
+/// How long killed processes may take to be gone.
 const KILLED_WITHIN: Duration = Duration::from_millis(250);
 
 pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> ExitOutcome {
@@ -70,7 +72,8 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     let mut signals =
         Signals::new().map_err(|error| ExitOutcome::Failed(format!("signals: {error}")))?;
     let cgroup = Cgroup::create();
-    // Started before the lock is acquired: a machine without free processes must not hold it.
+    // The watchdogs are started before the lock is acquired. So a machine that can start no process
+    // never holds the lock.
     let watchdogs = Watchdogs::start(cgroup.as_ref(), is_json).await;
     let watchdogs =
         watchdogs.map_err(|error| ExitOutcome::Failed(format!("the watchdog: {error}")))?;
@@ -91,8 +94,8 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
         cgroup.remove();
     }
     if is_left {
-        // The watchdogs go on trying for a while. The lock is not released while a process still
-        // works.
+        // The watchdogs go on killing for a while. The lock is not released, because a process may
+        // still work under it.
         report_event(
             is_json,
             "not_stopped",
@@ -136,8 +139,8 @@ impl Margins {
         let [shortest, longest] = WATCHDOG_MARGIN;
         let watchdogs = (ttl / 6).clamp(shortest, longest);
         let margins = Self { grace: grace.unwrap_or(default), watchdogs };
-        // The guard extends at a third of the TTL, and needs as much time again for failed tries.
-        // It also refuses a margin of exactly half the TTL.
+        // The guard extends the lock after a third of the TTL, and needs about as much time again
+        // for tries that fail. The guard also refuses a margin of exactly half the TTL.
         let limit = ttl / 2;
         if margins.all() < limit {
             return Ok(margins);
@@ -167,7 +170,7 @@ impl Margins {
         self.watchdogs + RUNNER_MARGIN
     }
 
-    /// A lock counts as lost this long before its deadline.
+    /// The sum of all margins. A lock counts as lost this long before its deadline.
     fn all(&self) -> Duration {
         self.grace + self.runner()
     }
@@ -190,7 +193,8 @@ async fn run_command(
     let group = match watchdogs.run(start(guard, &run.command)).await {
         Ok(group) => group,
         Err(error) => {
-            // A watchdog that is stopped now may start the command when it is continued.
+            // Perhaps the inner watchdog is only stopped. Then it would start the command later,
+            // when somebody continues it. So both watchdogs are ended.
             let tree = watchdogs.tree(None, cgroup);
             let text = format!("{}: {error}", run.command[0].display());
             return (ExitOutcome::Failed(text), !watchdogs.clear(&tree).await);
@@ -201,7 +205,7 @@ async fn run_command(
     let mut deadlines = guard.deadlines();
     let mut lost: Option<Loss> = None;
     let status = loop {
-        // `biased`: events in the order of their urgency.
+        // `biased` handles events in the order of their urgency.
         tokio::select! {
             biased;
             event = watchdogs.next_event() => match event {
@@ -217,8 +221,8 @@ async fn run_command(
             loss = guard.lost(), if lost.is_none() => {
                 let text = format!("the lock is lost: {}", lost.insert(loss));
                 if kills {
-                    // Somebody else may hold the lock already, so the grace is all the time that is
-                    // left.
+                    // Somebody else may hold the lock already, so the processes get no more time
+                    // than the grace.
                     let limit = guard.deadline() - margins.runner();
                     let end = (Moment::now() + margins.grace).min(limit);
                     ending.ask();
@@ -241,7 +245,8 @@ async fn run_command(
     };
     drop(terminal);
     ending.tree.has_ended = true;
-    // A signal from a terminal reaches only the command's process group.
+    // A signal from a terminal reaches only the command's process group, so its other descendants
+    // must be stopped too.
     ending.takes_all |= status.is_none_or(was_ended);
     let is_left = !stop_leftovers(&ending, watchdogs, is_json).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
@@ -259,7 +264,8 @@ fn stop_reason(event: &WatchdogEvent) -> (&'static str, &'static str) {
     }
 }
 
-/// The outcome. `lost` is `None` where a loss does not end the command.
+/// The outcome of `redlock run`. `lost` is `None` if a loss does not end the command (`--on-lost
+/// warn`).
 fn outcome(
     guard: &Guard,
     lost: Option<Loss>,
@@ -278,8 +284,8 @@ fn outcome(
     }
 }
 
-/// Waits while `is_so` holds, until `end` at the latest. It polls, because the kernel reports only
-/// a process's own children.
+/// Waits while `is_so` holds, until `end` at the latest. This polls, because the kernel reports to
+/// a process only the ends of its own children.
 async fn wait_while(is_so: impl Fn() -> bool, end: Moment) {
     while is_so() && !end.has_passed() {
         tokio::time::sleep(CHECK_INTERVAL).await;
@@ -291,8 +297,8 @@ fn code(status: ExitStatus) -> u8 {
     status.code().map_or_else(|| 128 + status.signal().unwrap_or(0) as u8, |code| code as u8)
 }
 
-/// Whether a signal ended the command. Programs that catch HUP, INT, QUIT or TERM exit with 128
-/// plus its number. Other codes above 128 are the program's own.
+/// Whether a signal ended the command. Programs that catch HUP, INT, QUIT or TERM usually exit with
+/// 128 plus the number of the signal. Other codes above 128 are the program's own.
 fn was_ended(status: ExitStatus) -> bool {
     status.signal().is_some() || matches!(status.code(), Some(129 | 130 | 131 | 143))
 }
@@ -313,7 +319,8 @@ fn start(guard: &Guard, command: &[OsString]) -> Start {
     Start { command: command.to_vec(), environment: environment.into(), blocked }
 }
 
-/// `__exec`: becomes the command, which dies with the watchdog that started it.
+/// `redlock __exec`: this process becomes the command, which dies with the watchdog that started
+/// it.
 pub(crate) fn become_command(
     parent: i32,
     cgroup: Option<PathBuf>,
@@ -322,7 +329,7 @@ pub(crate) fn become_command(
     is_json: bool,
 ) -> ExitCode {
     let dies_with_parent = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    // The parent may have died before that call.
+    // The parent may have died before that call, and then its death sends no signal.
     if dies_with_parent.is_err() || getppid() != Pid::from_raw(parent) {
         return ExitCode::from(70);
     }
@@ -352,11 +359,11 @@ struct Ending {
     tree: ProcessTree,
     /// The signal that asks the command to stop.
     stop: Signal,
-    /// Whether to stop all descendants. A command that ends by itself may leave a daemon behind;
-    /// one that was asked to end may not.
+    /// Whether to stop all descendants. A command that ends by itself may leave a daemon behind. A
+    /// command that was asked to end may not.
     takes_all: bool,
-    /// Whether the stop signal was sent. Many programs drop their work at a second one, so only the
-    /// user sends it twice.
+    /// Whether the stop signal was sent. Many programs drop their work at a second stop signal, so
+    /// only the user may send it a second time.
     is_asked: bool,
     /// Whether the grace is over, so that remaining processes are killed.
     had_grace: bool,
@@ -374,8 +381,8 @@ impl Ending {
         }
     }
 
-    /// Waits for the end of all processes until `end`, then kills them. Returns the command's
-    /// status if known.
+    /// Waits until `end` for all processes to stop, and then kills those that are left. Returns the
+    /// command's status if it is known.
     async fn grace(&mut self, watchdogs: &mut Watchdogs, end: Moment) -> Option<ExitStatus> {
         self.had_grace = true;
         let mut status = None;
@@ -406,8 +413,8 @@ impl Ending {
     }
 }
 
-/// Stops the processes that would go on without the lock: all of them, or those in the group.
-/// Returns whether none is left.
+/// Stops the processes that would go on without the lock: all of the command's processes, or only
+/// those in its process group. Returns whether no such process is left.
 async fn stop_leftovers(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> bool {
     let tree = &ending.tree;
     let all = ending.takes_all;

@@ -18,11 +18,12 @@ const FORWARDED: [(SignalKind, Signal); 6] = [
 
 /// A signal that this process has received.
 pub(crate) enum Event {
-    /// A signal from a user or program, to be passed on.
+    /// A signal that a user or a program has sent, to be passed on to the command.
     Asked(Signal),
-    /// The kernel reports a change of a child.
+    /// The kernel reports that a child has ended or stopped.
     ChildChanged,
-    /// The kernel reports that a process in our group has no right to the terminal.
+    /// The kernel reports that a process in our process group has tried to use the terminal while
+    /// another group has it.
     TerminalWanted,
 }
 
@@ -58,7 +59,7 @@ impl Signals {
             if let Some(signal) = asked {
                 return Poll::Ready(Event::Asked(signal));
             }
-            // Each is polled, so that each can wake this task.
+            // Both signals are polled, so that both can wake this task.
             let wanted = self
                 .terminal
                 .iter_mut()
@@ -81,8 +82,8 @@ impl Signals {
     }
 }
 
-/// Bits of the signals that this process was started to ignore, as `nohup` does. The command
-/// inherits them.
+/// Bits of the signals that this process was started to ignore, for example by `nohup`. redlock
+/// does not handle these signals, so the command inherits that they are ignored.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,7 +1,8 @@
 //! Writes standard error without ever blocking the program.
 //!
-//! A pipe that nobody reads is full after 64 KiB, and a write to it blocks for ever. So a thread of
-//! its own writes. A line that finds the queue full is dropped, because nobody reads.
+//! A pipe that nobody reads is full after 64 KiB, and a further write to it blocks for ever. So a
+//! separate thread writes the lines from a queue. If the queue is full, nobody reads, and further
+//! lines are dropped.
 
 use std::io::Write;
 use std::sync::LazyLock;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::SigSet;
 
-/// Lines that may wait.
+/// The limit on lines that wait to be written.
 const QUEUE_LINES: usize = 64;
 /// How long the program waits for pending lines at its end.
 const LONGEST_FLUSH: Duration = Duration::from_secs(1);
@@ -31,7 +32,8 @@ static QUEUE: LazyLock<Option<SyncSender<Message>>> = LazyLock::new(|| {
 });
 
 fn write_all(messages: &Receiver<Message>) {
-    // A terminal may stop a background process that writes to it (`stty tostop`).
+    // All signals are blocked, because a terminal may stop a background process that writes to it
+    // (`stty tostop`).
     let _ = SigSet::all().thread_block();
     for message in messages {
         match message {
@@ -47,7 +49,7 @@ pub(crate) fn write(line: String) {
     let _ = QUEUE.as_ref().map(|queue| queue.try_send(Message::Line(line)));
 }
 
-/// Waits until everything is written, at most a second.
+/// Waits until all queued lines are written, but at most 1 s.
 pub(crate) fn flush() {
     let Some(queue) = LazyLock::get(&QUEUE).and_then(Option::as_ref) else { return };
     let end = Instant::now() + LONGEST_FLUSH;

@@ -8,9 +8,11 @@ use rustix::fs::{FileType, fstat};
 use rustix::process::{Pid, Signal, getpgrp, kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
-/// Gives the terminal to the command while it runs, if it was ours. So an interrupt reaches the
-/// command, and it may read. In a pipeline the terminal goes to the process that asks for it: the
-/// kernel stops a process that uses it without the right.
+/// If the terminal belongs to redlock's process group, gives it to the command's group while the
+/// command runs. So an interrupt from the keyboard reaches the command, and the command may read
+/// the terminal. In a pipeline, the terminal goes to the process that asks for it: the kernel stops
+/// a process that uses the terminal while another group has it, and redlock then hands the terminal
+/// over and continues that process.
 pub(crate) struct Terminal {
     /// `None` without a terminal.
     terminal: Option<File>,
@@ -20,11 +22,11 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn of(command: Pid) -> Self {
-        // Opened even if standard input is something else: a program that asks for a password reads
-        // from here.
+        // The terminal is opened even if standard input is something else, because a program that
+        // asks for a password reads from /dev/tty.
         let terminal = File::options().read(true).write(true).open("/dev/tty").ok();
         let terminal = Self { terminal, ours: getpgrp(), commands: command };
-        // In a pipeline the next process may want the terminal.
+        // In a pipeline, the process that reads our output may want the terminal.
         let is_piped = fstat(std::io::stdout())
             .is_ok_and(|out| FileType::from_raw_mode(out.st_mode) == FileType::Fifo);
         if std::io::stdin().is_terminal() && !is_piped {
@@ -33,8 +35,8 @@ impl Terminal {
         terminal
     }
 
-    /// Gives the terminal to a command that was stopped for it, and continues the command. Returns
-    /// whether it has the terminal.
+    /// Gives the terminal to a command that was stopped because it used the terminal, and continues
+    /// the command. Returns whether the command has the terminal.
     pub(crate) fn give(&self) -> bool {
         let is_given = self.belongs_to(self.commands) || self.pass(self.ours, self.commands);
         if is_given {
@@ -43,8 +45,8 @@ impl Terminal {
         is_given
     }
 
-    /// Gives the terminal to a process of our pipeline that was stopped for it, and continues the
-    /// process.
+    /// Gives the terminal to a process of our pipeline that was stopped because it used the
+    /// terminal, and continues the process.
     pub(crate) fn take_back(&self) {
         if self.pass(self.commands, self.ours) {
             let _ = kill_process_group(self.ours, Signal::CONT);
@@ -61,7 +63,8 @@ impl Terminal {
         let Some(terminal) = self.terminal.as_ref().filter(|_| self.belongs_to(from)) else {
             return false;
         };
-        // The kernel stops a background process for this call, unless it blocks the signal.
+        // The kernel stops a background process that makes this call, unless the process blocks
+        // SIGTTOU.
         let blocked = SigSet::from(SIGTTOU);
         let is_passed = blocked.thread_block().is_ok() && tcsetpgrp(terminal, to).is_ok();
         let _ = blocked.thread_unblock();

@@ -4,12 +4,14 @@
 //!  redlock run ── watchdog ── watchdog ── command
 //! ```
 //!
-//! Both watchdogs are the same program. The runner starts the outer one, the outer one starts the
-//! inner one, and the inner one starts the command. The runner writes to both. Each of the three is
-//! a child subreaper, and so becomes the parent of orphans below it; the runner only if it began
-//! without children. If any two are killed or stopped, the third still finds all processes of the
-//! command. A watchdog kills them at the deadline, and when its orders end without `done`: then the
-//! runner is gone. It exits when the kernel reports that it has no children left.
+//! Both watchdogs are the same program. The runner (`redlock run`) starts the outer watchdog, the
+//! outer one starts the inner one, and the inner one starts the command. The runner sends orders to
+//! both. Each of the three is a child subreaper: if a process below it loses its parent, the
+//! subreaper becomes the parent. The runner is a subreaper only if it began without children. So if
+//! any two of the three are killed or stopped, the third still finds all processes of the command.
+//! A watchdog kills these processes at the deadline. It also kills them when the connection to the
+//! runner closes without the order `done`, because then the runner is gone. After that it exits as
+//! soon as the kernel reports that it has no children left.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -32,18 +34,20 @@ use crate::orders::{Order, Report, Start};
 use crate::process_tree::ProcessTree;
 use crate::processes::Process;
 
-/// The longest sleep. Timers stand still while the machine sleeps.
+/// The longest sleep of a watchdog. Timers stand still while the machine is suspended. So after a
+/// wake-up, a watchdog notices at most this late that the deadline has passed.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
-/// The interval of checking killed processes.
+/// How often killed processes are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// How long a watchdog tries to kill processes.
+/// How long a watchdog without a runner tries to kill processes before it exits.
 const KILL_FOR: Duration = Duration::from_secs(10);
-/// The inner watchdog exits within this time after `done`.
+/// How long the outer watchdog waits for the inner one to exit after `done`.
 const EXITS_WITHIN: Duration = Duration::from_secs(1);
-/// File descriptors in one message of the runner, at most.
+/// The limit on file descriptors in one message of the runner.
 pub(crate) const MAX_FDS: usize = 3;
 
-/// This program, even if its file was replaced meanwhile.
+/// The path of this program. It starts this very program even if the program's file was replaced
+/// meanwhile.
 pub(crate) fn this_program() -> io::Result<PathBuf> {
     let running = Path::new("/proc/self/exe");
     if running.exists() { Ok(running.into()) } else { std::env::current_exe() }
@@ -58,20 +62,22 @@ pub(crate) fn command(
     let mut command = Command::new(this_program()?);
     command.arg0("redlock").args(is_json.then_some("--json")).arg("__watchdog");
     command.args(cgroup.map(|cgroup| [Path::new("--cgroup"), cgroup.path()]).into_iter().flatten());
-    // Its own group, so that an interrupt at the terminal spares it. No output, so that no reader
-    // of a pipe waits for it.
+    // The watchdog has its own process group, so that an interrupt at the terminal spares it. It
+    // has no output, so that a reader of our pipe does not wait for the watchdog to close it.
     command.stdin(orders).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     Ok(command)
 }
 
 pub(crate) fn main(cgroup: Option<PathBuf>, is_json: bool) -> ExitCode {
-    // Blocks also the signals that the kernel sends to an orphaned group of stopped processes.
+    // All signals but SIGCHLD are blocked, also those that the kernel sends to an orphaned process
+    // group with stopped processes.
     let mut blocked = nix::sys::signal::SigSet::all();
     blocked.remove(nix::sys::signal::SIGCHLD);
     if blocked.thread_block().is_err() || set_child_subreaper(Some(getpid())).is_err() {
         return ExitCode::FAILURE;
     }
-    // One thread, because the kernel kills a command with the thread that started it.
+    // The runtime has one thread, the main thread. The command dies when the thread that started it
+    // ends, so no other thread may start it.
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
     };
@@ -90,7 +96,8 @@ enum Role {
         inner: Pid,
         has_ended: bool,
     },
-    /// With the command's standard input, output and error until it is started.
+    /// The inner watchdog holds the command's standard input, output and error until the command is
+    /// started.
     Inner {
         stdio: Option<[OwnedFd; 3]>,
     },
@@ -128,8 +135,8 @@ impl Watchdog {
                 (Role::Outer { inner, has_ended: false }, Report::Inner(inner.as_raw_pid()))
             }
         };
-        // The outer watchdog spares the inner one, which kills the same processes. The outer one
-        // may be stopped just after it has killed the inner one.
+        // The outer watchdog spares the inner one, which kills the same processes. If the outer one
+        // killed the inner one and was then stopped, no watchdog would be left to kill the rest.
         let watchdogs = match role {
             Role::Outer { inner, .. } => Process::read(inner).into_iter().collect(),
             Role::Inner { .. } => Vec::new(),
@@ -143,11 +150,13 @@ impl Watchdog {
         Ok(watchdog)
     }
 
-    /// Watches until `done`, or until no process of a gone runner's command is left.
+    /// Watches until the order `done`. If the runner is gone, kills the command's processes until
+    /// none is left.
     async fn watch(mut self) -> ExitCode {
         loop {
             self.reap();
-            // Repeated until the runner is gone, to catch a process that was being started.
+            // After the deadline the kill is repeated for as long as the runner lives, to catch a
+            // process that was just being started.
             let sleep = match self.until {
                 Some(until) if until.has_passed() => {
                     if self.kill() && self.tree.is_left() {
@@ -194,7 +203,8 @@ impl Watchdog {
         false
     }
 
-    /// Starts the command in a process group of its own. Returns its id, which is also the group's.
+    /// Starts the command in a process group of its own. Returns the command's process id, which is
+    /// also the id of the group.
     fn start(&mut self, start: &Start) -> io::Result<Pid> {
         let Role::Inner { stdio } = &mut self.role else {
             return Err(io::Error::other("only the inner watchdog starts the command"));
@@ -218,7 +228,8 @@ impl Watchdog {
         Ok(group)
     }
 
-    /// Reaps ended children, and reports the one that matters.
+    /// Reaps ended children. Reports a change of the inner watchdog (from the outer one) or of the
+    /// command (from the inner one).
     fn reap(&mut self) {
         let changed = loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -233,7 +244,8 @@ impl Watchdog {
         match &mut self.role {
             Role::Outer { inner, has_ended } if *inner == pid => {
                 *has_ended |= !status.stopped();
-                // The inner watchdog is no longer spared: a stopped process never exits by itself.
+                // From now on the inner watchdog is killed with the rest, because a stopped process
+                // never exits by itself.
                 self.tree.watchdogs.clear();
                 self.send_report(&Report::Gone);
             }
@@ -271,7 +283,7 @@ impl Watchdog {
         self.exit()
     }
 
-    /// Exits, the outer watchdog after the inner one.
+    /// Exits. The outer watchdog first waits for the inner one to exit.
     async fn exit_last(mut self) -> ExitCode {
         let end = Moment::now() + EXITS_WITHIN;
         while matches!(self.role, Role::Outer { has_ended: false, .. }) && !end.has_passed() {
@@ -281,7 +293,7 @@ impl Watchdog {
         self.exit()
     }
 
-    /// The exit code reports whether a process is left below.
+    /// Exits. The exit code reports whether a process is left below this watchdog.
     fn exit(&self) -> ExitCode {
         if let Some(cgroup) = &self.tree.cgroup {
             cgroup.remove();
@@ -289,8 +301,8 @@ impl Watchdog {
         if self.is_childless { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    /// Sends a report without blocking. A runner that does not read is stopped, and then the report
-    /// is lost; a running one also sees the end of the command itself.
+    /// Sends a report without blocking. If the socket is full, the runner does not read because it
+    /// is stopped, and the report is lost.
     fn send_report(&self, report: &Report) {
         let report = report.to_string();
         let _ = rustix::net::send(

@@ -24,13 +24,14 @@ use crate::process_tree::ProcessTree;
 use crate::processes::Process;
 use crate::watchdog::{self, MAX_FDS};
 
-/// How long a watchdog may take to start, and to start the command.
+/// How long both watchdogs may take to start, and then the inner one to start the command.
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
-/// Killed processes are gone within this time, and watchdogs that were sent `done`.
+/// How long killed processes may take to be gone, and watchdogs to exit after `done`.
 const GONE_WITHIN: Duration = Duration::from_secs(1);
-/// A watchdog that has not exited by then counts as stopped.
+/// After its connection is closed, a watchdog that has not exited within this time counts as
+/// stopped.
 const EXITS_WITHIN: Duration = Duration::from_millis(100);
-/// The interval of checking processes.
+/// How often processes are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An event while the command runs.
@@ -59,7 +60,8 @@ impl Channel {
     /// Sends an order without blocking. Returns whether the socket took it.
     fn send(&self, order: &Order) -> bool {
         let text = order.to_string();
-        // Bypasses the runtime, which reports a socket as writable only after it has polled.
+        // The order bypasses the runtime, which reports a socket as writable only after it has
+        // polled the socket.
         let socket: &tokio::net::UnixStream = self.orders.as_ref();
         let written =
             rustix::net::send(socket, text.as_bytes(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -138,7 +140,8 @@ impl Watchdogs {
             [&self.outer, &self.inner].map(|channel| channel.send(&order)).contains(&false);
     }
 
-    /// Has the inner watchdog start the command. Returns its id, which is also its group's.
+    /// Orders the inner watchdog to start the command. Returns the command's process id, which is
+    /// also the id of its process group.
     pub(crate) async fn run(&mut self, start: Start) -> io::Result<Pid> {
         self.reap();
         if self.children.is_broken {
@@ -158,7 +161,7 @@ impl Watchdogs {
         started?.ok_or_else(|| io::Error::other("the watchdog has ended"))
     }
 
-    /// Waits for the next event. A lost watchdog is reported at every call.
+    /// Waits for the next event. Once a watchdog is gone, every call reports that.
     pub(crate) async fn next_event(&mut self) -> WatchdogEvent {
         while !self.children.is_broken {
             tokio::select! {
@@ -179,8 +182,8 @@ impl Watchdogs {
         WatchdogEvent::WatchdogGone
     }
 
-    /// Waits for the end of the command. `None` when its watchdog was killed: the kernel has then
-    /// killed the command.
+    /// Waits for the end of the command. `None` when the inner watchdog was killed: the kernel has
+    /// then killed the command.
     pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
         loop {
             if let Report::Ended(status) = self.inner.report().await? {
@@ -193,7 +196,8 @@ impl Watchdogs {
         self.children.reap();
     }
 
-    /// Ends the watchdogs, even if processes are left. Returns whether none is left.
+    /// Ends the watchdogs, even if processes of the command are left. Returns whether no process is
+    /// left.
     pub(crate) async fn done(self) -> bool {
         let Self { outer, inner, mut children } = self;
         for channel in [&outer, &inner] {
@@ -210,8 +214,8 @@ impl Watchdogs {
         children.is_childless()
     }
 
-    /// Kills all processes of the command. The watchdogs do the same when they lose their runner,
-    /// and exit. Returns whether no process is left.
+    /// Kills all processes of the command. Closes the connections to the watchdogs, which then do
+    /// the same and exit. Returns whether no process is left.
     pub(crate) async fn clear(self, tree: &ProcessTree) -> bool {
         let Self { outer, inner, mut children } = self;
         drop((outer, inner));
@@ -222,8 +226,9 @@ impl Watchdogs {
                 return true;
             }
             let is_late = (begin + GONE_WITHIN).has_passed();
-            // A stopped watchdog never exits. Until no process is left, each may be the only
-            // watchdog that survives.
+            // A stopped watchdog never exits by itself, so it is killed. But before time runs out,
+            // it is spared until no process of the command is left: if the runner is killed, it may
+            // be the only one that can kill the rest.
             let are_needless =
                 children.is_subreaper && (begin + EXITS_WITHIN).has_passed() && !tree.is_left();
             if is_late || are_needless {
@@ -240,8 +245,8 @@ impl Watchdogs {
 /// The children of the runner.
 #[derive(Debug)]
 struct Children {
-    /// Whether the runner is a subreaper: then all its children but the outer watchdog are the
-    /// command's.
+    /// Whether the runner is a subreaper. If so, all its children but the outer watchdog are
+    /// processes of the command.
     is_subreaper: bool,
     /// The outer and the inner watchdog.
     processes: [Process; 2],
@@ -250,15 +255,16 @@ struct Children {
     is_broken: bool,
 }
 
-/// Makes this process the parent of orphans below it. Returns false if it already has children,
-/// which could not be told from orphans: a shell with jobs may have become `redlock run`.
+/// Makes this process the parent of orphans below it. Does nothing and returns false if this
+/// process already has children, because a shell with jobs may have become `redlock run` by exec.
+/// Those jobs could not be distinguished from orphans of the command.
 fn become_subreaper() -> bool {
     let has_none = matches!(wait(WaitOptions::NOHANG), Err(Errno::CHILD));
     has_none && set_child_subreaper(Some(getpid())).is_ok()
 }
 
 impl Children {
-    /// Waits until a child has changed, or a moment has passed.
+    /// Waits until a child has changed, but at most [`CHECK_INTERVAL`].
     async fn changed(&mut self) {
         let _ = tokio::time::timeout(CHECK_INTERVAL, self.child_changed.recv()).await;
         self.reap();
@@ -277,8 +283,8 @@ impl Children {
         }
     }
 
-    /// Whether no process is left: by the kernel's report on this process's children, or by the
-    /// exit code of the outer watchdog.
+    /// Whether no process is left. A subreaper asks the kernel whether it has children; otherwise
+    /// the exit code of the outer watchdog shows it.
     fn is_childless(&mut self) -> bool {
         self.reap();
         match self.is_subreaper {

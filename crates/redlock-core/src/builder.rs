@@ -51,25 +51,28 @@ impl Redlock {
 
 impl RedlockBuilder {
     /// Redis masters by their addresses: `redis://[[user]:password@]host[:port][/database]`, or
-    /// `rediss://…` for TLS. Use 3 or 5 masters that share no machine. All processes must spell the
-    /// addresses alike.
+    /// `rediss://…` for TLS. Use 3 or 5 masters that share no machine. All processes must give the
+    /// same hosts and ports, because these identify the cluster. A process refuses a master that
+    /// bears the marker of another configuration.
     #[cfg(feature = "redis")]
     pub fn redis(self, urls: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self { nodes: Nodes::Redis(urls.into_iter().map(Into::into).collect()), ..self }
     }
 
-    /// The given number of masters inside this process. Their locks are visible to no other process
-    /// and end with this one.
+    /// The given number of masters inside this process. No other process sees their locks, and the
+    /// locks end when this process ends.
     pub fn embedded(self, count: usize) -> Self {
         Self { nodes: Nodes::Embedded(count), ..self }
     }
 
-    /// The limit, in bytes, of the keys of each embedded master. There is no limit by default.
+    /// Limits the memory that the keys of each embedded master take, in bytes. There is no limit by
+    /// default.
     pub fn embedded_memory(self, bytes: u64) -> Self {
         Self { embedded_memory: Some(bytes), ..self }
     }
 
-    /// Nodes that were made elsewhere, with the same settings.
+    /// Uses nodes that the caller has made. They must have been made with the settings of this
+    /// builder.
     pub fn nodes(self, nodes: Vec<Arc<dyn Node>>) -> Self {
         Self { nodes: Nodes::Given(nodes), ..self }
     }
@@ -80,19 +83,21 @@ impl RedlockBuilder {
     }
 
     /// The longest TTL anybody may ask for, 5 minutes by default. A master that lost its data does
-    /// not vote for this long plus `max_clock_skew` and 3 s, unless its locks are recovered.
+    /// not vote for `max_ttl` + `max_clock_skew` + 3 s. It votes earlier if its locks have been
+    /// recovered from the other masters.
     pub fn max_ttl(mut self, max_ttl: Ttl) -> Self {
         self.settings.max_ttl = max_ttl;
         self
     }
 
-    /// Stands before every lock name in its key, `lock:` by default.
+    /// The text before every lock name in its Redis key, `lock:` by default.
     pub fn key_prefix(mut self, key_prefix: impl Into<String>) -> Self {
         self.settings.key_prefix = key_prefix.into();
         self
     }
 
-    /// How long a round waits for a node, 50 ms by default.
+    /// How long a round waits for the nodes' answers, 50 ms by default. A round never waits longer
+    /// than a tenth of its TTL.
     pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
         self.settings.node_timeout = node_timeout;
         self
@@ -103,8 +108,9 @@ impl RedlockBuilder {
         Self { env, ..self }
     }
 
-    /// Declares that the masters have never been used, so that [`Redlock::bootstrap`] can end their
-    /// quarantine. For the very first start only.
+    /// Declares that the masters have never been used. New masters begin in quarantine, in which
+    /// they do not vote, and [`Redlock::bootstrap`] can end the quarantine only with this
+    /// declaration. Use it for the very first start of a cluster only.
     #[cfg(feature = "redis")]
     pub fn expecting_bootstrap(self, bootstrap: bool) -> Self {
         Self { bootstrap, ..self }
@@ -121,7 +127,7 @@ impl RedlockBuilder {
     ///
     /// # Errors
     /// [`SettingsError`] names the setting or address, its value (never a password) and the allowed
-    /// values. Nothing was started then.
+    /// values. If this returns an error, nothing was started.
     pub fn connect(self) -> Result<Redlock, SettingsError> {
         let Self { settings, env, .. } = self;
         let nodes = match self.nodes {

@@ -10,8 +10,8 @@ use crate::node::{Effect, Failure, Holding};
 /// The outcome of an operation that did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else holds the lock. The lock is being released on the nodes where this attempt set
-    /// it.
+    /// Somebody else holds the lock. A minority of nodes may have set the lock for this attempt; it
+    /// is being released there.
     #[error("the lock is held by somebody else")]
     Held(HeldBy),
     /// Extend or release: the lock does not exist (any more).
@@ -20,15 +20,16 @@ pub enum LockError {
     /// Extend or release: somebody else holds the lock.
     #[error("the lock is held by somebody else now")]
     NotHolder(HeldBy),
-    /// Too few nodes gave a usable answer. Nothing is held, and the lock is being released where it
-    /// was set.
+    /// Too few nodes gave a usable answer. Nothing is held. The lock is being released on the nodes
+    /// where this attempt set it.
     #[error("no majority of nodes could be reached: {}", Reports(.0))]
     NoQuorum(Vec<NodeReport>),
     /// Too few nodes answered to tell whether the lock was extended or released, or whether an
-    /// earlier request of the same owner holds it. The old deadline stands. Retrying is safe.
+    /// earlier request of the same owner holds it. The deadline from before the operation still
+    /// holds. Retrying is safe.
     #[error("the outcome is unknown: {}", Reports(.0))]
     Unknown(Vec<NodeReport>),
-    /// An earlier request of the same owner has held the lock for longer than is allowed.
+    /// An earlier request of the same owner has held the lock for longer than this request allows.
     #[error("held for {held:?} by an earlier request, and {max:?} is the limit")]
     HeldTooLong {
         /// Time since the lock was acquired.
@@ -47,7 +48,8 @@ pub enum LockError {
         /// The longest TTL of this cluster.
         max: Ttl,
     },
-    /// A tenth of this TTL, which bounds a round, is less than nearly all rounds take now.
+    /// A round may take a tenth of its TTL. At present, nearly all rounds take longer than a tenth
+    /// of this TTL.
     #[error(
         "a ttl of {} ms is too short: a tenth of it must cover a round, rounds take {round:?} \
          now, and {} ms would do",
@@ -61,8 +63,8 @@ pub enum LockError {
         /// A TTL that would do.
         least: Ttl,
     },
-    /// The limit of waiters is reached. The lock is held, or others wait for it already: a lock
-    /// that nobody waits for here was tried first.
+    /// A limit of waiters is reached. If nobody waited for the lock in this process, one attempt
+    /// was made before this error. So the lock is held, or others already wait for it.
     #[error("there are {max} {limit}, as many as are allowed")]
     TooManyWaiters {
         /// The limit.
@@ -119,15 +121,16 @@ pub struct HeldBy {
     /// The holder's fencing token, which shows when the lock was acquired; `None` when another
     /// client holds the lock.
     pub fencing: Option<FencingToken>,
-    /// The earliest time at which a majority can be free without a release; `None` when the lock
-    /// never expires.
+    /// The shortest time until a majority of nodes can be free without a release; `None` when the
+    /// lock never expires.
     pub expires_in: Option<Duration>,
-    /// A secret: half of the holder's token.
+    /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
+    /// lock.
     pub(crate) owner: Option<Owner>,
 }
 
 impl HeldBy {
-    /// Whether the owner of this token holds the lock, by any of its grants.
+    /// Whether the owner of this token holds the lock, by this grant or another one.
     pub fn is_of(&self, token: &LockToken) -> bool {
         self.owner.as_ref() == Some(token.owner())
     }

@@ -1,4 +1,4 @@
-//! A lock that is released on drop, for programs that use the locks they acquire.
+//! A lock that is released on drop, for programs that do the work under the lock themselves.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use crate::model::validity::Lease;
 use crate::operations::acquire::AcquireOptions;
 use crate::redlock::Redlock;
 
-/// An acquired lock, from [`Redlock::lock`]. The guard does not extend the lock, and nothing stops
-/// the holder at its deadline. Check [`LockGuard::validity`], and give [`LockGuard::fencing_token`]
-/// to the resource.
+/// An acquired lock, from [`Redlock::lock`]. The guard does not extend the lock by itself, and
+/// nothing stops the program when the validity ends. So check [`LockGuard::validity`] during the
+/// work, and send [`LockGuard::fencing_token`] to the resource that the lock protects.
 ///
 /// Dropping the guard releases the lock in the background. A process about to end must await
 /// [`LockGuard::release`], or [`Redlock::drained`] after the drop; otherwise the lock stays until
@@ -58,11 +58,12 @@ impl LockGuard {
         self.locks.validity(&self.lease)
     }
 
-    /// Extends the lock, see [`Redlock::extend`]. A third of the TTL is a good interval.
+    /// Extends the lock, see [`Redlock::extend`]. A good interval between extensions is a third of
+    /// the TTL.
     ///
     /// # Errors
-    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. After any other error the old
-    /// deadline stands.
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: the lock is gone, so stop work. After any
+    /// other error, the deadline from before this call still holds.
     pub async fn extend(&mut self, ttl: Ttl) -> Result<(), LockError> {
         self.lease = self.locks.extend(&self.name, &self.lease.token, ttl).await?;
         Ok(())
@@ -72,10 +73,12 @@ impl LockGuard {
     /// in the background.
     ///
     /// # Errors
-    /// [`LockError::Lost`] and [`LockError::NotHolder`]: the lock was gone before.
-    /// [`LockError::Unknown`]: nodes that did not answer are asked again in the background.
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: the lock was already gone before the
+    /// release. [`LockError::Unknown`]: nodes that did not answer are asked again in the
+    /// background.
     pub async fn release(mut self) -> Result<(), LockError> {
-        // The release is sent before the first await.
+        // The release is sent before the first await, so `Drop` need not send it if this future is
+        // dropped.
         self.is_released = true;
         self.locks.release(&self.name, &self.lease.token).await
     }

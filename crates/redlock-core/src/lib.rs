@@ -4,25 +4,27 @@
 //! # The algorithm on one page
 //!
 //! A lock is one key on each of N independent Redis masters. A node sets the key only if it is
-//! free, with a TTL, and with a value that nobody else can guess. The lock is *granted* when at
-//! least ⌊N/2⌋+1 of all configured nodes set the key and some of the TTL is left:
-//! `validity = ttl − elapsed − drift`. Any two majorities share a node. So there is one holder at a
-//! time, as long as holders stop at their deadline and nodes keep what they stored. This is the
-//! canonical text (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). This
-//! crate adds:
+//! free, with a TTL, and with a value that nobody else can guess. The lock is *granted* under two
+//! conditions. At least ⌊N/2⌋+1 of all configured nodes, a majority, have set the key. And the
+//! validity is above zero: `validity = ttl − elapsed − drift`, where `elapsed` is the time since
+//! the request began, and `drift` allows for clocks that run at different rates. Any two majorities
+//! share a node. So there is one holder at a time, as long as holders stop at their deadline and
+//! nodes keep what they stored. This is the canonical text
+//! (<https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>). This crate adds:
 //!
 //! - Every grant carries a *fencing token* T, larger than that of every earlier grant of the same
 //!   lock. A resource that refuses smaller tokens is safe even from a holder that slept through its
 //!   deadline (Kleppmann, "How to do distributed locking"). The token costs no extra round trip:
 //!   nodes keep the last T beside the lock and refuse smaller ones.
 //! - A failed, cancelled or timed-out attempt is released on every node that it may have reached.
-//!   The release has a deadline of its own, and leaves a tombstone against commands still in
-//!   flight.
+//!   The release has a deadline of its own, independent of the caller's. It leaves a tombstone on
+//!   each node, so that an acquire command still in flight cannot set the lock after the release.
 //! - A master that may have lost locks does not vote until those locks have ended or were recovered
 //!   from the other masters ([`node::eligibility`]).
-//! - An extension sets the lock again on masters that lost it.
-//! - Waiters stand in a queue. A release hands the lock to the next waiter in the same round trip.
-//! - Refused, impossible and unknown are different outcomes ([`LockError`]).
+//! - An extension that a majority has granted also sets the lock again on masters that lost it.
+//! - Waiters stand in a queue. A release hands the lock to the next waiter of the same process, in
+//!   the same round trip.
+//! - A refusal, a missing majority and an unknown outcome are different errors ([`LockError`]).
 //!
 //! [`safety`] states the promises, their assumptions and the evidence. [`architecture`] shows how a
 //! request passes through the modules, the states of a node, and a glossary.
@@ -51,12 +53,13 @@
 //! # }
 //! ```
 //!
-//! On real masters nothing else changes, except that new masters wait before they vote: see
-//! [`Redlock::bootstrap`] and [`Redlock::ready`]. The examples `embedded` and `redis` of this crate
-//! show what errors mean.
+//! The same code works on real masters, with one difference: a new master waits before it votes.
+//! See [`Redlock::bootstrap`] and [`Redlock::ready`]. The examples `embedded` and `redis` of this
+//! crate show what errors mean.
 //!
-//! A host that serves locks to others keeps no guards. Its clients hold a [`Lease`], whose token
-//! travels with them. To retry for a while:
+//! A server that serves locks to its own clients, such as a gateway, keeps no guards. It sends the
+//! token of a [`Lease`] to its client. The client sends the token back to extend or release the
+//! lock. To repeat a refused acquire for a while:
 //!
 //! ```
 //! # use redlock_core::*;
@@ -100,17 +103,18 @@
 //! | `cluster` | the first start, restarted masters, changes of the configuration | waiting |
 //! | `operations` | acquire, extend, release, inspect, list | Redis, HTTP |
 //! | `wait` | the queue of waiters of each lock, fairness between processes, the plan of a handoff | votes, nodes, [`Redlock`] |
-//! | `shared` | what all operations share | what they do with it |
+//! | `shared` | the state and the steps that all operations share | which operation uses them |
 //! | `round` | one question to all nodes, and what the votes say | what the answer is for |
-//! | `settings` | what a [`Redlock`] is made with, checked | what becomes of it |
+//! | `settings` | the settings of a [`Redlock`], and their check | how a [`Redlock`] uses them |
 //! | `model` | values and arithmetic: names, tokens, clocks, quorum, validity | nodes, tokio |
 //! | [`node`] | one master, in memory and on Redis | other nodes, quorum, retries |
 //! | [`error`] | outcomes | status codes |
 //!
 //! Each module imports only modules below it. No two modules import each other.
 //!
-//! Nothing here knows HTTP, serde or environment variables. No table of held locks is kept: the
-//! token travels with the client, so any process over the same nodes can extend or release.
+//! Nothing here knows HTTP, serde or environment variables. No table of held locks is kept. The
+//! client sends its token with each extension and release, so any process over the same nodes can
+//! carry them out.
 
 #![warn(missing_docs)]
 

@@ -1,7 +1,8 @@
 //! The facade: everything that a user of the library can do.
 //!
-//! Every call is safe to cancel. If a future is dropped, whatever its operation may have set is
-//! released, on a deadline of its own.
+//! Every call is safe to cancel. If the future of an acquire is dropped, every grant that it may
+//! have got is released in the background, on a deadline of its own. An extension or a release that
+//! has been sent goes on in the background.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::settings::{Env, Settings, SettingsError};
 use crate::shared::Shared;
 use crate::wait::{WaitRegistry, Waiting};
 
-/// The longest patience of a listing.
+/// The longest time that a listing may take, whatever its `patience`.
 const MAX_LISTING: Duration = Duration::from_secs(3600);
 
 /// Distributed locks over a fixed set of independent masters. Clones are cheap and share
@@ -54,13 +55,15 @@ impl Redlock {
         Ok(Self { shared, waiters })
     }
 
-    /// Tries to get the lock, without waiting for a holder. If contenders split the votes so that
-    /// nobody can have a majority, it tries again after a random pause longer than a round.
+    /// Tries to get the lock, and does not wait if somebody holds it. Contenders may split the
+    /// votes so that nobody can have a majority. Then this tries again, up to three times, each
+    /// time after a random pause longer than a round.
     ///
     /// # Errors
     /// [`LockError::Held`], [`LockError::NoQuorum`] (nothing is held then),
-    /// [`LockError::TtlTooLong`], [`LockError::TtlTooShort`]. A shared owner may also get
-    /// [`LockError::Unknown`] and [`LockError::HeldTooLong`].
+    /// [`LockError::TtlTooLong`], [`LockError::TtlTooShort`]. With
+    /// [`OwnerChoice::Shared`](crate::OwnerChoice::Shared) also [`LockError::Unknown`] and
+    /// [`LockError::HeldTooLong`].
     pub async fn acquire(
         &self,
         name: &LockName,
@@ -71,7 +74,8 @@ impl Redlock {
             .await
     }
 
-    /// Tries until the lock is granted or the policy is exhausted, and then returns the last error.
+    /// Tries until the lock is granted, or until the policy allows no further try. In the second
+    /// case this returns the error of the last try.
     ///
     /// # Errors
     /// As for [`Redlock::acquire`].
@@ -91,16 +95,19 @@ impl Redlock {
     }
 
     /// Gets the lock, and waits up to `patience` for its holder and for earlier waiters in this
-    /// process. Calls `on_wait` when the request begins to wait, and returns the error of `on_wait`
-    /// if there is one. A future that is dropped leaves the queue and releases whatever it may have
-    /// been granted.
+    /// process. `on_wait` is called when the request begins to wait. If `on_wait` returns an error,
+    /// the request does not wait. This then returns that error or, if an attempt before it found no
+    /// quorum, the error of that attempt. If the future is dropped, the request leaves the queue,
+    /// and every grant that it may have got is released.
     ///
-    /// An owner that already has the lock gets its existing grant without waiting.
+    /// With a shared owner, an earlier request of that owner may already hold the lock. Then this
+    /// returns the existing grant without waiting for a release.
     ///
     /// # Errors
-    /// At the end of `patience` the last error of [`Redlock::acquire`].
-    /// [`LockError::TooManyWaiters`] immediately if others already wait for the lock here, and
-    /// otherwise after one attempt.
+    /// At the end of `patience`, the error of the last attempt: one of those of
+    /// [`Redlock::acquire`]. If the limit of waiters is reached, [`LockError::TooManyWaiters`]:
+    /// immediately if other requests already wait for the lock in this process, and otherwise after
+    /// one failed attempt.
     pub async fn acquire_within(
         &self,
         name: &LockName,
@@ -130,13 +137,13 @@ impl Redlock {
     }
 
     /// Extends a lock, so that it lives at least `ttl` from now on. An extension never shortens a
-    /// lock. Success proves that the owner held the lock without a gap: a lock that the same owner
-    /// lost and got again has a newer token. Nodes that lost the lock get it again in the
-    /// background.
+    /// lock. Success proves that the owner has held the lock without a gap since the token was
+    /// granted. If the owner had lost the lock and got it again, the second grant would have a
+    /// newer token. Nodes that lost the lock get it again in the background.
     ///
     /// # Errors
-    /// [`LockError::Lost`] and [`LockError::NotHolder`]: stop work. [`LockError::Unknown`]: the old
-    /// deadline stands.
+    /// [`LockError::Lost`] and [`LockError::NotHolder`]: the caller no longer holds the lock, and
+    /// must stop work. [`LockError::Unknown`]: the deadline from before this call still holds.
     pub async fn extend(
         &self,
         name: &LockName,
@@ -153,25 +160,26 @@ impl Redlock {
     /// asked again in the background.
     ///
     /// # Errors
-    /// [`LockError::Lost`]: the lock had been released or had expired. [`LockError::NotHolder`].
-    /// [`LockError::Unknown`].
+    /// [`LockError::Lost`]: the lock had already been released or had expired.
+    /// [`LockError::NotHolder`]: somebody else holds the lock now. [`LockError::Unknown`]: too few
+    /// nodes answered, and the release goes on in the background.
     pub async fn release(&self, name: &LockName, token: &LockToken) -> Result<(), LockError> {
-        // Records that keep a lock free after a loss of data have this owner, and anybody can forge
-        // it.
+        // Recovery stores records that keep a lock free after a loss of data. They have this owner,
+        // and anybody can make a token with it.
         if *token.owner() == Owner::NOBODY {
             return Err(LockError::Lost);
         }
         release::release(&self.shared, &self.waiters, name, token).await
     }
 
-    /// Releases every grant of an owner, for a client that never received the token. Returns the
-    /// fencing token up to which grants were released. A request of this owner that began before
-    /// then, anywhere, can no longer set the lock with a token up to that one. A request that
-    /// retries with a larger token is a new request.
+    /// Releases every grant of an owner, for a client that never received the token. Returns a
+    /// fencing token T: all grants of this owner with a token up to T were released. An acquire of
+    /// this owner that is still in flight, through any gateway, can no longer set the lock with a
+    /// token up to T. An acquire that tries again with a larger token counts as a new request.
     ///
     /// # Errors
     /// [`LockError::Lost`]: this owner did not hold the lock. [`LockError::NotHolder`]: somebody
-    /// else holds the lock. [`LockError::Unknown`].
+    /// else holds the lock. [`LockError::Unknown`]: too few nodes answered.
     pub async fn release_owner(
         &self,
         name: &LockName,
@@ -183,14 +191,16 @@ impl Redlock {
         release::release_owner(&self.shared, &self.waiters, name, owner).await
     }
 
-    /// Releases a lock whoever holds it. The holder finds out when it extends or releases; until
-    /// then only its fencing token keeps its writes out. A holder that gets the lock meanwhile
-    /// keeps it. `on_found` is called with the holder before anything is sent to the nodes.
+    /// Releases a lock whoever holds it. The former holder learns of the release only when it
+    /// extends or releases. Until then it may go on writing, and only a resource that checks
+    /// fencing tokens refuses those writes. If somebody else gets the lock during this call, that
+    /// new holder keeps it. `on_found` is called with the holder that was found, before any release
+    /// is sent to the nodes.
     ///
     /// # Errors
     /// [`LockError::Lost`]: nobody holds the lock. [`LockError::NotHolder`]: the lock went to
     /// somebody else meanwhile, or belongs to another Redlock client, whose locks are not released
-    /// here. [`LockError::Unknown`].
+    /// here. [`LockError::Unknown`]: too few nodes answered.
     pub async fn force_release(
         &self,
         name: &LockName,
@@ -199,10 +209,11 @@ impl Redlock {
         release::force_release(&self.shared, &self.waiters, name, on_found).await
     }
 
-    /// Undoes, without waiting, a grant that nobody will use because the answer could not be
-    /// delivered. Use this only for a lease that its own user has never extended. A replayed lease
-    /// is left alone, since its first answer may have been delivered. So is a grant that another
-    /// request has confirmed by extending it.
+    /// Undoes a grant that nobody will use, because the answer could not be delivered to the
+    /// client. Returns without waiting for the nodes. Call this only for a lease that nobody has
+    /// extended with its token. A replayed lease is left alone, because an earlier answer with the
+    /// same token may have been delivered. A grant that another request of the same owner has
+    /// confirmed, by extending it, is left alone too.
     pub fn abandon(&self, name: &LockName, lease: &Lease) {
         if !lease.replayed {
             release::release_and_hand_off(
@@ -230,14 +241,15 @@ impl Redlock {
         inspect::inspect(&self.shared, name).await
     }
 
-    /// A page of held locks whose names begin with `prefix` and satisfy `passes`. Reads nodes one
-    /// after the other until no majority can have been missed, and asks all nodes about every lock
-    /// it finds. Locks that come or go during a listing may be missed or shown twice. Locks of a
-    /// node that stops answering may be shown twice. Names that do not satisfy `passes` are neither
-    /// asked about nor counted, so the page reveals nothing about them.
+    /// Returns a page of held locks whose names begin with `prefix` and satisfy `passes`. Reads
+    /// nodes one after the other, until no lock that a majority stores can have been missed. Asks
+    /// all nodes about every lock that it finds. Locks that come or go during a listing may be
+    /// missed or shown twice. Locks of a node that stops answering may be shown twice. Names that
+    /// do not satisfy `passes` are neither asked about nor counted, so the page reveals nothing
+    /// about them.
     ///
     /// Listings use connections of their own, with backoff, so no vote waits for them. After
-    /// `patience` the page ends with what it has.
+    /// `patience` the page ends with the locks found so far.
     ///
     /// # Errors
     /// [`LockError::NoQuorum`] if too few nodes could be read, or none within `patience`.
@@ -255,29 +267,33 @@ impl Redlock {
     }
 
     /// Ends the quarantine of all nodes on an operator's declaration that this cluster has never
-    /// been used (`bootstrap` in the settings of the nodes). The declaration counts once. It is
-    /// accepted only if all N nodes answer, none of them had a marker, and no gateway without the
-    /// declaration saw such a node first. Waits until every node is known to be new, or one is
-    /// known not to be.
+    /// been used (`bootstrap` in the settings of the nodes). For each node, the declaration counts
+    /// until this process has seen the node admitted for the first time: a node that is empty after
+    /// that has lost its data. The declaration is accepted only under three conditions: all N nodes
+    /// answer; none of them had a marker, the key by which gateways recognise a node that was used
+    /// before; and no gateway without the declaration reached such an unmarked node first. This
+    /// waits until every node is known to be new, or one node is known to have been used.
     ///
-    /// So a declaration that was left in some configuration is refused after a loss of *all* data,
-    /// if a gateway without it was running and reacts in time. Without such a witness, a total loss
-    /// looks like a new cluster. Before declaring a used cluster new, wait for the longest TTL.
+    /// Suppose that the declaration was left in some configuration, and that *all* masters lose
+    /// their data. The declaration is refused if a gateway without it is running and notices the
+    /// loss in time. Without such a gateway, the loss of all data looks like a new cluster. Before
+    /// declaring a used cluster new, wait until the longest TTL has passed, so that all locks have
+    /// ended.
     pub async fn bootstrap(&self) -> Bootstrap {
         bootstrap::bootstrap(&self.shared.nodes).await
     }
 
-    /// The validity left of a lease now; `None` when the lease must no longer be trusted.
+    /// The validity that a lease has left now; `None` when the lease must no longer be trusted.
     pub fn validity(&self, lease: &Lease) -> Option<Duration> {
         lease.validity(self.shared.env.clock.monotonic())
     }
 
-    /// Time since the request for a lease began.
+    /// The time since the request that got the lease began.
     pub fn elapsed(&self, lease: &Lease) -> Duration {
         lease.elapsed(self.shared.env.clock.monotonic())
     }
 
-    /// Time since the lock was acquired, by its fencing token.
+    /// The time since the lock was acquired, computed from its fencing token.
     pub fn held_for(&self, token: &LockToken) -> Duration {
         self.shared.tokens.age(token.fencing())
     }
@@ -287,8 +303,8 @@ impl Redlock {
         self.shared.env.clock.wall_micros()
     }
 
-    /// The monotonic clock of this process, which [`NodeMemory`](crate::node::NodeMemory) refers
-    /// to.
+    /// The monotonic clock of this process. The times in [`NodeMemory`](crate::node::NodeMemory)
+    /// are read from it.
     pub fn monotonic(&self) -> Duration {
         self.shared.env.clock.monotonic()
     }
@@ -298,9 +314,9 @@ impl Redlock {
         self.shared.nodes.iter().map(|node| (node.name().to_owned(), node.status())).collect()
     }
 
-    /// Waits until a majority may vote. Masters do not vote while they cannot be reached, are
-    /// refused, or are in quarantine because they are new or lost data. [`Redlock::nodes`] shows
-    /// which, and why.
+    /// Waits until a majority may vote. A master does not vote while it cannot be reached, while
+    /// its configuration makes it ineligible, or while it is in quarantine because it is new or
+    /// lost data. [`Redlock::nodes`] shows which masters do not vote, and why.
     pub async fn ready(&self) {
         let mut statuses: Vec<_> = self.shared.nodes.iter().map(|node| node.status()).collect();
         let votes = |status: &mut watch::Receiver<NodeStatus>| status.borrow_and_update().votes();
@@ -322,8 +338,8 @@ impl Redlock {
         self.shared.quorum
     }
 
-    /// Waits until no release is in flight, for shutting down. Does not wait for nodes that are
-    /// down.
+    /// Waits until no release is in flight. Await this before the process ends. Releases that wait
+    /// for a node that is down are not waited for.
     pub async fn drained(&self) {
         self.shared.pending.drained().await;
     }

@@ -1,8 +1,9 @@
-//! One question to all nodes. A round submits it to every node before anything can return. The
-//! outcome is known at the deciding vote or at the time limit.
+//! A round: one question to all nodes, and their votes. The round submits the question to every
+//! node before its asker waits for the first time, so cancelling the asker cannot leave a node out.
+//! The outcome is known at the deciding vote or at the time limit.
 //!
-//! One object serves all nodes of a round, with one wake-up at the deciding vote. A round outlives
-//! its asker: late votes still arrive here.
+//! One object collects the votes of all nodes, and wakes the asker at the deciding vote. The object
+//! outlives the asker, because late votes still arrive, and may have to be undone.
 
 pub(crate) mod pending_releases;
 pub(crate) mod times;
@@ -34,7 +35,8 @@ pub(crate) struct Round {
     trace: Option<Box<dyn RoundTrace>>,
     /// Keeps a release that a node failed to answer, to retry it.
     pending: Option<Arc<PendingReleases>>,
-    /// Whether a release is also owed to a node that refuses its T as too far ahead.
+    /// Whether a release is also retried on a node that refuses its T as too far ahead of the
+    /// node's clock.
     owe_clock: bool,
     when_missing: Option<Arc<dyn WhenMissing>>,
     ballot: Mutex<Ballot>,
@@ -55,7 +57,8 @@ struct Abandoned {
 
 /// Repairs nodes that lost the lock, once a majority has said yes.
 pub(crate) trait WhenMissing: Send + Sync {
-    /// `nodes` store no such lock, `witness` is part of the majority. Called again for later votes.
+    /// `nodes` are the nodes that do not store the lock, and `witness` is a node that has extended
+    /// it, both by index. Called again when a later vote shows another node without the lock.
     fn missing(self: Arc<Self>, nodes: Vec<usize>, witness: usize);
 }
 
@@ -70,7 +73,8 @@ fn may_have_granted(vote: &Vote) -> bool {
 }
 
 /// A round whose nodes have not been asked yet. Asking consumes it, so no round is asked twice. A
-/// round that is never asked has no votes, and pending undos would wait for them for ever.
+/// round that is never asked gets no votes, and an undo that waits for those votes would wait for
+/// ever.
 #[must_use = "a round that is not asked gets no votes"]
 pub(crate) struct PreparedRound(Arc<Round>);
 
@@ -80,14 +84,14 @@ impl PreparedRound {
         &self.0
     }
 
-    /// Asks the nodes whose bit is set. The others count as open for ever.
+    /// Asks the nodes whose bit is set in `mask`. The votes of the other nodes stay open for ever.
     pub(crate) fn ask(self, nodes: &[Arc<dyn Node>], mask: u32) -> Arc<Round> {
         self.0.submit(nodes, mask);
         self.0
     }
 
-    /// Asks all nodes `then`. Nodes whose bit is set are asked this question immediately before, in
-    /// the same call. Returns this round.
+    /// Asks all nodes the question of `then`. A node whose bit is set in `mask` is first asked the
+    /// question of this round, in the same call. Returns this round.
     pub(crate) fn ask_before(
         self,
         nodes: &[Arc<dyn Node>],
@@ -102,15 +106,15 @@ impl PreparedRound {
     }
 }
 
-/// The nodes whose bit is set, by index.
+/// The nodes whose bit is set in `mask`, with their index.
 fn masked(nodes: &[Arc<dyn Node>], mask: u32) -> impl Iterator<Item = (usize, &Arc<dyn Node>)> {
     nodes.iter().enumerate().filter(move |(index, _)| mask & (1 << index) != 0)
 }
 
-/// The end of a round.
+/// The result of a round.
 pub(crate) struct RoundOutcome {
     pub(crate) decision: Decision,
-    /// By node; `None` where the answer was not needed any more.
+    /// The votes by node; `None` for a node that had not answered when the round was decided.
     pub(crate) votes: Vec<Option<Vote>>,
 }
 
@@ -129,9 +133,9 @@ impl Round {
         }))
     }
 
-    /// A release that needs an outcome within `limits.0`, and is worth running within `limits.1`. A
-    /// node that fails to answer is still owed the release. With `owe_clock` so is a node that
-    /// refuses its T.
+    /// A release. Its asker waits for the outcome for `limits.0`, and a node may begin the release
+    /// within `limits.1` from now. The release is retried on a node that fails to answer. With
+    /// `owe_clock` it is also retried on a node that refuses its T as too far ahead.
     pub(crate) fn prepare_release(
         quorum: Quorum,
         op: Arc<Op>,
@@ -243,7 +247,8 @@ impl Round {
         self.lock().votes.clone()
     }
 
-    /// The nodes where an acquire was granted, may have been, or may still be.
+    /// The nodes, as bits, that have granted an acquire, may have granted it, or may still grant
+    /// it.
     pub(crate) fn touched(&self) -> u32 {
         let touched = |vote: &Option<Vote>| vote.as_ref().is_none_or(may_have_granted);
         self.lock()
@@ -253,15 +258,16 @@ impl Round {
             .fold(0, |mask, (index, vote)| mask | u32::from(touched(vote)) << index)
     }
 
-    /// From now on, undoes the acquire on every node that grants it. Returns the nodes that have
-    /// granted it already, or may have. The undo for a node without a vote is sent when the vote
-    /// arrives: a release sent ahead would leave its tombstone where nothing was set.
+    /// From now on, undoes the acquire on every node that grants it. Returns the nodes, as bits,
+    /// that have granted it already or may have: the caller sends the undo to these. A node without
+    /// a vote gets the undo when its vote arrives. An undo sent earlier would leave a tombstone
+    /// even on a node that refuses the acquire.
     pub(crate) fn abandon(&self, undo: Arc<Op>, pending: Arc<PendingReleases>) -> u32 {
         let mut ballot = self.lock();
         let mut due = 0;
         for (index, vote) in ballot.votes.iter().enumerate() {
             match vote {
-                // In flight until the node has voted.
+                // The undo counts as in flight until the node has voted.
                 None => pending.began(),
                 Some(vote) => due |= u32::from(may_have_granted(vote)) << index,
             }
@@ -301,8 +307,8 @@ impl Voter for Round {
         let lost = match &self.when_missing {
             Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let all = 0..ballot.votes.len();
-                // At the decision: every node without the lock. After it: each such node as its
-                // vote arrives.
+                // The deciding vote reports every node without the lock so far. Each later vote
+                // reports only its own node.
                 let is_lost = |at: &usize| ballot.votes[*at].as_ref().is_some_and(is_repairable);
                 let lost: Vec<usize> =
                     all.clone().filter(|at| is_lost(at) && (was_open || *at == node)).collect();
@@ -335,8 +341,8 @@ impl Voter for Round {
     }
 }
 
-/// Whether a node with this vote on an extension can be repaired: it stores no lock, or a record
-/// that keeps the lock free.
+/// Whether a node with this vote on an extension can be repaired: it stores no lock, or only a
+/// record by which recovery keeps the lock free.
 fn is_repairable(vote: &Vote) -> bool {
     match vote {
         Vote::Missing => true,
@@ -345,7 +351,7 @@ fn is_repairable(vote: &Vote) -> bool {
     }
 }
 
-/// Sorts votes into yes, no and neither.
+/// Counts the votes that say yes, that say no, and that say neither.
 pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     let mut tally = Tally::default();
     for vote in votes.iter().flatten() {
@@ -356,12 +362,13 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             (Op::Acquire { .. }, Vote::Held(_))
             | (Op::Extend { .. } | Op::Release { .. }, Vote::Held(_) | Vote::Missing)
             | (Op::Inspect { .. }, Vote::Missing) => tally.no += 1,
-            // The yes of an inspection is agreement among nodes, counted below.
+            // In an inspection, the nodes that agree on a holder count as yes. They are counted
+            // below.
             (Op::Inspect { .. }, Vote::Found(_)) => {}
-            // Neither a stale T nor a lock of its own refuses an owner for good, see
-            // `acquire/attempt.rs`.
+            // These answers do not refuse the owner for good. After `Stale`, a larger T may be
+            // granted; `Yours` shows another grant of the same owner. See `acquire/attempt.rs`.
             (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Yours(_)) => tally.failed += 1,
-            // Votes that answer another question.
+            // A vote that answers another question counts as a failure.
             (_, Vote::Granted | Vote::Held(_) | Vote::Extended { .. }) => tally.failed += 1,
             (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,
         }

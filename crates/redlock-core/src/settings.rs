@@ -12,19 +12,21 @@ use crate::node::eligibility::ClusterConfig;
 #[cfg(feature = "redis")]
 use crate::node::redis::{RedisSettings, RedisUrlError};
 
-/// All processes of a cluster must agree on `key_prefix`, `max_ttl` and `node.max_clock_skew`. The
-/// other settings are local.
+/// The settings of a [`Redlock`](crate::Redlock). All processes of a cluster must agree on
+/// `key_prefix`, `max_ttl` and `node.max_clock_skew`. Each process may choose the other settings
+/// for itself.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Stands before every lock name in its key. Must not contain braces.
+    /// The text before every lock name in its Redis key. Must not contain braces.
     pub key_prefix: String,
-    /// The longest TTL anybody may ask for. With `max_clock_skew` it sets the quarantine of a node
-    /// that may have lost locks.
+    /// The longest TTL anybody may ask for. A node that may have lost locks does not vote for a
+    /// time, its quarantine. `max_ttl` and `max_clock_skew` determine how long.
     pub max_ttl: Ttl,
     /// Settings for each node, including `max_clock_skew`: how far a fencing token may be from the
     /// node's own time.
     pub node: NodeSettings,
-    /// How long a round waits for a node; a tenth of the TTL if that is less.
+    /// How long a round waits for the nodes' answers. A round never waits longer than a tenth of
+    /// its TTL.
     pub node_timeout: Duration,
     /// The part of a TTL, 0.0 to 0.5, that is reserved for clocks that run at different rates.
     pub drift_factor: f64,
@@ -36,7 +38,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings for the Redis nodes of this cluster, equal to those of the locks on them.
+    /// Settings for Redis nodes that agree with these settings. `cluster` names the set of nodes.
     #[cfg(feature = "redis")]
     pub fn of_masters(&self, cluster: &str) -> RedisSettings {
         let Self { key_prefix, max_ttl, node_timeout, drift_factor, node, .. } = self.clone();
@@ -85,7 +87,8 @@ impl Settings {
 }
 
 impl Default for Settings {
-    /// `lock:`, 5 minutes, max_clock_skew of 2 s, 50 ms, 1 %, 10,000 waiters, 1,024 for one lock.
+    /// Key prefix `lock:`, `max_ttl` 5 minutes, `max_clock_skew` 2 s, `node_timeout` 50 ms,
+    /// `drift_factor` 1 %, at most 10,000 waiters, and at most 1,024 for one lock.
     fn default() -> Self {
         Self {
             key_prefix: "lock:".into(),
@@ -106,7 +109,7 @@ pub enum SettingsError {
     /// No node, or more than [`Quorum::MAX_NODES`].
     #[error(transparent)]
     Nodes(#[from] NodeCountError),
-    /// Two nodes with one name are not independent.
+    /// Two nodes have the same name, so they are not independent.
     #[error("node {0} is given twice; a quorum needs independent nodes")]
     DuplicateNode(String),
     /// A text that is no address of a master.
@@ -118,7 +121,8 @@ pub enum SettingsError {
         /// Why the text is no address.
         error: RedisUrlError,
     },
-    /// The node would vote again before the longest locks have ended.
+    /// The node was made for another `max_ttl`. With a shorter one, it would vote again after a
+    /// loss of data before the longest locks have ended.
     #[error(
         "node {node} was made for a max_ttl of {of_node:?}, but locks may live for \
          {of_locks:?}; both must agree"
@@ -137,10 +141,10 @@ pub enum SettingsError {
     /// A `node_timeout` within which no node could answer.
     #[error("a node time-out of {0:?} is below 1 ms")]
     NodeTimeout(Duration),
-    /// A `node_timeout` above the longest round that counts.
+    /// A `node_timeout` above [`longest_round`]: the answers of longer rounds do not count.
     #[error(
-        "a node time-out of {given:?} is above {longest:?}: 3 times the clock skew, and at \
-         least 5 s"
+        "a node time-out of {given:?} is above the limit of {longest:?}, which is 3 times the \
+         clock skew, and at least 5 s"
     )]
     LongNodeTimeout {
         /// The given `node_timeout`.
@@ -148,7 +152,7 @@ pub enum SettingsError {
         /// The longest allowed.
         longest: Duration,
     },
-    /// A prefix with braces would mix lock keys with the keys kept beside them.
+    /// A key prefix that is not allowed. Braces would mix lock keys with the keys kept beside them.
     #[error(
         "the key prefix {0:?} contains a brace or a control character, or is longer than 255 bytes"
     )]

@@ -20,7 +20,7 @@ use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::settings::{Env, Settings, SettingsError};
 use crate::wait::fairness::Fairness;
 
-/// The bits of all nodes, for [`Shared::release_on`].
+/// The bits of all nodes, for the `mask` of [`Shared::release_on`].
 pub(crate) const ALL_NODES: u32 = u32::MAX;
 
 pub(crate) struct Shared {
@@ -32,7 +32,8 @@ pub(crate) struct Shared {
     pub(crate) pending: Arc<PendingReleases>,
     pub(crate) fairness: Arc<Fairness>,
     pub(crate) round_times: RoundTimes,
-    /// Recovery and catching up, where masters are linked.
+    /// The background tasks of recovery and of catching up. `None` unless all nodes have links to
+    /// Redis masters.
     _scheduled: [Option<Scheduled>; 2],
 }
 
@@ -84,10 +85,11 @@ impl Shared {
         if asked > max { Err(LockError::TtlTooLong { asked, max }) } else { Ok(()) }
     }
 
-    /// Whether a tenth of the TTL covers a round at the present speed of rounds.
+    /// Refuses a TTL of which a tenth is too short for a round at the present speed of rounds.
     pub(crate) fn check_rounds(&self, asked: Ttl) -> Result<(), LockError> {
         let limit = asked.duration() / 10;
-        // The limit of a round is already `node_timeout`: a longer TTL would not raise it.
+        // A round is already limited by `node_timeout`, so a longer TTL would not give it more
+        // time.
         if limit >= self.settings.node_timeout {
             return Ok(());
         }
@@ -119,7 +121,7 @@ impl Shared {
     }
 
     /// The votes of a refused round, once they show whether one holder has a majority. If the
-    /// refusals name different holders, outstanding votes decide: this waits for them.
+    /// refusals name different holders, the outstanding votes decide, so this waits for them.
     pub(crate) async fn clear_votes(&self, round: &Round) -> Vec<Option<Vote>> {
         let clear =
             |votes: &[Option<Vote>]| holds(self.quorum, votes) || !can_hold(self.quorum, votes);
@@ -133,16 +135,17 @@ impl Shared {
 
     /// A release that is not sent yet.
     pub(crate) fn release_round(&self, op: Arc<Op>) -> PreparedRound {
-        // A node grants a T up to max_clock_skew ahead of its clock, but sets a tombstone only up
-        // to half of that. So the release of a T in between stays pending until the node's clock
-        // has come closer. No node has granted a T beyond max_clock_skew, so its release does not
-        // stay pending.
+        // A node grants a T up to max_clock_skew ahead of its clock, but sets a tombstone only for
+        // a T up to half of that ahead. So the release of a T in between fails at first, and stays
+        // pending until the node's clock has come closer to T. No node has granted a T further
+        // ahead than max_clock_skew, so the release of such a T does not stay pending.
         let t = match op.as_ref() {
             Op::Release { record, .. } => record.fencing(),
             _ => None,
         };
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
-        // A late release is still worth running.
+        // A release is useful even if it arrives late, so nodes may run it for as long as a lock
+        // may live.
         let limits = (self.settings.node_timeout, self.settings.max_ttl.duration());
         Round::prepare_release(
             self.quorum,
@@ -162,8 +165,8 @@ impl Shared {
         outcome: &RoundOutcome,
     ) -> Lease {
         let agreed = |vote: &Vote| matches!(vote, Vote::Granted | Vote::Extended { .. });
-        // Nothing is promised beyond `max_ttl`, even if a key was given a longer life: a master
-        // that lost its data votes again after that time.
+        // Nothing is promised beyond `max_ttl`, even if nodes keep the key for longer. A master
+        // that lost its data votes again after a quarantine that covers only `max_ttl`.
         let life =
             votes::life(self.quorum, ttl, &outcome.votes).min(self.settings.max_ttl.duration());
         Lease {
@@ -189,7 +192,7 @@ impl Shared {
         self.names().zip(answers).map(|(node, answer)| NodeReport { node, answer }).collect()
     }
 
-    /// The reports of a round that was not begun.
+    /// The reports of a round that could not be begun, all with the same failure.
     pub(crate) fn reports_of(&self, reason: Reason, detail: &str) -> Vec<NodeReport> {
         let failure = || NodeAnswer::Failed(Failure::new(reason, Effect::None, detail));
         self.names().map(|node| NodeReport { node, answer: failure() }).collect()

@@ -1,31 +1,37 @@
 //! Waiting for a lock: one queue per lock name, in the order of arrival. Only the first waiter
 //! competes.
 //!
-//! Clients that poll spend their time asleep, or split the votes among them. Here the W waiters of
-//! one process are one competitor, which learns when to try from three sources:
+//! If every waiting client polled the nodes by itself, it would often sleep while the lock is free.
+//! Clients that try at the same time would split the votes. Here all waiters of one process for a
+//! lock act as one competitor: only the first waiter tries. It learns from three sources when to
+//! try:
 //!
 //! - *Local handoff.* A release through this process asks for the lock again on behalf of the first
 //!   waiter, in the same call to every node. The lock moves from holder to holder in one round
 //!   trip.
 //! - *Hints.* A refused waiter asks the nodes to publish that somebody waits here. A process that
-//!   knows of waiters elsewhere asks the nodes to publish its releases. While nobody waits, nothing
-//!   is published, and the scripts of an uncontended lock contain nothing extra. See [`fairness`].
-//! - *Polls.* A hint may be lost, and a lock that expires sends none. So the first waiter also asks
-//!   when the lock may expire, and about twice per second, or less often while very many locks are
-//!   waited for. See [`polls`].
+//!   has received such a hint from another process asks the nodes to publish its releases. While
+//!   nobody waits, nothing is published, and the scripts of an uncontended lock contain nothing
+//!   extra. See [`fairness`].
+//! - *Polls.* A hint may be lost, and no hint announces that a lock expires. So the first waiter
+//!   also tries when the lock is expected to expire, and about twice per second. While very many
+//!   locks are waited for, it tries less often. See [`polls`].
 //!
-//! Local handoffs have a quota while others wait: 32 handoffs or 10 ms. Then the release is for the
-//! others, and the queue here competes again after a pause. If no node passes on hints, the quota
-//! is 4 s, and the pause is as long as the others may take to poll.
+//! While waiters at other gateways are known, local handoffs have a quota: 32 handoffs or 10 ms.
+//! When the quota is used up, the next release hands the lock to nobody here, so that the other
+//! gateways can get it. The queue here competes again after a pause. If no node passes on hints,
+//! the other gateways can only poll. Then the quota is 4 s, and the pause is 800 ms, the longest
+//! time between two polls.
 //!
-//! After an attempt without a quorum, a waiter lets those pass whose rounds may take longer. So a
-//! TTL that is too short for the distance to the nodes blocks nobody else. If nobody's rounds have
-//! more time, the queue keeps its order and backs off as a whole.
+//! A round may take at most a tenth of its waiter's TTL. After an attempt without a quorum, the
+//! first waiter lets waiters pass whose rounds may take longer. So a waiter whose TTL is too short
+//! for the distance to the nodes blocks nobody else. If no waiter's rounds may take longer, the
+//! queue keeps its order and backs off as a whole.
 //!
-//! The order is promised within one process, among waiters. An [`acquire`](crate::Redlock::acquire)
-//! does not wait: it is in no queue, and may find the lock free between two waiters. Nothing here
-//! has a part in safety: a waiter gets the lock by the votes of a majority, with a fencing token.
-//! This module does not know what is asked of the nodes (`A`).
+//! The order of arrival is promised only among the waiters of one process. An
+//! [`acquire`](crate::Redlock::acquire) does not wait: it is in no queue, and may find the lock
+//! free between two waiters. Safety does not depend on this module: a waiter gets the lock by the
+//! votes of a majority, with a fencing token. For this module, an attempt is an opaque type (`A`).
 //! [`release`](crate::operations::release) carries out a handoff.
 //!
 //! | module | what it is for | what it does not know |
@@ -59,8 +65,9 @@ use crate::node::hint::HintKind;
 use crate::node::{Hint, Listener};
 use crate::settings::{Env, Settings};
 
-/// The first poll of a queue whose first waiter got the lock immediately: the waiters behind it
-/// have not been announced to other gateways yet.
+/// The time from the creation of a queue to its first poll, if the first waiter got the lock
+/// immediately. The waiters behind that waiter have not been refused yet, so no hint has announced
+/// them to other gateways.
 const FIRST_POLL: Duration = Duration::from_millis(25);
 
 /// The number of waiters in this process.
@@ -76,7 +83,8 @@ pub struct Waiting {
 pub(crate) struct WaitRegistry<P, A> {
     queues: Arc<WaitQueues<P, A>>,
     fairness: Arc<Fairness>,
-    /// Hints for other names are ignored, because everybody who may write to the nodes can publish.
+    /// Hints for keys without this prefix are ignored, because everybody who may write to the nodes
+    /// can publish hints.
     key_prefix: Bytes,
     max_clock_skew: Duration,
     clock: Arc<dyn Clock>,
@@ -122,7 +130,8 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         Waiting { waiters, locks }
     }
 
-    /// Plans the release of the grant `t`. `hints_arrive` returns whether any node passes on hints.
+    /// Plans the release of the grant with the token `t`. `hints_arrive` returns whether any node
+    /// passes on hints.
     pub(crate) fn plan_handoff(
         &self,
         lock: &Bytes,
@@ -130,7 +139,8 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         hints_arrive: impl FnOnce() -> bool,
     ) -> Handoff<P, A> {
         let now = Instant::now();
-        // Nobody waits here, so this release keeps the lock from nobody elsewhere.
+        // If nobody waits here, the release keeps the lock from nobody elsewhere, whether hints
+        // arrive or not.
         let hints = !self.is_waited_for(lock) || hints_arrive();
         let quota = self.fairness.quota(lock, now, hints);
         let mut plan = self.queues.release(lock, now, quota.pause(hints, self.entropy.as_ref()));
@@ -158,8 +168,8 @@ impl<P: Clone + Send, A: Send> Listener for WaitRegistry<P, A> {
         let now = Instant::now();
         match kind {
             HintKind::Waiting { seconds } => self.fairness.wait_for(&lock, now, seconds),
-            // No node grants a T that is further ahead. Such a T would make later, true hints look
-            // old.
+            // No node grants a T so far ahead, so the hint is false and ignored. Its T would make
+            // later, true hints look old.
             HintKind::Released { t, .. }
                 if t.get().saturating_sub(self.clock.wall_micros())
                     > 2 * self.max_clock_skew.as_micros() as u64 => {}

@@ -1,9 +1,9 @@
-//! Safe wrappers for the functions of Redis' module interface that are used here, declared as in
-//! `redismodule.h`. The only file that may be unsafe.
+//! Safe wrappers for the functions of Redis' module interface that this crate uses, declared as in
+//! `redismodule.h`. Only this file calls them.
 //!
-//! Declared by hand: the interface is a C ABI that Redis has kept since 4.0, and these are two
-//! dozen of its functions. A generator of bindings would need libclang wherever the workspace is
-//! built.
+//! The functions are declared by hand. The interface is a C ABI that Redis has kept since 4.0, and
+//! this crate needs only about thirty of its functions. A generator of bindings would need libclang
+//! wherever the workspace is built.
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_ulonglong, c_void};
 use std::ptr::NonNull;
@@ -16,18 +16,18 @@ const READ: c_int = 1;
 const WRITE: c_int = 2;
 const KEY_IS_EMPTY: c_int = 0;
 const KEY_IS_TEXT: c_int = 1;
-/// Stands for no expiry.
+/// The value that means "no expiry".
 pub(crate) const NO_EXPIRY: c_longlong = -1;
 const FLAG_OUT_OF_MEMORY: c_int = 1 << 10;
 /// Permissions to access, update, insert and delete.
 const MAY_READ_AND_WRITE: c_int = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7;
-/// Keys are opened for writing even where they are only read. With this option, clients that watch
-/// a key are notified only of changes.
+/// This module opens keys for writing even where it only reads them. Without this option, Redis
+/// would notify clients that WATCH such a key, although nothing changed.
 const OPTION_NO_IMPLICIT_SIGNAL: c_int = 1 << 1;
 const EVENT_GENERIC: c_int = 1 << 2;
 const EVENT_TEXT: c_int = 1 << 3;
 
-/// The context of one call; Redis' own.
+/// The context that Redis passes to a call.
 #[repr(C)]
 pub struct RawContext {
     get_api: *mut c_void,
@@ -134,7 +134,8 @@ impl Server {
         }
     }
 
-    /// Adds a command without keys among its arguments: the keys are inside of them.
+    /// Adds a command. Redis finds no keys among its arguments, because the keys are encoded inside
+    /// an argument.
     ///
     /// # Safety
     /// The context must be that of `RedisModule_OnLoad`.
@@ -149,7 +150,8 @@ impl Server {
         unsafe { (self.0.CreateCommand)(ctx, name.as_ptr(), run, flags.as_ptr(), 0, 0, 0) == OK }
     }
 
-    /// The run_id, which distinguishes this process from every other one of the same master.
+    /// The run_id, which distinguishes this server process from earlier and later processes of the
+    /// same master.
     ///
     /// # Safety
     /// The server must have given this context.
@@ -224,8 +226,9 @@ impl Call<'_> {
     }
 
     /// The user whose permissions count. `None` for a caller that is no client, as another module
-    /// may be, and for a client whose user is not in the ACL table. Found by the client's id: Redis
-    /// 7.0 crashes when asked for the name of a caller without a user.
+    /// may be, and for a client whose user is not in the ACL table. The user is looked up by the
+    /// client's id, because Redis 7.0 crashes when asked for the user name of a caller without a
+    /// user.
     pub(crate) fn user(&self) -> Option<CallingUser<'_>> {
         // SAFETY: see above.
         unsafe {
@@ -293,8 +296,8 @@ impl Drop for CallingUser<'_> {
     }
 }
 
-/// An open key. Changes go to the append-only file and to replicas as the plain command that does
-/// the same. So a server without the module can load and follow them.
+/// An open key. Each change goes to the append-only file and to replicas as a plain command with
+/// the same effect. So a server without the module can load the file and follow the changes.
 pub(crate) struct OpenKey<'a> {
     key: Handle<'a>,
     name: OwnText<'a>,
@@ -320,8 +323,8 @@ pub(crate) struct Changes<'a> {
 }
 
 impl Changes<'_> {
-    /// Notifies other modules and watching clients. Other modules may change any key at once, so
-    /// none may be open.
+    /// Notifies other modules, and clients that watch the key. A notified module may change any key
+    /// at once, so no key of this operation may be open.
     pub(crate) fn tell(&self) {
         let call = self.name.call;
         let name = self.name.text;
@@ -346,7 +349,7 @@ impl<'a> OpenKey<'a> {
         unsafe { (self.functions().KeyType)(self.key.key.as_ptr()) }
     }
 
-    /// The value: `None` for a missing key, `Err` for one that is not a string.
+    /// The value: `None` for a missing key, `Err` for a key that does not hold a string.
     pub(crate) fn value(&self) -> Result<Option<Bytes>, NoText> {
         let mut length = 0;
         match self.kind() {
@@ -366,19 +369,19 @@ impl<'a> OpenKey<'a> {
         u64::try_from(unsafe { (self.functions().GetExpire)(self.key.key.as_ptr()) }).ok()
     }
 
-    /// The expiry, in milliseconds since 1970; negative without one.
+    /// The time of expiry, in milliseconds since 1970; negative without an expiry.
     pub(crate) fn ends_at(&self) -> c_longlong {
         // SAFETY: see `Call`.
         unsafe { (self.functions().GetAbsExpire)(self.key.key.as_ptr()) }
     }
 
     /// Sets the value, with an expiry in milliseconds since 1970 or [`NO_EXPIRY`]. `None` keeps the
-    /// expiry, and is only for a key that holds a string.
+    /// present expiry; the key must then already hold a string.
     pub(crate) fn set(&mut self, value: &[u8], ends_at: Option<c_longlong>) {
         let call = self.name.call;
         let text = call.text(value);
-        // A string is overwritten in place. To replace it, Redis would look up its key another ten
-        // times.
+        // An existing string is overwritten in place. To replace the string instead, Redis would
+        // look up its key another ten times.
         if self.kind() == KEY_IS_TEXT {
             self.overwrite(value);
         } else {
@@ -430,7 +433,7 @@ impl<'a> OpenKey<'a> {
         }
     }
 
-    /// In milliseconds since 1970.
+    /// Sets the time of expiry, in milliseconds since 1970.
     pub(crate) fn expire_at(&mut self, at: c_longlong) {
         // SAFETY: see `Call`.
         unsafe {

@@ -1,13 +1,15 @@
-//! The rules of locks as a native Redis command: the work of `node/locks.lua`, by the code of
-//! embedded and simulated nodes (`node/rules.rs`) over the server's keys. It makes masters faster
-//! and promises nothing else.
+//! The rules of locks as a native Redis command, which does the work of `node/locks.lua`. The
+//! command runs `node/rules.rs`, as embedded and simulated nodes do, but on the server's keys. The
+//! module makes masters faster and promises nothing else.
 //!
 //! Load it with `redis-server --loadmodule libredlock_module.so`, or `MODULE LOAD`. A gateway tries
-//! the command whenever it connects. It uses Lua with a master that lacks the command, or has
-//! another version of it. So masters with and without the module mix.
+//! the command whenever it connects. If a master lacks the command, or has another version of it,
+//! the gateway uses Lua with that master. So a cluster may have masters with and without the
+//! module.
 //!
-//! `REDLOCK.CALL <run_id> <call>` returns the answer; `node/codec.rs` defines both. It returns
-//! `NOSCRIPT` for another process's run_id or another version, and then nothing has run.
+//! `REDLOCK.CALL <run_id> <call>` returns an answer. `node/codec.rs` defines the formats of the
+//! call and of the answer. If the run_id is not that of this server process, or the call has
+//! another version, the command runs nothing and returns `NOSCRIPT`.
 //!
 //! Locks are ordinary keys, seen by every client. Changes go to the append-only file and to
 //! replicas as plain `SET`, `DEL` and `PEXPIREAT`, so a server without the module loads and follows
@@ -52,11 +54,12 @@ pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, 
             return api::ERR;
         };
         let Some(run_id) = server.run_id(ctx) else { return api::ERR };
-        // No `deny-oom`: releases work without memory, and acquires are refused one by one.
-        // `deny-script`, because scripts have no user.
+        // The flag `deny-oom` is left out, so that releases run even if the server is out of
+        // memory. Acquires are then refused one by one. The flag is `deny-script`, because scripts
+        // have no user.
         let joined = server.add_command(ctx, c"redlock.call", call, c"write deny-script");
-        // The system may have kept the library through an unload. Then the value is set already,
-        // for the same process, and holds.
+        // If the system kept the library in memory when the module was unloaded, `MODULE` is
+        // already set. Its value is still right, because the process is the same.
         drop(MODULE.set(Module { server, run_id }));
         joined
     };
@@ -67,7 +70,7 @@ unsafe extern "C" fn call(ctx: *mut RawContext, arguments: *mut Text, count: c_i
     let Some(module) = MODULE.get() else { return api::ERR };
     // SAFETY: Redis passes them to this call.
     let call = unsafe { module.server.call(ctx, arguments, count) };
-    // A panic must not unwind into the server. None is known.
+    // A panic must not unwind into the server. No case of a panic is known.
     match catch_unwind(AssertUnwindSafe(|| answer(&call, &module.run_id))) {
         Ok(Ok(answer)) => call.reply(&answer),
         Ok(Err(refusal)) => call.reply_error(refusal),

@@ -12,11 +12,12 @@ pub(crate) struct Space<'a> {
     user: CallingUser<'a>,
     now_micros: u64,
     is_out_of_memory: bool,
-    /// Whether this operation has released memory, or changed an expiry. Then it may go on writing,
-    /// like a script that has written. An operation cut off between its writes would be worse than
-    /// a few bytes.
+    /// Whether this operation has already written, deleted or changed an expiry. Then it may go on
+    /// writing even if the server is out of memory, as Redis allows a script that has written. An
+    /// operation cut off between its writes would do more harm than a few more bytes.
     has_written: bool,
-    /// The keys of this operation, a lock and its token watermark. Each is opened and checked once.
+    /// The open keys of this operation: a lock and its token watermark. Each key is opened, and the
+    /// caller's permission checked, once.
     open: [Option<(Bytes, OpenKey<'a>)>; 2],
 }
 

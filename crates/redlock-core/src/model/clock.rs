@@ -1,15 +1,16 @@
-//! Time and randomness. Everything the algorithm reads from outside passes through the traits
-//! [`Clock`] and [`Entropy`], so that a simulation can replace it.
+//! Time and randomness. The algorithm reads both only through the traits [`Clock`] and [`Entropy`],
+//! so that a simulation can replace them.
 //!
 //! [`HybridClock`] mints the fencing tokens. Tokens strictly increase within one process, unless
-//! the wall clock steps back by more than `max_clock_skew` (see [`HybridClock::mint`]). Agreement
-//! between gateways is left to the token watermarks on the nodes.
+//! the wall clock steps back by more than `max_clock_skew` (see [`HybridClock::mint`]). Across
+//! gateways, the token watermarks on the nodes ensure that the tokens of each lock increase.
 //!
-//! The clock also learns. A token seen on a node ahead of our wall clock moves our clock forward,
-//! by at most [`MAX_LEAD`], so that the slower of two gateways does not lose every first attempt.
-//! The lead halves every [`LEAD_HALF_LIFE`]. Otherwise one gateway whose clock was ahead for a
-//! minute would leave all gateways ahead for ever, and nodes with slower clocks would refuse their
-//! tokens.
+//! The clock also learns. If a node stores a token that is ahead of our wall clock, new tokens run
+//! ahead of the wall clock as well, by at most [`MAX_LEAD`]. Without this lead, the gateway with
+//! the slower of two clocks would lose every first attempt. The lead halves every
+//! [`LEAD_HALF_LIFE`]. Otherwise one gateway whose clock was ahead for a minute would leave all
+//! gateways ahead for ever, because they learn the lead from each other. Nodes with slower clocks
+//! would then refuse their tokens.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,8 +33,9 @@ pub trait Clock: Send + Sync + 'static {
 pub struct SystemClock;
 
 impl Clock for SystemClock {
-    /// CLOCK_BOOTTIME where the system has it. `std::time::Instant` stops while a machine is
-    /// suspended, and a holder that wakes up after the end of its lease must notice.
+    /// Reads CLOCK_BOOTTIME on Linux, which also counts the time for which the machine is
+    /// suspended. `std::time::Instant` stops then. A holder that wakes up after the end of its
+    /// lease would not notice.
     fn monotonic(&self) -> Duration {
         #[cfg(target_os = "linux")]
         let id = rustix::time::ClockId::Boottime;
@@ -60,7 +62,7 @@ pub trait Entropy: Send + Sync + 'static {
         Owner::from_bytes(raw)
     }
 
-    /// A nonce, which tells one proposal of an owner from the others.
+    /// A nonce, which distinguishes one proposal of an owner from the owner's other proposals.
     fn nonce(&self) -> Nonce {
         let mut raw = [0; Nonce::LEN];
         self.fill(&mut raw);
@@ -109,9 +111,10 @@ pub const MAX_LEAD: Duration = Duration::from_secs(1);
 /// The time in which half of a lead decays.
 pub const LEAD_HALF_LIFE: Duration = Duration::from_secs(60);
 
-/// The rest of a lead after some time. The lead decays slower than time passes, so wall clock plus
-/// lead never goes back. The lead decays steadily, so gateways that learn it from each other lose
-/// it too.
+/// The part of a lead that is left when the time `since` has passed. The lead decays slower than
+/// time passes, so wall clock plus lead never goes back. A gateway that learns a lead from another
+/// gateway learns only what is left of it. So a lead that gateways learn from each other decays
+/// too.
 pub(crate) fn lead_left(lead_micros: u64, since: Duration) -> u64 {
     if lead_micros == 0 {
         return 0;
@@ -119,8 +122,9 @@ pub(crate) fn lead_left(lead_micros: u64, since: Duration) -> u64 {
     (lead_micros as f64 * (-since.as_secs_f64() / LEAD_HALF_LIFE.as_secs_f64()).exp2()) as u64
 }
 
-/// A lead and the time it was learned, in one word. The low 20 bits are microseconds, at most
-/// [`MAX_LEAD`]; the others are milliseconds of the monotonic clock.
+/// A lead and the time at which it was learned, in one word of 64 bits. The low 20 bits hold the
+/// lead in microseconds, at most [`MAX_LEAD`]. The high 44 bits hold the time, in milliseconds of
+/// the monotonic clock.
 #[derive(Default)]
 struct Lead(AtomicU64);
 
@@ -150,7 +154,8 @@ impl Lead {
 /// Mints fencing tokens: T = max(last T minted or seen + 1, wall clock + learned lead).
 pub struct HybridClock {
     clock: Arc<dyn Clock>,
-    /// A node refuses a T further than this from its own time, so we do not accept such a T either.
+    /// `max_clock_skew`. A node refuses a T further than this from its own time, so this clock does
+    /// not continue from such a T.
     max_offset_micros: u64,
     last: AtomicU64,
     lead: Lead,
@@ -167,10 +172,11 @@ impl HybridClock {
         }
     }
 
-    /// A token larger than all that this clock has minted or observed, as long as those are within
-    /// `max_clock_skew` of the wall clock. After a larger step back, nodes would refuse larger
-    /// tokens; the watermarks keep the order of each lock anyway. `None` if the wall clock is
-    /// outside the years 2001 to 2255.
+    /// Returns a token larger than every token that this clock has minted or observed. There is one
+    /// exception: the wall clock was set back, so that the last token lies more than
+    /// `max_clock_skew` ahead of it. Nodes would refuse a token larger than that, so the new token
+    /// follows the wall clock. The watermarks on the nodes keep the order of each lock anyway.
+    /// `None` if the wall clock is outside the years 2001 to 2255.
     pub fn mint(&self) -> Option<FencingToken> {
         let now = self.clock.wall_micros() + self.lead.micros(|| self.clock.monotonic());
         let mut last = self.last.load(Ordering::Relaxed);
@@ -185,9 +191,10 @@ impl HybridClock {
     }
 
     /// Learns a token stored on a node, so that the next minted token is larger. Returns false, and
-    /// learns nothing, if the token lies more than ¾ `max_clock_skew` ahead of our wall clock. One
-    /// wild watermark must not move the tokens of all locks out of the range that nodes accept; the
-    /// last quarter is for nodes whose clocks are behind ours.
+    /// learns nothing, if the token lies more than ¾ `max_clock_skew` ahead of our wall clock.
+    /// Without this limit, one wild watermark could move the tokens of all locks out of the range
+    /// that nodes accept. The last quarter of `max_clock_skew` is left for nodes whose clocks are
+    /// behind ours.
     pub fn observe(&self, seen: FencingToken) -> bool {
         let wall = self.clock.wall_micros();
         let ahead = seen.get().saturating_sub(wall);
@@ -274,8 +281,8 @@ mod tests {
         assert!((970_000..1_000_000).contains(&lead), "it is capped at 1 s: {lead}");
     }
 
-    /// One gateway is 1 s ahead for a moment. All learn the lead from its watermarks, and then from
-    /// each other's, across restarts.
+    /// One gateway is 1 s ahead for a moment. The other gateways learn the lead from its
+    /// watermarks. Then all learn it from each other's watermarks, also across restarts.
     #[test]
     fn a_lead_that_gateways_learn_from_each_other_decays() {
         let (wall, one) = clock();

@@ -1,8 +1,8 @@
 //! Counting votes: pure arithmetic.
 //!
-//! Every round has the same question. Do a majority of all *configured* nodes say yes, do enough
-//! say no that a majority of yes is impossible, or neither? Nodes that failed to answer count as
-//! neither, because a time-out is not a refusal.
+//! A count has one of three results. A majority of all *configured* nodes say yes; or so many say
+//! no that a majority of yes is impossible; or neither. A node that failed to answer counts neither
+//! as a yes nor as a no, because a time-out is not a refusal.
 
 /// A number of nodes outside 1 to [`Quorum::MAX_NODES`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -12,15 +12,15 @@ pub struct NodeCountError {
     pub given: usize,
 }
 
-/// The number of nodes, and the sizes that follow from it.
+/// The number of nodes, and the sizes of sets of nodes that follow from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quorum {
     nodes: usize,
 }
 
 impl Quorum {
-    /// More masters than this buy no safety and cost latency. The bookkeeping of a round is sized
-    /// for it.
+    /// The largest number of masters. More masters would add latency and no safety. A round keeps
+    /// sets of nodes in the 32 bits of a `u32`.
     pub const MAX_NODES: usize = 32;
 
     /// A cluster of `nodes` nodes.
@@ -68,7 +68,7 @@ impl Quorum {
 /// Votes counted so far. The other votes are outstanding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Nodes that did what was asked, or agree on what they store.
+    /// Nodes that did what was asked or, for an inspection, that store the same holder.
     pub yes: usize,
     /// Definite refusals.
     pub no: usize,

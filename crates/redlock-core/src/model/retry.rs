@@ -1,18 +1,19 @@
-//! When to try again: bounded, jittered delays. Pure, given a random number.
+//! Computes when to try again: after a limited delay with a random part. The caller draws the
+//! random number, so the functions here are pure.
 
 use std::time::Duration;
 
 /// How often and how long to try for a lock that is held or lacks a quorum.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// Tries after the first.
+    /// The limit on tries after the first.
     pub count: u32,
     /// The shortest pause between two tries. It should exceed a round trip, so that contenders do
     /// not collide again.
     pub delay: Duration,
     /// The longest random addition to `delay`. It separates contenders that split the vote.
     pub jitter: Duration,
-    /// No try starts later than this after the start of the first.
+    /// No try starts later than this after the start of the first try.
     pub deadline: Duration,
 }
 
@@ -22,7 +23,7 @@ impl RetryPolicy {
         Self { count: 0, delay: Duration::ZERO, jitter: Duration::ZERO, deadline: Duration::ZERO };
 
     /// The pause before the next try, or `None` when no try is left. `tries` counts the tries made,
-    /// `spent` is the time since the first one began, `unit` is a random number in `0.0..1.0`.
+    /// `spent` is the time since the first try began, `unit` is a random number in `0.0..1.0`.
     pub fn pause(&self, tries: u32, spent: Duration, unit: f64) -> Option<Duration> {
         if tries > self.count {
             return None;

@@ -15,16 +15,17 @@ use sha2::Sha256;
 /// or `..`.
 ///
 /// The alphabet excludes everything with a meaning in Redis patterns, Lua, RESP or a cluster's hash
-/// tags, so a name can never reach a key other than its own. Clients and proxies normalise the
-/// excluded segments away (RFC 3986, section 5.2.4), so two spellings could reach two locks.
+/// tags, so a name can never reach a key other than its own. Empty, `.` and `..` segments are
+/// excluded because some HTTP clients and proxies normalise them away (RFC 3986, section 5.2.4).
+/// For example, `a/../b` could reach the lock `a/../b` or the lock `b`, depending on the client.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockName(Box<str>);
 
 impl LockName {
     /// Longest name in bytes.
     pub const MAX_LEN: usize = 255;
-    /// The rule as a regular expression, except for the length. The syntax is common to ECMA-262,
-    /// RE2 and Python: no look-ahead.
+    /// The rule as a regular expression, except for the length. It uses only syntax that ECMA-262,
+    /// RE2 and Python share, so it has no look-ahead.
     pub const PATTERN: &str = concat!(
         r"^(\.{0,2}[A-Za-z0-9_:@+~-]|\.{3})[A-Za-z0-9._:@+~-]*",
         r"(/(\.{0,2}[A-Za-z0-9_:@+~-]|\.{3})[A-Za-z0-9._:@+~-]*)*$"
@@ -35,8 +36,8 @@ impl LockName {
         &self.0
     }
 
-    /// Checks that a name can contain this text. The rules are those of a name, but segments may be
-    /// cut.
+    /// Checks that a name can contain this text. The alphabet and the length are those of a name.
+    /// Segments are not checked, because the text may begin or end inside a segment.
     ///
     /// # Errors
     /// [`NameError`] shows why no name contains the text.
@@ -55,8 +56,9 @@ impl LockName {
         }
     }
 
-    /// A name as a node stores it. Earlier versions allowed any segment. Recovery must not leave
-    /// such a lock out, because it could then be granted twice.
+    /// Takes a name that a node stores. Earlier versions allowed names with segments that are
+    /// refused now. Recovery must not leave out a lock with such a name, because the lock could
+    /// then be granted twice.
     #[cfg(feature = "redis")]
     pub(crate) fn stored(text: &str) -> Option<Self> {
         Self::check_part(text).ok().map(|()| Self(text.into()))
@@ -130,8 +132,8 @@ pub enum NameError {
 /// Who asks for a lock: 16 bytes that nobody else can guess, drawn for an acquire or derived from
 /// an idempotency key.
 ///
-/// Kept as its text, 32 lowercase hexadecimal digits, because every node stores and compares that
-/// text.
+/// The value is kept as text, 32 lowercase hexadecimal digits, because every node stores and
+/// compares that text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Owner([u8; Owner::TEXT_LEN]);
 
@@ -141,7 +143,8 @@ impl Owner {
     /// Characters of the stored text.
     pub const TEXT_LEN: usize = 2 * Self::LEN;
 
-    /// The owner of records that keep a lock free. Nobody can extend or release such a record.
+    /// The owner of records by which recovery keeps a lock free. No token can extend or release
+    /// such a record.
     pub const NOBODY: Self = Self([b'0'; Self::TEXT_LEN]);
 
     /// An owner from raw bytes, which must come from a cryptographic generator.
@@ -152,7 +155,7 @@ impl Owner {
     }
 
     /// The owner of an idempotency key. The same (cluster, principal, lock, key) gives the same
-    /// owner on every gateway, so a repeated request meets its own lock.
+    /// owner on every gateway, so a repeated request finds the lock of the first one.
     ///
     /// HMAC-SHA-256 over length-prefixed parts (no two lists of parts collide), cut to 16 bytes.
     /// The owner is as hard to guess as the idempotency key.
@@ -161,12 +164,13 @@ impl Owner {
         Self::of_parts(cluster, parts.map(str::as_bytes))
     }
 
-    /// The owner that nodes store when this owner is what a client shows, and only `principal` may
-    /// show it. Another principal gets another owner, which holds nothing. Nodes never see what the
-    /// client shows.
+    /// Binds this owner to a principal. A client shows this owner in its token, and the nodes store
+    /// the owner that this function returns. If another principal shows the same token, this
+    /// returns another owner, which holds nothing. The nodes never see the owner that the client
+    /// shows.
     ///
-    /// HMAC-SHA-256 as in [`Owner::derive`]. Nothing is stored for it: every gateway computes the
-    /// same.
+    /// HMAC-SHA-256 as in [`Owner::derive`]. No gateway has to store the result, because every
+    /// gateway computes the same one.
     pub fn bound_to(&self, principal: &str) -> Self {
         Self::of_parts("redlock bound owner v1", [principal.as_bytes(), self.0.as_slice()])
     }
@@ -193,9 +197,9 @@ impl fmt::Debug for Owner {
     }
 }
 
-/// Tells the proposals of one owner apart: 4 random bytes, drawn for each. Two gateways that ask
-/// for the same owner may mint the same T in the same microsecond. Then only the nonce shows whose
-/// grant a node stores.
+/// Distinguishes the proposals of one owner: 4 random bytes, drawn for each proposal. Two gateways
+/// that ask for the same owner may mint the same T in the same microsecond. Then only the nonce
+/// shows whose grant a node stores.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce([u8; Nonce::TEXT_LEN]);
 
@@ -313,8 +317,8 @@ impl LockToken {
         Self { owner, nonce, fencing }
     }
 
-    /// The same grant with another owner: as a client shows it where nodes store a bound owner, see
-    /// [`Owner::bound_to`].
+    /// The token as its client shows it, if the nodes store a bound owner: the same grant with the
+    /// client's `owner`, see [`Owner::bound_to`].
     pub fn shown_by(&self, owner: Owner) -> Self {
         Self { owner, ..*self }
     }
@@ -335,7 +339,7 @@ impl LockToken {
         Self::of_texts(fencing.as_bytes(), grant.as_bytes())
     }
 
-    /// Parses T, and owner and nonce, as a node stores them.
+    /// Parses a T and a grant (owner and nonce) as a node stores them.
     pub(crate) fn of_texts(fencing: &[u8], grant: &[u8]) -> Option<Self> {
         let (owner, nonce) = grant.split_at_checked(Owner::TEXT_LEN)?;
         Some(Self {

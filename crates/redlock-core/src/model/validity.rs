@@ -11,15 +11,17 @@ pub fn drift(life: Duration, factor: f64) -> Duration {
     life.mul_f64(factor) + Duration::from_millis(2)
 }
 
-/// `life − elapsed − drift`, or `None` when nothing is left. `life` is the TTL, or the remaining
-/// life that an extension found if that is longer.
+/// `life − elapsed − drift`, or `None` when nothing is left. `life` is the TTL or, if that is
+/// longer, the remaining life that an extension found on the nodes.
 pub fn validity(life: Duration, elapsed: Duration, drift: Duration) -> Option<Duration> {
     life.checked_sub(elapsed)?.checked_sub(drift).filter(|left| !left.is_zero())
 }
 
-/// The longest round that counts: 3 × `max_clock_skew`, and at least 5 s. During a longer round a
-/// master may lose its data, and recovery may read the other masters before they vote. All gateways
-/// of a cluster must agree on this limit, so it does not follow `node_timeout`.
+/// The longest round that counts: 3 × `max_clock_skew`, and at least 5 s. During a longer round, a
+/// master may vote yes and then lose its data. Recovery may then read the other masters before they
+/// have set the lock, and miss the lock. Recovery waits for this limit before it reads, so all
+/// gateways of a cluster must agree on it. That is why it does not depend on `node_timeout`, which
+/// each gateway chooses for itself.
 pub fn longest_round(max_clock_skew: Duration) -> Duration {
     (max_clock_skew * 3).max(Duration::from_secs(5))
 }
@@ -31,14 +33,14 @@ pub struct Lease {
     pub token: LockToken,
     /// The TTL of the grant.
     pub ttl: Ttl,
-    /// The number of nodes that had granted the lock at the deciding vote.
+    /// The number of nodes that had granted the lock when the deciding vote arrived.
     pub nodes_granted: usize,
     /// N: all configured nodes, up or not.
     pub nodes_total: usize,
     /// The number of rounds that the grant took.
     pub rounds: u32,
-    /// The number in the queue of this process, in the order of arrival. A waiter that let others
-    /// pass gets a later number. `None` if the request did not queue.
+    /// The waiter's number in this process. Waiters are numbered in the order of arrival, and a
+    /// waiter that let others pass got a new, larger number. `None` if the request did not queue.
     pub ticket: Option<u64>,
     /// Whether an earlier request of the same owner got this grant, and this request confirmed it
     /// by extending it. The token is then that of the earlier request.
@@ -46,7 +48,8 @@ pub struct Lease {
     /// When the request began, on the clock that includes suspend.
     pub(crate) started: Duration,
     pub(crate) drift: Duration,
-    /// How long a majority stores the lock from `started` on, at least: the TTL, or longer.
+    /// How long a majority stores the lock at least, counted from `started`: the TTL, or longer if
+    /// an extension found a longer life.
     pub(crate) life: Duration,
 }
 

@@ -1,8 +1,8 @@
-//! Acquire: one [attempt], and more of them as its
-//! [`RetrySchedule`](attempts::RetrySchedule) decides.
+//! Acquire: one [attempt], and further attempts for as long as a
+//! [`RetrySchedule`](attempts::RetrySchedule) asks for them.
 //!
-//! Safe to cancel: if a future is dropped, whatever it may have set is released, on a deadline of
-//! its own.
+//! Safe to cancel: if a future is dropped, every grant that it may have got is released, on a
+//! deadline of its own.
 
 mod attempt;
 mod attempts;
@@ -24,28 +24,30 @@ use crate::model::validity::Lease;
 use crate::shared::Shared;
 use crate::wait::WaitRegistry;
 
-/// The longest wait, because an `Instant` has an end.
+/// The longest wait. Adding an endless patience to an `Instant` would panic.
 const MAX_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
 
-/// The waiters of this process. A handoff gives them attempts.
+/// The waiters of this process. A handoff gives the first waiter an attempt that has already been
+/// sent.
 pub(crate) type Waiters = WaitRegistry<AcquireParams, Attempt>;
 
-/// Options of an acquire beside name and TTL.
+/// The options of an acquire, beside name and TTL.
 #[derive(Debug, Clone, Default)]
 pub struct AcquireOptions {
     /// Text for people, stored beside the lock.
     pub info: Info,
     /// The owner of the grant.
     pub owner: OwnerChoice,
-    /// How long an earlier request may have held the lock whose grant this request returns; without
-    /// limit if `None`.
+    /// Only for a shared owner, whose grant may come from an earlier request: how long that request
+    /// may have held the lock. If it has held the lock for longer, this request fails with
+    /// [`LockError::HeldTooLong`]. `None` means no limit.
     pub max_hold: Option<Duration>,
 }
 
 /// Who owns a grant.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OwnerChoice {
-    /// An owner that is drawn for this request.
+    /// The library draws an owner for this request.
     #[default]
     Fresh,
     /// An owner that the caller has drawn for this request alone.
@@ -64,7 +66,8 @@ impl AcquireParams {
     ) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
         let AcquireOptions { info, owner: choice, max_hold } = options;
-        // A repeated request returns the standing grant, however slow rounds have become.
+        // A repeated request must be able to return its standing grant, however slow rounds have
+        // become.
         if !matches!(choice, OwnerChoice::Shared(_)) {
             shared.check_rounds(ttl)?;
         }
@@ -89,7 +92,7 @@ pub(crate) fn acquire<'a>(
     until_granted(Retries::new(shared, params, policy))
 }
 
-/// Acquires in the queue of the lock.
+/// Acquires, and waits in the queue of the lock for up to `patience`.
 pub(crate) fn acquire_within(
     shared: &Arc<Shared>,
     waiters: &Waiters,

@@ -1,5 +1,5 @@
-//! Extend, and [repair]: after a majority has extended a lock, it is set again on nodes
-//! that lost it.
+//! Extends a lock. After a majority has extended it, [repair] sets the lock again on nodes that
+//! lost it.
 
 mod repair;
 
@@ -50,7 +50,8 @@ pub(crate) async fn extend(
     match outcome.decision {
         Decision::Yes => {
             let lease = shared.lease(*token, ttl, started, &outcome);
-            // The nodes have the lock, but the answer took too long to promise anything.
+            // A majority has extended the lock. But if the answers took too long, nothing can be
+            // promised.
             let now = shared.env.clock.monotonic();
             let left = lease.validity(now);
             left.filter(|_| shared.counts(started, now))

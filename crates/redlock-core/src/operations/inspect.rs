@@ -1,4 +1,4 @@
-//! Inspect: shows a lock to people. No part of the algorithm.
+//! Inspect: shows a lock to people. No other operation depends on it.
 
 use crate::model::types::LockName;
 use crate::node::{Effect, Failure, Reason, Vote};
@@ -24,7 +24,7 @@ pub enum NodeView {
     Free,
     /// The node did not answer, or answered with an error.
     Failed(Failure),
-    /// The answer was not needed.
+    /// The round was decided before the node answered.
     Pending,
 }
 

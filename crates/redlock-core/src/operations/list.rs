@@ -1,8 +1,8 @@
-//! List: shows the held locks to people. No part of the algorithm.
+//! List: shows the held locks to people. No other operation depends on it.
 //!
-//! Nodes are read one after the other, and every lock found on one of them is looked up on all of
-//! them. Enough nodes are read that no majority can be missed. Listings do not delay votes, see
-//! [`LockReader`](crate::node::LockReader).
+//! Nodes are read one after the other. Every lock found on one node is looked up on all nodes. A
+//! listing reads N − quorum + 1 nodes to their ends, so it misses no lock that a majority stores.
+//! Listings do not delay votes, see [`LockReader`](crate::node::LockReader).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -24,10 +24,11 @@ use crate::shared::Shared;
 
 /// Locks looked up in one call.
 const LOOKED_UP: usize = 64;
-/// The smallest scan: reading fewer keys costs as much.
+/// The fewest keys that a scan asks for. A scan of fewer keys would cost as much.
 const MIN_COUNT: usize = 16;
-/// The largest scan. Its names are looked up before the page is cut off; otherwise the next page
-/// would run out of time in the same way.
+/// A scan that returns more names than this is repeated with this number of keys. All names of a
+/// scan are looked up before a page may end within it. If the look-up took longer than a page may
+/// take, every further page would run out of time at the same place.
 const MAX_COUNT: usize = 2 * LOOKED_UP;
 
 /// A page of held locks.
@@ -48,11 +49,11 @@ pub struct ListCursor {
     node: usize,
     walked: u32,
     at: Bytes,
-    /// The names shown of the scan that begins at the cursor, if a page was full before the scan's
-    /// end. An offset into the scan would not do: keys come and go, so another scan from there
-    /// returns other keys.
+    /// Which names of the scan that begins at `at` were already shown. Empty unless a page was full
+    /// before the end of its scan. An offset into the scan would not do: keys come and go, so a
+    /// repeated scan returns other keys in other places.
     shown: Vec<Digest8>,
-    /// How many keys that scan looked at.
+    /// How many keys that scan looked at, so that it can be repeated.
     count: u32,
 }
 
@@ -153,13 +154,14 @@ pub(crate) async fn list(
     let mut count = first_count;
     let mut is_empty = true;
     while !is_complete(&cursor) && cursor.node < shared.nodes.len() && listing.locks.len() < limit {
-        // Nodes inside this process answer without waiting, so this loop has to yield.
+        // Embedded nodes answer without waiting, so this loop has to let other tasks run.
         tokio::task::yield_now().await;
         let asked = u32::try_from(count).unwrap_or(u32::MAX);
         let scan = Scan { key_prefix: key_prefix.clone(), cursor: cursor.at.clone(), count: asked };
         let Ok(scanned) = listing.scan(cursor.node, scan).await else { break };
         let Some(Scanned { keys, count: looked_at, next }) = scanned else {
-            // Skipped: other nodes can make up for this one. The locks shown of it stay right.
+            // This node cannot be read, so the listing skips it and reads another node in its
+            // place. The locks already shown from this node remain valid.
             cursor = ListCursor {
                 node: cursor.node + 1,
                 walked: cursor.walked,
@@ -170,18 +172,21 @@ pub(crate) async fn list(
         let mut names = names_of(&keys, &shared.settings.key_prefix);
         names.retain(&passes);
         if names.len() > MAX_COUNT && looked_at as usize > MAX_COUNT {
-            // More names than a cursor may hold.
+            // If the page ended within this scan, its cursor could not hold so many names. So the
+            // scan is repeated with fewer keys.
             count = MAX_COUNT;
             continue;
         }
         if !cursor.shown.is_empty() {
-            // Names that have gone are dropped, so the cursor holds no more than one scan.
+            // Names that have gone since the last page are dropped from the cursor, so it never
+            // holds more names than one scan.
             let (again, new): (Vec<_>, _) =
                 names.into_iter().partition(|name| cursor.shown.contains(&digest(name)));
             cursor.shown = again.iter().map(digest).collect();
             names = new;
         }
-        // As many keys as should yield the missing locks, at the rate of the last scan.
+        // The next scan asks for as many keys as should yield the missing locks, if names are as
+        // frequent as in the last scan.
         let missing =
             limit.saturating_sub(listing.locks.len() + names.len()).clamp(MIN_COUNT, MAX_COUNT);
         count = ((looked_at as usize).saturating_mul(missing) / names.len().max(1)).max(MIN_COUNT);
@@ -222,7 +227,7 @@ struct Listing<'a> {
     /// Names already looked up.
     seen: HashSet<LockName>,
     locks: Vec<(LockName, LockState)>,
-    /// By node. A node that has failed is not asked again for this page.
+    /// The failure of each node, if any. A node that has failed is not asked again for this page.
     failures: Vec<Option<Failure>>,
 }
 
@@ -246,8 +251,8 @@ impl Listing<'_> {
         }
     }
 
-    /// Adds a node's locks that a majority holds and that no earlier node has shown. Adds all of
-    /// them, or none if time runs out.
+    /// Adds those locks of a node that are held, or may be held, and that no earlier node has
+    /// shown. If time runs out, adds none of them.
     async fn add(&mut self, mut names: Vec<LockName>, walked: u32) -> Result<(), Elapsed> {
         let quorum = self.shared.quorum;
         names.retain(|name| self.seen.insert(name.clone()));

@@ -1,5 +1,5 @@
-//! Release: for the holder, by force, or of a grant that nobody will use. A release hands the lock
-//! to the next waiter.
+//! Releases a lock: for its holder, by force, or because nobody will use the grant. If requests
+//! wait for the lock in this process, the release hands it to the next of them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,8 +29,9 @@ pub(crate) async fn release(
     match outcome.decision {
         Decision::Yes => Ok(()),
         Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
-        // At least one node held our grant, and too few refused to rule out that a majority did.
-        // Now no majority can: a majority has answered, and none of these nodes stores the grant.
+        // At least one node stored our grant and has released it, so the grant may have been on a
+        // majority. A majority has answered now, and none of these nodes stores the grant any more.
+        // So no majority can store it.
         Decision::Neither | Decision::Open
             if released > 0 && released + refused >= shared.quorum.size() =>
         {
@@ -40,7 +41,7 @@ pub(crate) async fn release(
     }
 }
 
-/// `on_found` is called with the holder before anything is sent to the nodes.
+/// `on_found` is called with the holder that was found, before any release is sent to the nodes.
 pub(crate) async fn force_release(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -65,8 +66,8 @@ pub(crate) async fn force_release(
         LockState::Free => return Err(LockError::Lost),
         LockState::Unknown => return Err(LockError::Unknown(shared.reports(&outcome))),
     };
-    // A node may have missed the owner's last grant. A release with an older T would spare the
-    // newer grant.
+    // A node that missed the owner's last grant may still store an older one. A release with the
+    // older T would spare the newer grant, so the release uses the largest T.
     let owner = agreeing(&outcome.votes).map(|(majority, _)| majority);
     let its_own = found(&outcome.votes)
         .filter(|holding| owner.is_some_and(|owner| same_owner(holding, owner)));
@@ -81,8 +82,9 @@ pub(crate) async fn force_release(
 }
 
 /// Releases a lock that recovery keeps free on some nodes: first every stored grant, then the
-/// records that keep the lock free, whose T is at most `t`. Those records are released only if
-/// every node was heard, because they may stand for a grant that is left somewhere.
+/// records that keep the lock free, whose T is at most `t`. Those records stand for a grant that
+/// some nodes have lost. They are released only if every node answered, because a node without an
+/// answer may still store that grant.
 async fn release_kept_free(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -97,7 +99,7 @@ async fn release_kept_free(
         let Some((token, _)) = holding.record.parse() else { return Err(LockError::NotHolder(by)) };
         tokens.push(token);
     }
-    // Keep the newest grant of each owner.
+    // Keeps only the newest grant of each owner.
     tokens.sort_unstable_by_key(|token| std::cmp::Reverse(token.fencing()));
     let mut owners = HashSet::new();
     tokens.retain(|token| owners.insert(*token.owner()));
@@ -130,8 +132,8 @@ async fn release_kept_free(
 /// to which grants were released.
 ///
 /// The T is minted before any node is read. So it is larger than the T of every acquire that has
-/// begun by then, as far as the gateways' clocks agree. An acquire still in flight meets a
-/// watermark above its T.
+/// begun by then, as far as the gateways' clocks agree. An acquire still in flight is refused,
+/// because it meets a watermark above its T.
 pub(crate) async fn release_owner(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -143,8 +145,10 @@ pub(crate) async fn release_owner(
     let votes = round.votes_until(|_| false).await;
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
-    // A watermark above another holder's T would prevent a repair of that lock on a node that lost
-    // it. So a node gets a T above the owner's own grants only if nobody else can hold the lock.
+    // The release leaves its T as a watermark on the nodes. A watermark above another holder's T
+    // would prevent a repair of that holder's lock on a node that lost it. So the release uses the
+    // newly minted T only if nobody else can hold the lock. Otherwise it uses the T of the owner's
+    // own grant.
     let others = without(owner, &votes);
     let newer = minted.filter(|_| !may_be_held(shared.quorum, &others));
     let token = match (granted, newer) {
@@ -161,8 +165,9 @@ pub(crate) async fn release_owner(
     release(shared, waiters, name, &token).await.map(|()| token.fencing())
 }
 
-/// Releases a grant on all nodes. If the plan names a first waiter, asks for the lock on its behalf
-/// in the same call. A grant that was never returned to a client is undone, see [`Op::Release`].
+/// Releases a grant on all nodes. If the plan names a first waiter, the same call asks for the lock
+/// on behalf of that waiter. For a grant that was never returned to a client, `scope` is
+/// [`ReleaseScope::Proposal`].
 pub(crate) fn release_and_hand_off(
     shared: &Arc<Shared>,
     waiters: &Waiters,
@@ -177,7 +182,8 @@ pub(crate) fn release_and_hand_off(
         let op = Arc::new(Op::Release { keys, record, scope, tell: hint });
         if let Some(params) = first {
             let mut attempt = Attempt::new(shared, params.clone());
-            // On an error the waiter tries by itself, and can report the error.
+            // If the attempt cannot be prepared, the waiter tries by itself, and can report the
+            // error.
             if let Ok(next) = attempt.prepare() {
                 let round = shared.release_round(op);
                 let round = round.ask_before(&shared.nodes, ALL_NODES, next);

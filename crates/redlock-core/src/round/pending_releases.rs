@@ -1,11 +1,12 @@
-//! Releases that did not arrive. Each is kept for its node and retried when the node is back, on
-//! its own deadline and never on the caller's.
+//! Releases that a node failed to confirm. Each is kept for its node, and retried when the node is
+//! admitted to vote. The retries have a deadline of their own, independent of the caller's.
 //!
-//! A release leaves a tombstone. It stops a late acquire that is still in the socket of a dead
-//! connection and would set the lock again. So a failed release stays pending until the longest
-//! possible TTL has passed. After that nothing is left to undo. The number of pending releases is
-//! limited: beyond the limit a release is abandoned and counted, and only the TTL ends what it
-//! would have undone.
+//! A release leaves a tombstone on the node. An acquire command may still be in the socket of a
+//! dead connection and arrive after the release; the tombstone keeps it from setting the lock
+//! again. So a failed release stays pending for `max_ttl` plus `max_clock_skew`. After that time,
+//! every lock that the release could remove has ended. The number of pending releases is limited.
+//! Beyond the limit, a release is abandoned and counted, and the lock that it would have removed
+//! stays until its TTL ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,11 +18,11 @@ use tokio::time::Instant;
 
 use crate::node::{Node, NodeState, Observer, Op, Reply, Vote, Voter};
 
-/// Pending releases per node.
+/// The limit on pending releases per node.
 const MAX_PENDING: usize = 65_536;
-/// Releases retried on one node at the same time.
+/// The limit on releases that are retried on one node at the same time.
 const MAX_IN_FLIGHT: usize = 128;
-/// Pause after an admitted node failed a release.
+/// The pause before the next retries, after a node failed a release again.
 const PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) struct PendingReleases {
@@ -66,7 +67,7 @@ impl PendingReleases {
         self.under_way.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A release was answered. A `failed` one is retried.
+    /// A release has ended. `failed` is the node and the release if the release has to be retried.
     pub(crate) fn ended(&self, failed: Option<(usize, &Arc<Op>)>) {
         if let Some((node, op)) = failed {
             self.enqueue(node, op.clone());
@@ -76,7 +77,7 @@ impl PendingReleases {
         }
     }
 
-    /// Releases on one node, now if possible, and otherwise as soon as possible.
+    /// Sends a release to one node at once. If the node fails, the release is retried.
     pub(crate) fn release(self: &Arc<Self>, node: usize, op: Arc<Op>) {
         self.began();
         let voter = Arc::new(FirstTry { pending: self.clone(), op: op.clone() });
@@ -109,8 +110,8 @@ async fn retry(
     observer: Arc<dyn Observer>,
 ) {
     let mut status = node.status();
-    // A release that keeps failing goes to the end. At the front it would block the others for as
-    // long as it is pending.
+    // A release that fails again goes to the end. At the front it would block the other releases
+    // for as long as it is pending.
     let mut open: VecDeque<Pending> = VecDeque::new();
     loop {
         if open.is_empty() {
@@ -124,7 +125,8 @@ async fn retry(
         }
         let last = open.iter().map(|release| release.until).max().unwrap_or_else(Instant::now);
         let admitted = status.wait_for(|status| status.state.is_admitted());
-        // Out of time, or admitted. If the node's task is gone, the submission fails.
+        // Waits until the node is admitted, or until all these releases are out of time. If the
+        // node's task is gone, the submission below fails.
         let _ = tokio::time::timeout_at(last, admitted).await.map(|seen| seen.map(drop));
 
         let now = Instant::now();
@@ -132,7 +134,8 @@ async fn retry(
         let mut answers = Vec::with_capacity(batch);
         for release in open.drain(..batch) {
             if release.until <= now {
-                // Nothing needs to be undone on a node in quarantine, because it lost its locks.
+                // On a node in quarantine there is nothing left to undo, because the node lost its
+                // locks.
                 if status.borrow().state != NodeState::Quarantined {
                     observer.release_abandoned(index);
                 }

@@ -1,29 +1,31 @@
-//! Measures how long rounds take now. A request whose TTL is too short for them is refused with a
-//! TTL that would do, instead of failing again and again.
+//! Measures how long rounds take now. A request whose TTL is too short for such rounds is refused
+//! at once. The error names a TTL that would do. Without this, the request would fail again and
+//! again.
 //!
-//! The estimate is the time that nine of ten granted rounds exceed, not the typical one: refusing a
-//! TTL that has a chance is worse than a failed attempt. The estimate lapses after 5 s, and falls
-//! within a few rounds when rounds become faster.
+//! The estimate is the time that nine of ten granted rounds exceed, and not the typical time,
+//! because refusing a TTL that has a chance is worse than a failed attempt. The estimate lapses 5 s
+//! after the last granted round. When rounds become faster, the estimate falls within a few rounds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::model::types::Ttl;
 
-/// The fewest granted rounds that make an estimate.
+/// An estimate needs at least this many granted rounds.
 const FEWEST: u64 = 32;
-/// How long a measurement counts.
+/// How long the estimate counts after the last granted round.
 const LIFE: Duration = Duration::from_secs(5);
-/// Timers add this to the limit of a round.
+/// A round may take this much longer than its limit, because timers are coarse.
 const TIMERS: Duration = Duration::from_millis(1);
-/// How far one round moves the estimate up (1/90) and down (1/10). The two balance where a tenth of
-/// all rounds are below the estimate.
+/// A slower round raises the estimate by at most 1/90, and a faster round lowers it by at most
+/// 1/10. Both movements balance where one round in ten is below the estimate.
 const UP: u64 = 90;
 const DOWN: u64 = 10;
 /// The recommended TTL leaves this much room for slower rounds.
 const ROOM: f64 = 1.3;
 
-/// Written without synchronization: of two rounds that end at the same time, one may be lost.
+/// The fields are written one by one, without a lock. Of two rounds that end at the same time, one
+/// may not be counted.
 #[derive(Debug, Default)]
 pub(crate) struct RoundTimes {
     nanos: AtomicU64,
@@ -51,8 +53,8 @@ impl RoundTimes {
         self.count.store(count, Ordering::Relaxed);
     }
 
-    /// If rounds with this limit have next to no chance now: the time that nine of ten exceed, and
-    /// a TTL that would do.
+    /// If rounds with this limit have next to no chance now, returns the time that nine of ten
+    /// rounds exceed, and a TTL that would do.
     pub(crate) fn too_long_for(
         &self,
         limit: Duration,
@@ -64,7 +66,8 @@ impl RoundTimes {
         }
         let age =
             now().saturating_sub(Duration::from_nanos(self.last_nanos.load(Ordering::Relaxed)));
-        // Rounded up to 10 ms.
+        // A round may take a tenth of its TTL, so the TTL is ten times the round in whole
+        // milliseconds.
         let millis = (round.as_secs_f64() * ROOM * 1000.0).ceil() as u64 * 10;
         (age <= LIFE).then(|| Ttl::from_millis(millis).ok()).flatten().map(|least| (round, least))
     }

@@ -1,4 +1,4 @@
-//! The meaning of a round's votes for a lock: who holds it, and who may. Pure.
+//! Reads from a round's votes who holds a lock, and who may hold it. Pure functions.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use crate::node::{Holding, Vote};
 /// The majority's view of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LockState {
-    /// A majority stores the same holder; `expires_in` is when it stops being a majority.
+    /// A majority stores the same holder. `expires_in` is the time until fewer than a majority
+    /// store that holder, if nothing is extended or released.
     Held(HeldBy),
     /// No holder can have a majority.
     Free,
@@ -46,8 +47,9 @@ impl LockState {
     }
 }
 
-/// The holder of a lock that enough nodes refused, and the earliest time at which a majority can be
-/// free: when all but `blocking − 1` of the refusers have expired.
+/// The holder of a lock, from the votes of the nodes that refused it. `expires_in` is the earliest
+/// time at which a majority of nodes can be free: then the records on all but `blocking − 1` of the
+/// refusing nodes have expired.
 pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
     let mut refusals: Vec<&Holding> = stored(votes).collect();
     // A key without expiry sorts last.
@@ -59,8 +61,9 @@ pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
         .map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
 }
 
-/// The error of a refused extend or release: lost, or held by somebody else. A minority may show a
-/// failed proposal; only a grant that can still be on a majority is a holder.
+/// The error of a refused extend or release: the lock is lost, or somebody else holds it. A record
+/// on a minority of nodes may come from a failed proposal. So only a grant that can still be on a
+/// majority counts as held.
 pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
     if can_hold(quorum, votes) {
         LockError::NotHolder(held_by(quorum, votes))
@@ -74,18 +77,19 @@ pub(crate) fn holds(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count >= quorum.size())
 }
 
-/// Whether a holder shown by some nodes may have a majority, as far as the votes show.
+/// Whether a holder that some votes show may have a majority, if the nodes without an answer store
+/// it too.
 pub(crate) fn can_hold(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     agreeing(votes).is_some_and(|(_, count)| count + unheard(votes) >= quorum.size())
 }
 
-/// Whether anybody may have the lock on a majority: a holder shown by some nodes, or one that no
-/// vote shows.
+/// Whether anybody may have the lock on a majority: a holder that some votes show, or one that only
+/// nodes without an answer store.
 pub(crate) fn may_be_held(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     can_hold(quorum, votes) || unheard(votes) >= quorum.size()
 }
 
-/// The votes of an inspection without the grants of this owner.
+/// The votes of an inspection as they would be if this owner had no grants.
 pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>> {
     let is_theirs =
         |holding: &Holding| holding.record.parse().is_some_and(|(token, _)| token.owner() == owner);
@@ -96,9 +100,9 @@ pub(crate) fn without(owner: &Owner, votes: &[Option<Vote>]) -> Vec<Option<Vote>
     others.collect()
 }
 
-/// Whether a majority answered and the contenders split it. A contender with a whole majority would
-/// have been granted, or would have refused the others. A node that failed may have the deciding
-/// vote.
+/// Whether a majority answered, and its votes are split among contenders. If one contender had all
+/// of that majority, the round would have been decided. A node that failed may have the deciding
+/// vote, so a contender may have the lock in spite of the split.
 pub(crate) fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
     let granted = count(votes, |vote| matches!(vote, Vote::Granted));
     let held = stored(votes).count();
@@ -110,7 +114,7 @@ pub(crate) fn is_split(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
 pub(crate) enum OwnGrant {
     /// A majority stores this grant.
     Stands(LockToken),
-    /// A grant may be on a majority, including nodes without an answer.
+    /// A grant is on a majority if nodes without an answer store it too.
     Possible,
     /// No grant can be on a majority.
     None,
@@ -138,7 +142,7 @@ pub(crate) fn own_grant(quorum: Quorum, votes: &[Option<Vote>]) -> OwnGrant {
 }
 
 /// How long a majority stores the lock: the TTL, or the quorum-th longest life that an extension
-/// found.
+/// found on the nodes, if that is longer.
 pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration {
     let longer = || {
         votes.iter().flatten().filter_map(|vote| match vote {
@@ -148,7 +152,7 @@ pub(crate) fn life(quorum: Quorum, ttl: Ttl, votes: &[Option<Vote>]) -> Duration
             _ => None,
         })
     };
-    // The usual case: the extension set the TTL.
+    // The usual case: fewer than a majority of nodes keep the lock for longer than the TTL.
     if longer().count() < quorum.size() {
         return ttl.duration();
     }
@@ -182,10 +186,11 @@ fn stored(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
     })
 }
 
-/// The holding that most nodes agree on, and their number. Nodes agree when they store the same
-/// owner, or the same value of another client.
+/// The holding that most nodes agree on, and the number of those nodes. Nodes agree when they store
+/// the same owner, or the same value of another client.
 pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
-    // Every 409 passes here, so each record is parsed once, not once per comparison.
+    // Every refused acquire passes here, so each record is parsed only once, and not for each
+    // comparison.
     let mut holdings = Vec::with_capacity(votes.len());
     holdings.extend(stored(votes).map(|holding| (holding, holder(holding))));
     let agree = |(holding, by): &(_, Holder)| {

@@ -1,11 +1,12 @@
 //! Fairness between gateways: the waiters elsewhere, known from hints, and the decision who may
 //! have a lock that is released here.
 //!
-//! The gateways keep the note that somebody waits, in memory and with a time to live. The nodes do
-//! not: a key beside the lock would cost every release a lookup, and a flag in the record would be
-//! one more thing for repair, extend and release to agree on. So a release costs the nodes nothing
-//! while nobody waits, and a hint has no part in safety. The price is a gap. A release that is sent
-//! before a *waiting* hint arrives tells nobody, and the waiter finds out with its next poll.
+//! Each gateway notes in its memory, for a limited time, that somebody waits for a lock elsewhere.
+//! The nodes store no such note. A key beside the lock would cost every release a lookup. A flag in
+//! the record would be one more thing for repair, extend and release to agree on. So a release
+//! costs the nodes nothing while nobody waits, and safety does not depend on hints. The price is a
+//! gap: a gateway may send a release just before it receives the *waiting* hint of another gateway.
+//! No hint announces that release, and the waiter finds out with its next poll.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,27 +23,30 @@ use crate::model::types::FencingToken;
 use crate::node::Hint;
 use crate::node::hint::HintKind;
 
-/// How long a *waiting* hint counts. Polls repeat it more often than twice in this time. Slower
-/// polls send a longer time in the hint.
+/// How long a *waiting* hint counts. The polls of a waiter repeat the hint at least twice in this
+/// time. A gateway that polls more slowly sends a longer time in its hints.
 const LIFE: Duration = Duration::from_secs(2);
 const _: () = assert!(2 * POLL.1.as_millis() < LIFE.as_millis());
 /// The longest time that is accepted from a hint, because everybody who may write to the nodes can
-/// publish.
+/// publish hints.
 const MAX_LIFE: Duration = Duration::from_secs(60);
 /// Limit on the locks that are noted. Waiters for further locks rely on polls.
 const MAX_NOTES: usize = 65_536;
-/// Handoff quota: local handoffs in a row while others wait.
+/// Handoff quota, in number: local handoffs in a row while waiters elsewhere are known.
 const MAX_QUOTA_HANDOFFS: u32 = 32;
-/// Handoff quota: the time of such handoffs. Holders that keep a lock for longer alternate between
-/// gateways.
+/// Handoff quota, in time: how long a gateway may hand a lock to its own waiters while waiters
+/// elsewhere are known. If each holder keeps the lock for longer than this, the lock alternates
+/// between gateways.
 const MAX_QUOTA_TIME: Duration = Duration::from_millis(10);
-/// Handoff quota in time, if no node passes on hints.
+/// Handoff quota, in time, if no node passes on hints.
 const MAX_QUOTA_TIME_WITHOUT_HINTS: Duration = Duration::from_secs(4);
-/// How long a gateway lets others try first after it has yielded a lock.
+/// After a gateway has yielded a lock, its newly arrived waiters let other gateways try first for
+/// this time.
 const YIELD: Duration = Duration::from_millis(3);
-/// After this many of its own rounds, drawn from the range, a queue that yielded competes again.
-/// Others need that time to receive the hint and to ask all nodes. The time doubles with each yield
-/// that others did not use, because they may be further away from the nodes.
+/// A queue that yielded competes again after this many times the length of its own rounds. The
+/// number is drawn from the range. Other gateways need that time to receive the hint and to ask all
+/// nodes. The pause doubles with each yield in a row that nobody used, because the other gateways
+/// may be further away from the nodes.
 const YIELD_ROUNDS: (f64, f64) = (3.0, 6.0);
 const MAX_YIELD: Duration = Duration::from_millis(64);
 
@@ -54,8 +58,8 @@ pub(crate) struct Fairness {
     notes: Mutex<Notes>,
 }
 
-/// Two generations of notes. The older one is dropped at each change, except for notes that count
-/// for longer. So no other step has to look for lapsed notes.
+/// Two generations of notes. When a new generation begins, the notes of the older one are dropped,
+/// except those that have not lapsed. So no other step has to look for lapsed notes.
 #[derive(Default)]
 struct Notes {
     young: HashMap<Bytes, Note>,
@@ -67,9 +71,9 @@ struct Notes {
 struct Note {
     until: Instant,
     yielded_until: Option<Instant>,
-    /// Local handoffs in a row, and since when this process has had the lock. The queue cannot keep
-    /// these, because it is gone whenever it is empty: a few clients that return again and again
-    /// would never use up their quota.
+    /// The number of local handoffs in a row; `since` is when they began. The queue of the lock
+    /// cannot keep these two, because an empty queue is removed. A few clients that return again
+    /// and again would then never use up their quota.
     run: u32,
     since: Option<Instant>,
     /// How often in a row the lock was yielded and, as far as hints show, nobody took it.
@@ -81,7 +85,8 @@ struct Note {
 pub(crate) enum HandoffQuota {
     /// The waiters here.
     Take { others_wait: bool },
-    /// Others, who have waited long enough. `untaken` counts the earlier yields that nobody used.
+    /// Waiters elsewhere, who have waited long enough. `untaken` counts the yields in a row, before
+    /// this one, that nobody used.
     Yield { untaken: u32 },
 }
 
@@ -90,7 +95,8 @@ impl HandoffQuota {
         self != Self::Take { others_wait: false }
     }
 
-    /// How long the waiters here leave the lock to others. Without `hints`, the others only poll.
+    /// How long the waiters here leave the lock to others. Without `hints` the others only poll, so
+    /// the pause is as long as the longest time between two polls.
     pub(crate) fn pause(self, hints: bool, entropy: &dyn Entropy) -> Option<Pause> {
         match self {
             Self::Take { .. } => None,
@@ -137,7 +143,7 @@ impl Fairness {
         Hint::new(self.origin, HintKind::Released { t, waiting }, lock)
     }
 
-    /// The hint for an attempt that was abandoned half-way, if others wait.
+    /// The hint for the undo of an attempt that was cancelled, if waiters elsewhere are known.
     pub(crate) fn given_up(&self, lock: &Bytes, t: FencingToken) -> Option<Hint> {
         self.quota(lock, Instant::now(), true).others_wait().then(|| self.released(lock, t, false))
     }
@@ -167,8 +173,9 @@ impl Fairness {
         self.change(lock, now, |note| note.untaken = 0);
     }
 
-    /// Decides who may have this lock, which is released here. Without `hints` a gateway cannot
-    /// know whether others wait. It must not starve them, and they poll.
+    /// Decides who may have a lock that is released here. Without `hints`, this gateway cannot know
+    /// whether others wait. It must not starve them, so it behaves as if somebody waited elsewhere:
+    /// its quota ends, and others can get the lock by polling.
     pub(crate) fn quota(&self, lock: &Bytes, now: Instant, hints: bool) -> HandoffQuota {
         let note = match self.known.load(Ordering::Relaxed) {
             0 => None,
@@ -179,7 +186,8 @@ impl Fairness {
         }
         let note = match note {
             Some(note) => note,
-            // The lock may have been held for so long that earlier notes have lapsed.
+            // There is no note, but others may wait: the lock may have been held for so long that
+            // the notes have lapsed.
             None if !hints => return HandoffQuota::Yield { untaken: 0 },
             None => return HandoffQuota::Take { others_wait: false },
         };
@@ -197,7 +205,7 @@ impl Fairness {
         }
     }
 
-    /// A waiter here got the lock after others had it.
+    /// A waiter here got the lock by a hint or a poll, and not by a handoff: a new quota begins.
     pub(crate) fn quota_begins(&self, lock: &Bytes, now: Instant) {
         self.change(lock, now, |note| (note.run, note.since) = (0, Some(now)));
     }
@@ -210,7 +218,8 @@ impl Fairness {
         });
     }
 
-    /// The lock was released for others: the next waiter that enters here lets them try first.
+    /// The lock was released for waiters elsewhere. The next waiter that enters here lets those try
+    /// first.
     pub(crate) fn yielded(&self, lock: &Bytes, now: Instant) {
         self.change(lock, now, |note| {
             (note.run, note.since, note.yielded_until) = (0, None, Some(now + YIELD));
@@ -395,7 +404,7 @@ mod tests {
         assert_eq!(
             fairness.quota(&lock(), now + 3 * MAX_QUOTA_TIME_WITHOUT_HINTS, false),
             yields(0),
-            "long held"
+            "after a long hold the note has lapsed"
         );
     }
 

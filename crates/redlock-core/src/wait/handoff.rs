@@ -13,7 +13,8 @@ use crate::node::Hint;
 pub(super) enum Next<P> {
     /// Nobody waits here.
     Nobody,
-    /// The first waiter here has an attempt in flight, and will make another one.
+    /// The first waiter here has an attempt in flight, and will make another one if that attempt is
+    /// refused.
     Competing,
     /// The waiters here have used up their quota: waiters at other gateways may try first.
     Yielded,
@@ -24,8 +25,8 @@ pub(super) enum Next<P> {
 /// The plan of a release that is about to be sent. [`carry_out`](Self::carry_out) is the only way
 /// to use it, so the plan lives until the release has been sent.
 ///
-/// A plan that ends without a handoff, in any way, wakes the first waiter: that waiter may have
-/// been refused because of the grant that is released.
+/// A plan that ends without a handoff, for whatever reason, wakes the first waiter. That waiter may
+/// have been refused because of the very grant that is released.
 #[must_use = "a plan that is not carried out wakes a waiter before the release is sent"]
 pub(crate) struct Handoff<P, A> {
     queues: Arc<WaitQueues<P, A>>,
@@ -39,8 +40,8 @@ pub(crate) struct Handoff<P, A> {
 }
 
 impl<P: Clone, A> WaitQueues<P, A> {
-    /// Plans a release. With a `pause` the lock is for others, and the queue here competes again
-    /// after the pause.
+    /// Plans a release. With a `pause`, the lock is left to other gateways, and the queue here
+    /// competes again after the pause.
     pub(crate) fn release(
         self: &Arc<Self>,
         lock: &Bytes,
@@ -87,8 +88,9 @@ impl<P, A> Handoff<P, A> {
     }
 
     /// Carries the plan out. `send` gets the first waiter's parameters, if the lock is for a waiter
-    /// here, and the hint to publish. It sends the release, and returns the attempt that it sent
-    /// for that waiter in the same call, if any.
+    /// here, and the hint to publish. `send` must send the release. In the same call to the nodes,
+    /// `send` may also send an attempt for that waiter. `send` returns its own result, and that
+    /// attempt if there is one.
     pub(crate) fn carry_out<R>(
         mut self,
         send: impl FnOnce(Option<&P>, Option<Hint>) -> (R, Option<A>),
@@ -105,16 +107,16 @@ impl<P, A> Handoff<P, A> {
         sent
     }
 
-    /// Hands over the attempt that was sent for the first waiter, in the call that released the
-    /// lock. Returns whether that waiter was still there; otherwise `prepared` is dropped.
+    /// Hands the first waiter the attempt that was sent for it in the call that released the lock.
+    /// Returns whether that waiter was still there. If not, `prepared` is dropped.
     pub(super) fn hand(mut self, prepared: A) -> bool {
         let Next::First { ticket, .. } = self.next else { return false };
         let mut shard = self.queues.shard(&self.lock);
         let waiter = shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&ticket));
         let Some(waiter) = waiter else {
             drop(shard);
-            // Undone before the next waiter is woken, which may have been refused because of this
-            // attempt.
+            // Dropping the attempt undoes it. That comes before the next waiter is woken, because
+            // this attempt may be the reason why the next waiter was refused.
             drop(prepared);
             return false;
         };
@@ -134,8 +136,8 @@ impl<P, A> Drop for Handoff<P, A> {
             return;
         }
         if let Next::First { ticket, .. } = self.next {
-            // The waiter tries by itself. If it has left, the attempt in flight is another
-            // waiter's.
+            // The first waiter tries by itself. If it has left, `competing` names another waiter,
+            // and stays.
             self.queues.update(&self.lock, |queue| {
                 queue.competing.take_if(|competing| *competing == ticket)?;
                 queue.schedule(queue.cause, queue.next_try.min(Instant::now()))

@@ -1,11 +1,12 @@
 //! The queues under many interleavings. `queue.rs`, `ticket.rs` and `handoff.rs` are compiled again
-//! with the locks and atomics of `shuttle`, which decides at each of them which task continues.
+//! with the locks and atomics of `shuttle`. At each use of a lock or an atomic, shuttle decides
+//! which task continues.
 //!
-//! The nodes are one cell behind a mutex. Polls and quick attempts never come, so a waiter
-//! continues only on a signal; without a signal shuttle reports a deadlock. Time is a counter one
-//! hour ahead of the machine's clock, so the times that the queues read from that clock are always
-//! past. Wakers and attempts look at the queues when they are woken or dropped, which shuttle
-//! refuses while a shard is locked.
+//! The nodes are one cell behind a mutex. Polls and quick attempts are never due. So a waiter
+//! continues only on a signal, and if a signal is missing, shuttle reports a deadlock. Time is a
+//! counter one hour ahead of the machine's clock, so the times that the queues read from that clock
+//! are always past. A waker that is woken or dropped, and an attempt that is dropped, locks a shard
+//! of the queues. If the caller still holds that shard's lock, shuttle reports the mistake.
 //!
 //! Every run explores the same schedules; another [`SEED`] explores others. A failure prints its
 //! schedule, for `shuttle::replay(body, "…")` in place of `explore`.
@@ -15,7 +16,8 @@ mod sync {
     pub(super) use shuttle::sync::{Arc, Mutex, MutexGuard};
 }
 
-// Compiled twice on purpose: outside of this test the standard library synchronizes them.
+// Compiled twice on purpose: outside of this test, these modules use the locks and atomics of the
+// standard library.
 #[allow(dead_code, clippy::duplicate_mod)]
 #[path = "handoff.rs"]
 mod handoff;
@@ -50,7 +52,7 @@ const SEED: u64 = 17;
 const ROUND: Duration = Duration::from_millis(1);
 const NEVER: Duration = Duration::from_secs(1_000_000);
 
-/// The holder before the first waiter: here, or elsewhere.
+/// The holder before the first waiter gets the lock: a client here, or one elsewhere.
 const HOLDER: u64 = u64::MAX;
 const ELSEWHERE: u64 = u64::MAX - 1;
 
@@ -64,9 +66,9 @@ struct World {
     queues: sync::Arc<Queues>,
     base: Instant,
     ticks: AtomicU64,
-    /// How often in ten the handoff quota is used up.
+    /// In how many of ten releases the handoff quota is used up, at random.
     over: u32,
-    /// How often in ten a plan is dropped without a handoff.
+    /// In how many of ten handoffs the plan is dropped without a handoff, at random.
     unused: u32,
     nodes: Mutex<Nodes>,
     elsewhere: Mutex<Vec<JoinHandle<bool>>>,
@@ -132,9 +134,9 @@ enum Fate {
     Stays,
     /// After this many steps of waiting, signalled or not.
     Impatient(u32),
-    /// With its own attempt in flight, at the first attempt or a later one.
+    /// During its own attempt, which is in flight.
     Competing,
-    /// When an attempt was handed to it and has been taken out.
+    /// After an attempt was handed to the waiter, and the waiter has taken it.
     Handed,
 }
 
@@ -213,7 +215,7 @@ impl World {
         }
     }
 
-    /// Releases as `release_and_hand_off` does.
+    /// Releases the grant `number` as `release_and_hand_off` does.
     fn release(&self, number: u64) {
         let pause = (thread_rng().gen_range(0..10) < self.over).then_some(Pause {
             rounds: 1.0,
@@ -230,7 +232,7 @@ impl World {
                     world.hold_elsewhere();
                     true
                 });
-                self.elsewhere.lock().expect("nobody panics with it").push(elsewhere);
+                self.elsewhere.lock().expect("the mutex is sound").push(elsewhere);
             }
             Next::First { .. } if thread_rng().gen_range(0..10) < self.unused => self.free(number),
             Next::First { params, .. } => {
@@ -257,7 +259,7 @@ impl World {
         nodes.released += 1;
         let t = nodes.released;
         drop(nodes);
-        // Every node repeats the hint.
+        // Each of two nodes publishes the hint.
         (0..2).for_each(|_| self.queues.wake(&lock(), t, self.now()));
     }
 
@@ -371,9 +373,9 @@ impl World {
         .await;
     }
 
-    /// The state after all have left.
+    /// Checks that nothing is left after all waiters have left.
     fn is_as_before(&self) {
-        finish(std::mem::take(&mut *self.elsewhere.lock().expect("nobody panics with it")));
+        finish(std::mem::take(&mut *self.elsewhere.lock().expect("the mutex is sound")));
         assert_eq!(self.queues.count(), (0, 0), "a queue or a ticket is left");
         let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
         let ended = count(&self.taken) + count(&self.given_back);
@@ -390,7 +392,8 @@ fn finish(tasks: Vec<JoinHandle<bool>>) -> Vec<bool> {
     tasks.into_iter().map(|task| block_on(task).expect("a waiter ends")).collect()
 }
 
-/// Random schedules find races of many steps; schedules with few preemptions find the others.
+/// Random schedules find races that need many switches between tasks; schedules with few
+/// preemptions find the other races.
 fn explore(times: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
     let random = RandomScheduler::new_from_seed(SEED, times);
     Runner::new(random, Config::default()).run(body.clone());
@@ -507,7 +510,7 @@ fn waiters_with_short_rounds_block_nobody_and_change_no_order() {
         let world = world(Some(HOLDER), MANY, ALONE, 1);
         let waiter = |id: u64| {
             let world = world.clone();
-            // Two lengths, neither of which is enough.
+            // Three round limits, none of which is enough.
             let limit = if id < HASTY { ROUND * 8 } else { ROUND * (id - HASTY + 1) as u32 };
             let fate = if id < HASTY {
                 Fate::Stays

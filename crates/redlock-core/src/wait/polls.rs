@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-/// The time between two polls of the first waiter, while few locks are waited for. A lost hint
-/// costs at most the longer time.
+/// The shortest and the longest time between two polls of the first waiter, while few locks are
+/// waited for. If a hint is lost, the waiter loses at most the longest time.
 pub(crate) const POLL: (Duration, Duration) =
     (Duration::from_millis(400), Duration::from_millis(800));
-/// The limit on the polls of all queues of a process.
+/// The limit on the polls of all queues of a process together.
 const MAX_POLLS_PER_SECOND: f64 = 500.0;
 
 /// The factor by which polls are slowed.
@@ -17,7 +17,7 @@ pub(crate) struct Polls {
 }
 
 impl Polls {
-    /// For this number of locks with waiters.
+    /// The factor for this number of locks with waiters.
     pub(crate) fn of(locks: usize) -> Self {
         let mean = (POLL.0 + POLL.1).as_secs_f64() / 2.0;
         Self { stretch: (locks as f64 / (MAX_POLLS_PER_SECOND * mean)).max(1.0) }
@@ -32,9 +32,10 @@ impl Polls {
         (POLL.0.mul_f64(self.stretch), POLL.1.mul_f64(self.stretch))
     }
 
-    /// The least time before a held lock is asked for again at its expected expiry. The time grows
-    /// with `in_vain`, the failed expiry attempts in a row, because such a holder extends its lock.
-    /// Zero while polls are not slowed.
+    /// A waiter tries a held lock again when it is expected to expire, but not before this time has
+    /// passed. The time grows with `in_vain`, the number of such attempts in a row that found the
+    /// lock held, because then the holder keeps extending the lock. Zero while polls are not
+    /// slowed.
     pub(crate) fn least_before_expiry(self, in_vain: u32) -> Duration {
         if self.stretch <= 1.0 {
             return Duration::ZERO;

@@ -7,10 +7,10 @@
 //!
 //! Invariants, explored under many interleavings by [`shuttle`](https://docs.rs/shuttle)
 //! (`interleavings.rs` beside this file):
-//! - A waiter is signalled when it becomes the first. A waiter that leaves, however it leaves,
-//!   makes room for the next one.
-//! - At most one attempt of a queue is in flight or about to be handed over: `competing` is its
-//!   ticket.
+//! - A waiter is signalled when it becomes the first. A waiter that leaves, for whatever reason,
+//!   lets the next one become the first.
+//! - At most one attempt of a queue is in flight or about to be handed over. `competing` is the
+//!   ticket of the waiter that it is for.
 //! - An attempt that was prepared for a waiter that has left is dropped, which undoes it. Only then
 //!   is the next waiter woken.
 //! - An empty queue does not exist.
@@ -18,13 +18,16 @@
 //! The first waiter tries at once. It takes one of the limited slots only when it has to wait. So a
 //! lock that nobody waits for is tried even when all slots are taken.
 //!
-//! If the first waiter finds no quorum, and its rounds have less time than those of others, it goes
-//! to the end with all waiters behind it that would fare no better. The next one tries at once. If
-//! nobody's rounds have more time, the order stays and the queue backs off as a whole. But a waiter
-//! that fails three times in a row goes to the end in any case.
+//! The first waiter may find no quorum, although a waiter behind it may take more time for a round.
+//! Then the first waiter goes to the end. So do the waiters directly behind it that would fare
+//! little better, because their rounds have less than twice the time of the first waiter's. The
+//! waiter that is first then tries at once. If no waiter's rounds have more time, the order stays
+//! and the queue backs off as a whole. But a waiter that finds no quorum three times in a row goes
+//! to the end in any case.
 //!
 //! If an earlier request with the same idempotency key appears to hold the lock, the waiter skips
-//! the queue and asks for that grant, once for each time that its owner is seen to hold the lock.
+//! the queue and asks for that grant. It does so once each time that a refusal or a grant shows its
+//! owner as the holder.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -41,11 +44,12 @@ use crate::model::types::Owner;
 
 const SHARDS: usize = 16;
 
-/// How many attempts follow quickly after an event on the lock. The first may come too early on
-/// some nodes, or meet remains of another attempt.
+/// If the first attempt after a release or a hint is refused, up to this many further attempts
+/// follow quickly. The first one may reach some nodes before the release does, or meet the remains
+/// of another attempt.
 pub(super) const QUICK: u32 = 3;
-/// After this many failures in a row without a quorum the first waiter goes to the end, even if
-/// nobody's rounds have more time.
+/// After this many attempts in a row without a quorum, the first waiter goes to the end, even if no
+/// waiter's rounds have more time.
 const MAX_FAILURES: u32 = 3;
 
 pub(super) type Shard<P, A> = HashMap<Bytes, WaitQueue<P, A>>;
@@ -53,8 +57,8 @@ pub(super) type Shard<P, A> = HashMap<Bytes, WaitQueue<P, A>>;
 /// All queues of one process.
 pub(crate) struct WaitQueues<P, A> {
     shards: Box<[Mutex<Shard<P, A>>]>,
-    /// The same in every run, so that explorations can be replayed. Names chosen to collide only
-    /// make shards uneven.
+    /// Without a random seed, so that `interleavings.rs` can replay an exploration. Names that
+    /// somebody chooses to collide only make shards uneven.
     hasher: BuildHasherDefault<DefaultHasher>,
     pub(super) bounds: Bounds,
     pub(super) next_ticket: AtomicU64,
@@ -89,7 +93,7 @@ pub(super) struct WaitQueue<P, A> {
     pub(super) quick_left: u32,
     /// Attempts in a row without a quorum.
     pub(super) failures: u32,
-    /// Attempts in a row that no event called for and that found the lock held.
+    /// Attempts in a row that followed no release or hint and found the lock held.
     pub(super) in_vain: u32,
     /// The nodes' last refusal and its time; `None` once a waiter here has got the lock since.
     pub(super) last_refusal: Option<(LockError, Instant)>,
@@ -99,7 +103,7 @@ pub(super) struct WaitQueue<P, A> {
     pub(super) holder: Option<Owner>,
     /// Waiters whose owner other requests may share.
     pub(super) shared_owners: usize,
-    /// The time of a round.
+    /// How long the last attempt of this queue took.
     pub(super) round: Duration,
 }
 
@@ -115,14 +119,15 @@ pub(super) struct Waiter<P, A> {
     pub(super) failures: u32,
     /// The owner, if other requests may ask for it.
     pub(super) shared_owner: Option<Owner>,
-    /// The waiter's owner appears to hold the lock, and the waiter has not asked for it since.
+    /// The waiter's owner appears to hold the lock, and the waiter has not asked for that grant
+    /// since.
     pub(super) owner_holds: bool,
     pub(super) handed: Option<A>,
     pub(super) waker: Option<Waker>,
     pub(super) signalled: bool,
 }
 
-/// Why the first waiter tries.
+/// Why the first waiter makes its next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The waiter entered an empty queue, or a poll is due.
@@ -167,8 +172,8 @@ impl<P, A> WaitQueues<P, A> {
     /// Another gateway announced a release of this lock with the token `t`.
     pub(crate) fn wake(&self, lock: &Bytes, t: u64, now: Instant) {
         self.update(lock, |queue| {
-            // Every node repeats a hint. After a refusal the repetition counts: that node released
-            // the lock later.
+            // Every node publishes the same hint. The first one counts. A repeated one counts only
+            // after a refusal, because the node that sent it released the lock later.
             if t < queue.last_hint || t == queue.last_hint && queue.last_refusal.is_none() {
                 return None;
             }
@@ -204,8 +209,9 @@ impl<P, A> WaitQueues<P, A> {
         wake.into_iter().for_each(Waker::wake);
     }
 
-    /// A release that was planned at `since` has been sent, and handed the lock to nobody here. A
-    /// waiter that was refused since then, or is being refused, may have asked before the release.
+    /// A release that was planned at `since` has been sent, and handed the lock to nobody here. If
+    /// the first waiter was refused since then, or has an attempt in flight, it may have asked the
+    /// nodes before the release, and tries again.
     pub(super) fn released(&self, lock: &Bytes, since: Instant, now: Instant) {
         self.update(lock, |queue| {
             if queue.competing.is_some() {
@@ -293,8 +299,8 @@ impl<P, A> WaitQueue<P, A> {
         }
     }
 
-    /// Notes the holder of the lock. Other requests of that owner ask for the grant. Returns their
-    /// wakers, to be called after the shard is unlocked.
+    /// Notes the holder of the lock. Waiters with the same owner will ask for its grant. Returns
+    /// their wakers, to be called after the shard is unlocked.
     pub(super) fn held_by(&mut self, holder: Option<Owner>) -> Vec<Waker> {
         self.holder = holder;
         if holder.is_none() || self.shared_owners == 0 {
@@ -327,8 +333,8 @@ impl<P, A> WaitQueue<P, A> {
             }
             return false;
         }
-        // The next limit is at least twice as large, so few attempts lead to the longest of however
-        // many limits.
+        // The next first waiter's limit is at least twice this one, or the longest. So few attempts
+        // lead to the longest limit, however many different limits there are.
         let enough = longest.min(own * 2);
         while self.waiters.front().is_some_and(|(_, waiter)| waiter.round_limit < enough) {
             self.move_first_to_end(next_number());

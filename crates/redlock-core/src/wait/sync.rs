@@ -1,4 +1,4 @@
-//! The synchronization of the queues. `interleavings.rs` puts shuttle's in its place.
+//! The locks and atomics of the queues. `interleavings.rs` replaces them by those of shuttle.
 
 pub(super) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub(super) use std::sync::{Arc, Mutex, MutexGuard};

@@ -50,7 +50,7 @@ fn success(now: Instant) -> Success {
 const OVER: Option<Pause> =
     Some(Pause { rounds: 3.0, least: Duration::ZERO, most: Duration::from_secs(1) });
 
-/// A ticket's next step in one word, and its time.
+/// A ticket's next step in one word, and how long it is until then.
 fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
     match ticket.step(now, true) {
         Step::Wait => ("wait", None),
@@ -67,7 +67,8 @@ fn is_signalled(ticket: &Ticket) -> bool {
     ticket.poll_signalled(&Context::from_waker(Waker::noop())) == Poll::Ready(())
 }
 
-/// Plans and carries out a release. Returns its kind; the waiter gets its own parameters.
+/// Plans and carries out a release. Returns the kind of the plan. In place of an attempt, the
+/// waiter is handed its own parameters.
 fn release(queue: &Queues, now: Instant, pause: Option<Pause>) -> &'static str {
     let plan = queue.release(&lock(), now, pause);
     match plan.next {
@@ -392,7 +393,7 @@ fn a_first_waiter_with_short_rounds_lets_others_pass_at_once() {
         ("poll", None),
         "waiters that would fare no better went to the end, too"
     );
-    assert_eq!(other.standing().failures, 0, "only the passed waiters failed");
+    assert_eq!(other.standing().failures, 0, "only the waiter that let others pass failed");
     other.granted(now, success(now));
     assert_eq!(release(&queue, now, None), "first");
     assert_eq!(step(&last, now), ("d", None));
@@ -400,7 +401,8 @@ fn a_first_waiter_with_short_rounds_lets_others_pass_at_once() {
     assert!(hasty[0].number() < hasty[1].number());
 }
 
-/// With one attempt per waiter, a queue of many different TTLs would hammer nodes that are down.
+/// If each round limit cost an attempt before the queue backs off, waiters with many different TTLs
+/// would hammer nodes that are down.
 #[test]
 fn few_attempts_pass_however_many_round_limits() {
     let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });

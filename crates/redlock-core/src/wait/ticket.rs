@@ -16,7 +16,7 @@ use crate::model::types::Owner;
 /// What a waiter may do now.
 #[derive(Debug)]
 pub(crate) enum Step<A> {
-    /// Wait to be signalled: others come first, or an attempt is about to be handed over.
+    /// Wait to be signalled: another waiter is first, or an attempt of this queue is in flight.
     Wait,
     /// The waiter is first: wait to be signalled, until this time at most.
     WaitUntil(Instant),
@@ -24,8 +24,8 @@ pub(crate) enum Step<A> {
     Attempt(Cause),
     /// The waiter is first, and this attempt has been sent for it.
     Handed(A),
-    /// The waiter's owner appears to hold the lock: ask for that grant, and leave with it or wait
-    /// on.
+    /// The waiter's owner appears to hold the lock: ask for that grant. If it is confirmed, leave
+    /// with it; otherwise wait on.
     AskForOwn,
 }
 
@@ -37,18 +37,18 @@ pub(crate) struct WaitTicket<P, A> {
     has_left: bool,
 }
 
-/// The end of an attempt without the lock.
+/// The result of an attempt that did not get the lock.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) error: LockError,
     /// When to try again if nothing happens.
     pub(crate) retry: Instant,
-    /// When to try again while attempts follow quickly.
+    /// When to try again if quick attempts are left, see [`QUICK`].
     pub(crate) quick: Instant,
     /// When a poll is due.
     pub(crate) poll_due: Instant,
     pub(crate) round: Duration,
-    /// Too few nodes answered, or too late.
+    /// Whether too few nodes answered, or answered too late.
     pub(crate) without_quorum: bool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Standing {
     pub(crate) locks: usize,
     /// Attempts in a row without a quorum.
     pub(crate) failures: u32,
-    /// Attempts in a row that no event called for and that found the lock held.
+    /// Attempts in a row that followed no release or hint and found the lock held.
     pub(crate) in_vain: u32,
 }
 
@@ -69,7 +69,7 @@ impl Standing {
     }
 }
 
-/// The end of an attempt with the lock.
+/// The result of an attempt that got the lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Success {
     /// The new holder's owner, if other requests may share it.
@@ -94,7 +94,8 @@ impl<P, A> WaitQueues<P, A> {
         let mut shard = self.shard(&lock);
         let queue =
             shard.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
-        // Drawn while the shard is locked, because a queue is in the order of its tickets.
+        // The number is drawn while the shard is locked, because the waiters of a queue must be in
+        // the order of their numbers.
         let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let owner_holds = shared_owner.is_some() && shared_owner == queue.holder;
         queue.shared_owners += usize::from(shared_owner.is_some());
@@ -156,8 +157,9 @@ impl<P, A> WaitTicket<P, A> {
         Standing { locks, failures, in_vain }
     }
 
-    /// What to do now; an attempt only if the waiter `may_try`. Answer a [`Step::Attempt`] or
-    /// [`Step::Handed`] with [`refused`](Self::refused) or [`granted`](Self::granted), or leave.
+    /// Returns what the waiter may do now; an attempt only if `may_try`. After a [`Step::Attempt`]
+    /// or [`Step::Handed`], the caller must report with [`refused`](Self::refused) or
+    /// [`granted`](Self::granted), or leave.
     pub(crate) fn step(&self, now: Instant, may_try: bool) -> Step<A> {
         let mut shard = self.queues.shard(&self.lock);
         let Some(queue) = shard.get_mut(&self.lock) else { return Step::Wait };
@@ -241,13 +243,14 @@ impl<P, A> WaitTicket<P, A> {
         own.into_iter().chain(next).for_each(Waker::wake);
     }
 
-    /// The attempt got the lock. The waiter leaves, and the next one waits for a release.
+    /// The attempt got the lock. The waiter leaves, and the next waiter waits for a release or a
+    /// poll.
     pub(crate) fn granted(mut self, now: Instant, success: Success) {
         self.has_left = true;
         let mut own = Vec::new();
         self.queues.remove(&self.lock, self.number, |queue| {
             queue.competing = None;
-            // This release is older than the grant.
+            // A release noted during the attempt is older than the grant.
             queue.released_meanwhile = None;
             (queue.quick_left, queue.failures, queue.in_vain) = (0, 0, 0);
             queue.cause = Cause::Poll;
@@ -285,7 +288,8 @@ impl<P, A> Drop for WaitTicket<P, A> {
         });
         if unused.is_some() {
             let wakes_the_next = Handoff::new(&self.queues, &self.lock, since, Next::Nobody);
-            // Undone first: the next waiter may have been refused because of this attempt.
+            // The unused attempt is undone first, because it may be the reason why the next waiter
+            // was refused.
             drop(unused);
             drop(wakes_the_next);
         }

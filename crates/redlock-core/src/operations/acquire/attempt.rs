@@ -1,11 +1,12 @@
-//! One attempt to get a lock: a round, and further rounds with a larger token if nodes have seen a
-//! T above ours.
+//! One attempt to get a lock. It is one round, and further rounds with larger tokens if nodes have
+//! seen a T above ours.
 //!
-//! Requests with the same idempotency key ask for one owner, perhaps at the same time. Nodes never
-//! overwrite a lock, so each request asks for a grant of its own. If it finds another grant of the
-//! owner on a majority, it undoes its own and *confirms* that grant: an extension that succeeds on
-//! a majority proves that the grant stands, as it does for a holder. So no promised grant is ever
-//! replaced, and all these requests return the same token.
+//! Requests with the same idempotency key ask for the same owner, perhaps at the same time. Nodes
+//! never overwrite a lock, so each request asks for a grant of its own. Suppose a request finds
+//! another grant of its owner on a majority. Then it undoes its own grant and *confirms* the other
+//! one by extending it. An extension that succeeds on a majority proves that the grant stands, as
+//! it does for a holder. So no grant that a client was promised is ever replaced, and all these
+//! requests return the same token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,9 @@ use crate::round::votes::{OwnGrant, can_hold, held_by, is_split, own_grant};
 use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
-/// Proposals within one attempt. Each learns from the watermarks that the last one met. If this
-/// many do not suffice, other gateways outrun us, and the attempt fails like any other.
+/// The limit on proposals within one attempt. Each proposal uses a T above the watermarks that
+/// refused the proposal before it. If this many proposals are refused, other gateways raise the
+/// watermarks faster than we do. The attempt then fails without a quorum.
 const MAX_PROPOSALS: u32 = 8;
 
 /// The lock to acquire, and for whom.
@@ -33,8 +35,7 @@ pub(crate) struct AcquireParams {
     pub(crate) nonce: Option<Nonce>,
     /// Whether other requests may ask for the same owner, earlier or at the same time.
     pub(crate) owner_is_shared: bool,
-    /// How long an earlier request of the same owner may have held the lock; without limit if
-    /// `None`.
+    /// How long an earlier request of the same owner may have held the lock; no limit if `None`.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) info: Info,
     pub(crate) ttl: Ttl,
@@ -57,11 +58,12 @@ pub(crate) struct Attempt {
     /// The hint that nodes publish when they refuse.
     hint: Option<Hint>,
     started: Duration,
-    /// The last proposal, until the attempt no longer depends on it. Earlier proposals are already
-    /// undone.
+    /// The last proposal, which is undone when the attempt is dropped. `None` before the first
+    /// proposal, after a grant, and once undone. The undo of earlier proposals has already been
+    /// sent.
     current: Option<Proposal>,
     proposals: u32,
-    /// The attempt has an outcome, so it was not cancelled.
+    /// Whether the attempt has an outcome. An attempt that is dropped without one was cancelled.
     has_ended: bool,
 }
 
@@ -78,12 +80,12 @@ pub(crate) struct AttemptError {
     /// Whether a majority answered and the contenders split their votes, so that perhaps nobody has
     /// a majority.
     pub(crate) split: bool,
-    /// The number of rounds it took.
+    /// The number of rounds that the attempt took.
     pub(crate) rounds: u32,
 }
 
 impl Attempt {
-    /// The lease counts from now.
+    /// The lease's time counts from this call.
     pub(crate) fn new(shared: &Arc<Shared>, params: AcquireParams) -> Self {
         let started = shared.env.clock.monotonic();
         Self {
@@ -103,7 +105,7 @@ impl Attempt {
         self
     }
 
-    /// Prepares the round of the first proposal, which must be asked on all nodes.
+    /// Prepares the round of the first proposal. The caller must ask it on all nodes.
     pub(crate) fn prepare(&mut self) -> Result<PreparedRound, LockError> {
         let (next, round) = self.next_proposal()?;
         self.current = Some(next);
@@ -178,11 +180,12 @@ impl Attempt {
                 }
                 Decision::Neither | Decision::Open => {}
             }
-            // Otherwise the grant is a proposal of this very request, whose undo is in flight.
+            // `Yours` shows another grant of this owner. If no other request shares the owner, that
+            // grant is an earlier proposal of this very request, whose undo is in flight.
             let is_known = self.params.owner_is_shared;
             if is_known && outcome.votes.iter().flatten().any(|vote| matches!(vote, Vote::Yours(_)))
             {
-                // Outstanding votes may complete a majority of the standing grant.
+                // Outstanding votes may show that the other grant is on a majority.
                 let clear =
                     |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
                 outcome = RoundOutcome { votes: round.votes_until(clear).await, ..outcome };
@@ -206,7 +209,8 @@ impl Attempt {
     }
 
     /// Extends the grant of an earlier request of the same owner. Success proves that the grant
-    /// stands. After any other outcome the grant may still have been promised to somebody.
+    /// stands. After any other outcome, the earlier request may have returned the grant to its
+    /// client all the same.
     async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
         self.has_ended = true;
         self.undo();
@@ -218,9 +222,10 @@ impl Attempt {
         }
         match extend::extend(&shared, keys.clone(), &grant, ttl).await {
             Ok(lease) => Ok(Lease { replayed: true, rounds: self.proposals + 1, ..lease }),
-            // This grant can no longer have a majority. It is released, because its own request
-            // spares a grant that is marked as extended. But another grant of this owner, perhaps
-            // with a smaller T, may have been promised.
+            // This grant can no longer have a majority. It must be released here: this confirmation
+            // may have marked it as extended on some nodes, and the undo by its own request spares
+            // a grant with that mark. The release covers exactly this grant, because another grant
+            // of this owner, perhaps with a smaller T, may have been promised to a client.
             Err(LockError::Lost | LockError::NotHolder(_)) => {
                 let record = Record::new(&grant, &Info::default());
                 let release = Op::Release { keys, record, scope: ReleaseScope::Grant, tell: None };
@@ -236,8 +241,8 @@ impl Attempt {
         AttemptError { error, split, rounds: self.proposals }
     }
 
-    /// Asks with a new T. A node overwrites no lock, so where the proposal before was granted, or
-    /// may have been, it is undone in the same call.
+    /// Asks all nodes with a new T. A node never overwrites a lock. So on each node that granted
+    /// the last proposal, or may have, the same call first undoes that proposal.
     fn ask(&mut self) -> Result<(), AttemptError> {
         let (next, round) = match self.next_proposal() {
             Ok(next) => next,
@@ -267,7 +272,8 @@ impl Attempt {
 
     fn undo(&mut self) {
         let Some(Proposal { record, token, round }) = self.current.take() else { return };
-        // A cancelled attempt may have been granted the lock while others wait elsewhere.
+        // A cancelled attempt may have got the lock, and waiters at other gateways may have been
+        // refused because of it. The hint announces to them that the lock is free.
         let fairness = &self.shared.fairness;
         let hint = if self.has_ended {
             None

@@ -1,5 +1,5 @@
-//! The only loop around attempts. A [`RetrySchedule`] decides when the next one is due, if there is
-//! one.
+//! The only loop around attempts. A [`RetrySchedule`] decides whether another attempt follows, and
+//! when.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,15 @@ use crate::model::retry::RetryPolicy;
 use crate::model::validity::Lease;
 use crate::shared::Shared;
 
-/// Attempts after the first if contenders split the votes.
+/// The limit on attempts after the first, if contenders split the votes.
 pub(super) const MAX_SPLIT_TRIES: u32 = 3;
-/// The shortest round time assumed in a pause after split votes.
+/// A pause after split votes is computed as if a round took at least this long.
 const SHORTEST_ROUND: Duration = Duration::from_millis(2);
 
 /// Decides when attempts are made.
 pub(super) trait RetrySchedule: Send {
-    /// Waits for the next attempt. Returns it, and the time at which it is cut off, if any.
+    /// Waits until the next attempt is due. Returns the attempt, and the time at which it is cut
+    /// off, if any.
     fn next(
         &mut self,
     ) -> impl Future<Output = Result<(Attempt, Option<Instant>), LockError>> + Send;
@@ -35,7 +36,7 @@ pub(super) trait RetrySchedule: Send {
 
     /// The error to return when an attempt was cut off.
     fn last_error(&self, _now: Instant) -> LockError {
-        // An earlier request has the lock, or asks for it.
+        // A schedule that keeps no details of refusals reports the lock as held.
         LockError::Held(Default::default())
     }
 
@@ -48,7 +49,8 @@ pub(super) async fn until_granted(mut schedule: impl RetrySchedule) -> Result<Le
     loop {
         let (attempt, cut_off) = schedule.next().await?;
         let began = Instant::now();
-        // Boxed: the future is large, and a waiting request has none.
+        // Boxed, because the future is large, and a request that only waits should not carry its
+        // size.
         let attempt = Box::pin(attempt.run());
         let result = match cut_off {
             None => attempt.await,
@@ -72,7 +74,7 @@ pub(super) async fn until_granted(mut schedule: impl RetrySchedule) -> Result<Le
     }
 }
 
-/// Attempts outside of a queue: again after a pause, or not at all.
+/// The schedule of a request outside of a queue: it tries again after a pause, or not at all.
 pub(super) struct Retries<'a> {
     shared: &'a Arc<Shared>,
     params: AcquireParams,

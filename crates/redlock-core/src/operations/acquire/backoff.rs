@@ -8,30 +8,35 @@ use crate::error::LockError;
 use crate::model::clock::Entropy;
 use crate::wait::ticket::{Refusal, Standing};
 
-/// The delay of an attempt after an expiry. Nodes expire a key within 1 ms, and the jitter keeps
-/// gateways apart.
+/// The shortest and the longest delay between an expected expiry and the next attempt. Nodes expire
+/// a key within 1 ms. The random part keeps gateways from trying at the same time.
 const AFTER_EXPIRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(8));
-/// The jitter of that delay per lock with waiters, because many locks may expire together.
+/// The longest delay is at least this time for each lock with waiters in this process, because many
+/// locks may expire together.
 const EXPIRY_SPREAD: Duration = Duration::from_micros(200);
-/// The pause after the first attempt without a quorum. Each further one in a row doubles it.
+/// The shortest and the longest pause after the first attempt without a quorum. Each further such
+/// attempt in a row doubles both.
 const NO_QUORUM: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(150));
-/// The longest such pause, or the time between two polls if that is longer.
+/// A pause without a quorum ends after a time drawn from this range at the latest. If the time
+/// between two polls is longer, it ends after that time at the latest.
 const LONG_OUTAGE: (Duration, Duration) =
     (Duration::from_millis(1_000), Duration::from_millis(2_000));
-/// A waiter that splits the votes more often in a row waits for the next poll.
+/// A waiter whose attempts split the votes more often than this in a row no longer tries again
+/// quickly.
 const MAX_SPLITS: u32 = 8;
 
-/// Pauses with jitter, so that contenders do not meet again.
+/// Draws pauses of random length, so that contenders do not collide again.
 pub(super) struct Backoff<'a>(pub(super) &'a dyn Entropy);
 
 impl Backoff<'_> {
-    /// The pause after the `splits`th attempt in a row that split the votes: `splits` times one to
-    /// three rounds. The first contender that wakes finds the others gone.
+    /// The pause after the `splits`th attempt in a row that split the votes: `splits` times the
+    /// length of one to three rounds. When the first contender wakes, the others have undone their
+    /// grants and are still asleep.
     pub(super) fn after_split(&self, round: Duration, splits: u32) -> Duration {
         round.mul_f64(1.0 + 2.0 * self.0.unit()) * splits
     }
 
-    /// When to try a lock that is held until `expiry` at the longest.
+    /// When to try a lock that expires at `expiry` unless it is extended or released.
     pub(super) fn after_expiry(&self, expiry: Instant) -> Instant {
         expiry + self.between(AFTER_EXPIRY)
     }
@@ -77,7 +82,7 @@ impl Backoff<'_> {
                         .min(self.between(LONG_OUTAGE).max(poll));
                 (retry, retry)
             }
-            // An acquire has none of these outcomes.
+            // No attempt after which a waiter pauses has one of these outcomes.
             LockError::Lost | LockError::NotHolder(_) => (poll_due, poll_due),
             LockError::HeldTooLong { .. } | LockError::TtlTooLong { .. } => (poll_due, poll_due),
             LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. } => {
@@ -100,7 +105,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// The shortest and the longest of 2,000 pauses.
+    /// The shortest and the longest of 2,000 pauses after this error.
     fn backoff(error: &LockError, standing: Standing) -> (Duration, Duration) {
         let now = Instant::now();
         let all = (0..2_000).map(|_| {

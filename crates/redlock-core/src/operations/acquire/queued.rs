@@ -1,4 +1,5 @@
-//! Attempts of a waiter in a queue: when it is first, and the lock was or may have been released.
+//! The schedule of a waiter in a queue: it makes an attempt when it is first in the queue and the
+//! lock was released, or may have been.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::shared::Shared;
 use crate::wait::queue::Cause;
 use crate::wait::ticket::{Step, Success, WaitTicket};
 
-/// The shortest round time assumed in a pause.
+/// Pauses are computed as if a round took at least this long.
 const SHORTEST_ROUND: Duration = Duration::from_micros(500);
 /// How long an attempt in flight may go on after the end of the wait.
 const GRACE: Duration = Duration::from_millis(10);
@@ -25,14 +26,15 @@ pub(super) struct Queued<'a, F> {
     pub(super) shared: &'a Arc<Shared>,
     pub(super) params: AcquireParams,
     pub(super) ticket: WaitTicket<AcquireParams, Attempt>,
-    /// Others may try before this time.
+    /// The earliest time of the first attempt. Until then, waiters at other gateways may try.
     pub(super) first_try: Instant,
     pub(super) deadline: Instant,
     /// Called when the request begins to wait, which takes a slot.
     pub(super) on_wait: Option<F>,
-    /// The request has just arrived, and gets one whole attempt, however short its patience.
+    /// Whether the request has just arrived. A new request gets one whole attempt, however short
+    /// its patience.
     pub(super) is_new: bool,
-    /// The request has made an attempt.
+    /// Whether the request has made an attempt.
     pub(super) has_tried: bool,
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
@@ -44,7 +46,7 @@ pub(super) struct Queued<'a, F> {
 pub(super) enum WakeReason {
     /// The lock was handed over.
     Handed,
-    /// The waiter was first.
+    /// The waiter was first in its queue.
     First(Cause),
     /// An earlier request of the owner appears to have the lock. The waiter asks without waiting
     /// for its turn.
@@ -63,8 +65,8 @@ impl<F> Queued<'_, F> {
 }
 
 impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
-    /// Begins to wait, if a slot is free. If none is, a quorum failure of an earlier attempt takes
-    /// precedence over the error of the slot.
+    /// Begins to wait, if a slot is free. If no slot is free, returns the error of the slot. But if
+    /// an earlier attempt found no quorum, returns that error instead.
     fn take_slot(&mut self, now: Instant) -> Result<(), LockError> {
         let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
         let Err(full) = self.ticket.take_slot().and_then(|()| on_wait()) else { return Ok(()) };
@@ -83,7 +85,8 @@ impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
                 LockError::Held(by)
             }
             Some((error, _)) => error,
-            // An earlier request has the lock, or asks for it.
+            // Nobody in this queue was refused since the last grant, so an earlier request has the
+            // lock, or is asking for it.
             None => LockError::Held(Default::default()),
         }
     }
@@ -111,7 +114,8 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                         .waiting(&self.params.keys.lock, self.ticket.standing().polls());
                     Attempt::new(self.shared, self.params.for_attempt()).announcing(hint)
                 }
-                // Others may try first for a moment, however short the patience.
+                // Waiters at other gateways may try first for a moment, even if this request's
+                // patience is shorter.
                 Step::WaitUntil(next) if self.is_new && next == self.first_try => {
                     signalled(&self.ticket, next).await;
                     continue;
@@ -154,7 +158,8 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
         if let error @ LockError::HeldTooLong { .. } = failed.error {
             return Err(error);
         }
-        // The waiter was not first, so the queue does not change.
+        // The waiter has asked for its owner's grant beside the queue, so the queue does not
+        // change.
         if self.reason == WakeReason::OwnGrant {
             return Ok(());
         }
@@ -182,7 +187,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
             }
             WakeReason::First(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
             WakeReason::First(Cause::Poll) => {}
-            // Granted beside the queue, which does not change.
+            // The waiter got its owner's grant beside the queue, so the queue does not change.
             WakeReason::OwnGrant => return,
         }
         if matches!(self.reason, WakeReason::First(Cause::Hint | Cause::Poll)) {

@@ -1,16 +1,19 @@
 //! Sets an extended lock again on nodes that lost it, after a majority has proved who holds it.
-//! Without repair, a lock that is extended for long enough would die of nodes restarted empty one
-//! after the other.
+//! Without repair, a lock that is extended for a long time could lose its majority, when nodes
+//! restart empty one after the other.
 //!
-//! A repair sets the *same* T, however old it is. A node's watermark refuses a repair if the node
-//! has granted a later T meanwhile, or if a release of this T has reached the node. A repair never
-//! brings a released lock back, however late it arrives: it carries the time at which its extension
-//! began, and nodes refuse it as too old before such a watermark ends.
+//! A repair sets the *same* T, however old the lock is. A node's watermark refuses a repair if the
+//! node has granted a later T meanwhile, or if a release of this T has reached the node. So a late
+//! repair does not bring a released lock back while that watermark lives. After that, the age of
+//! the repair protects the lock: a repair carries the time at which its extension began, and a node
+//! refuses a repair if that time is more than `max_clock_skew` from its own clock. The watermark of
+//! a release lives longer than that.
 //!
-//! A watermark at T itself admits the repair only with the flag of an extension, which a release
-//! removes. Without that flag the lock was there and has ended, as on a master that keeps its data
-//! and was down for longer than the TTL. A node that was down since before the first extension
-//! stays without the lock.
+//! If a node's watermark equals T, the node accepts the repair only if the watermark has the flag
+//! of an extension. A release removes that flag. A watermark without the flag shows that the lock
+//! was on this node and has ended there, by a release or at the end of its TTL. For example, a
+//! master that keeps its data was down for longer than the TTL. If the master went down before the
+//! first extension of the lock, it stays without the lock.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -40,8 +43,8 @@ pub(super) struct Repair {
     pub(super) progress: Mutex<Progress>,
 }
 
-/// The record to set includes the text for people. The holder does not send that text, so a node
-/// with the lock is asked for it.
+/// The record that a repair sets includes the text for people. The holder does not send that text
+/// with an extension. So a node that has the lock, the witness, is asked for the record.
 #[derive(Default)]
 pub(super) enum Progress {
     #[default]
@@ -99,8 +102,8 @@ impl Voter for Witness {
             {
                 holding.record
             }
-            // The lock is gone by now, or the node did not answer. The proof stands anyway, and a
-            // lock without its text is better than none.
+            // The witness has lost the lock by now, or did not answer. A majority has still proved
+            // who holds the lock, and a lock without its text is better than none.
             _ => Record::new(&repair.token, &Info::default()),
         };
         let record = record.extended();
