@@ -270,7 +270,7 @@ impl Gateway {
         let now = self.locks.wall_micros();
         let statuses: Vec<_> =
             self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
-        // A node that is being connected may vote at any moment, so it counts as voting.
+        // A node without a connection may be connected again at any moment, so it counts as voting.
         let may_vote =
             |status: &&NodeStatus| status.votes() || status.state == NodeState::Connecting;
         let voting = statuses.iter().filter(may_vote).count();
