@@ -62,7 +62,7 @@ pub(super) async fn acquire(
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    // The body may have taken long to arrive.
+    // The body may have taken long to arrive, and the key may have been removed meanwhile.
     lock.check_again()?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?.unwrap_or(limits.default_ttl);
@@ -82,13 +82,13 @@ pub(super) async fn acquire(
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
-    // If the caller is no longer allowed, the guard is dropped and releases the grant.
+    // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
 
     let lease = Lease::new(name, &view, metadata.owner);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
-    // A slash is the only character of a name that ends a path segment.
+    // Only slashes are encoded: no other character that a name may have ends a segment of a path.
     headers.insert(
         header::LOCATION,
         header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?,
@@ -132,7 +132,7 @@ pub(super) async fn extend(
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Held).await?;
-    // The body may have taken long to arrive.
+    // The body may have taken long to arrive, and the key may have been removed meanwhile.
     lock.check_again()?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
@@ -185,7 +185,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         }
         ReleaseBy::IdempotencyKey(key) => {
             let whose = (access.caller().principal(), key.as_str());
-            // Boxed: otherwise the future of every request would have room for this one.
+            // Boxed, because an unboxed future would make the future of every request larger.
             let released =
                 Box::pin(access.gateway().release_by_key(name, whose, access.client())).await;
             released.map_err(|refusal| lock.refused(refusal))?;
@@ -204,7 +204,8 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Finds out whose grant the token belongs to. A token of another principal is noted as forced.
+/// Finds the grant that the token stands for. If the grant belongs to another principal, notes in
+/// the audit entry that the request is forced.
 async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, ApiError> {
     let LockAccess { access, name, verb } = lock;
     let Some(principal) = access.caller().principal() else { return Ok(ResolvedToken::of(token)) };
@@ -212,7 +213,7 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
     let releases = *verb == Verb::Release;
     let presented =
         PresentedToken { token, principal: Some(principal.into()), may_force, releases };
-    // Boxed: otherwise the future of every request would have room for this one.
+    // Boxed, because an unboxed future would make the future of every request larger.
     let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
     let resolved = resolved.map_err(|refusal| lock.refused(refusal))?;
     if resolved.is_forced {

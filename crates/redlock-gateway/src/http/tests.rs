@@ -48,7 +48,7 @@ impl Log {
     }
 }
 
-/// An app with a fair queue in which every client beside another one has to wait.
+/// An app whose fair queue makes every client wait as soon as there are two clients.
 fn app(routes: Router, has_keys: bool) -> App {
     let mut labels = matchit::Router::new();
     labels.insert("/{path}", "a label".to_owned()).unwrap();
