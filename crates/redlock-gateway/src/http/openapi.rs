@@ -89,7 +89,7 @@ macro_rules! shared_errors {
 shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421": "misdirected_request", "429": "rate_limited", "500": "internal_error" });
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
-/// The order of the operations in the document, by how often people need them.
+/// The order of the operations in the document: those that a reader needs first come first.
 const ORDER: [&str; 9] = [
     "acquireLock",
     "extendLock",
