@@ -87,13 +87,14 @@ pub struct Problem {
     pub status: u16,
     /// The kind of error, for programs.
     pub code: String,
-    /// What happened this time, with the value and what is allowed.
+    /// What happened this time, with the refused value and the allowed values.
     pub detail: String,
     /// The `x-request-id` of this answer, as in the gateway's log.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub request_id: Option<String>,
-    /// Time after which a retry makes sense, in milliseconds. `Retry-After` has it in seconds.
+    /// Time after which a retry makes sense, in milliseconds. The header `Retry-After` has the same
+    /// time in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub retry_after_ms: Option<u64>,
@@ -101,7 +102,7 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub holder: Option<String>,
-    /// Time until the holder's lock expires unless it is extended.
+    /// Time until the holder's lock expires, in milliseconds, unless the holder extends it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub expires_in_ms: Option<u64>,
@@ -172,7 +173,7 @@ impl ApiError {
     /// The limit on connections is reached, and all of them have requests under way.
     pub(super) fn no_place() -> Self {
         OVERLOADED
-            .because("as many connections are open as are allowed, all with requests under way")
+            .because("the limit on open connections is reached, and all of them have requests under way")
             .retry_after(SOON)
     }
 
@@ -252,9 +253,9 @@ impl From<AuthError> for ApiError {
             // for a password.
             AuthError::CrossSite => {
                 return FORBIDDEN.because(
-                    "a page of another site made a browser send this, and what browsers add by themselves (a password, a \
-                     certificate, their place in the network) counts only from this service's own pages; let the page show a \
-                     Bearer key, and name its origin with --cors-origin",
+                    "a page of another site made a browser send this; credentials that a browser adds by itself (a password, a \
+                     certificate, its place in the network) count only in requests from this service's own pages; let the page \
+                     send a Bearer key, and name its origin with --cors-origin",
                 );
             }
         };
@@ -276,8 +277,8 @@ impl ApiError {
             Refusal::InQuarantine { nodes, left, why } => {
                 let why = if disclosure.nodes { format!(" ({why})") } else { String::new() };
                 let detail = format!(
-                    "too few nodes may vote: some are in quarantine{why}, and the first moment at which a majority may vote \
-                     again is in {}; this request holds nothing, and whatever it set is being released",
+                    "too few nodes may vote: some are in quarantine{why}; when enough quarantines have ended, a majority may vote \
+                     again, within {}; this request holds nothing, and whatever it set is being released",
                     show(Duration::from_secs(left.as_secs() + 1))
                 );
                 NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, disclosure)
@@ -286,7 +287,7 @@ impl ApiError {
                 let held = show(Duration::from_secs(held.as_secs()));
                 let max = show(max);
                 MAX_HOLD_REACHED.because(format!(
-                    "the lock has been held for {held} and may be for {max}; release and compete again"
+                    "the lock has been held for {held}, and the limit is {max}; release it, then acquire it again"
                 ))
             }
             Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
@@ -335,8 +336,8 @@ impl ApiError {
                 NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             LockError::Unknown(nodes) => {
-                let detail = "too few nodes answered to tell whether this was done; an old deadline still stands, and \
-                              trying again is safe";
+                let detail = "too few nodes answered to tell whether this was done; a deadline from an earlier answer \
+                              still stands, and trying again is safe";
                 OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             LockError::HeldTooLong { .. } => Refusal::from(error).into(),

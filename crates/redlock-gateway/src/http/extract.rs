@@ -129,12 +129,12 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// Only names with this prefix.
+    /// Lists only locks whose names begin with this text.
     #[serde(default)]
     #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
     pub(super) prefix: String,
-    /// Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
-    /// last page has no `next_cursor`.
+    /// Maximum number of locks on a page, 1 to 1000. A page with fewer locks need not be the last
+    /// page. Only the last page has no `next_cursor`.
     #[serde(default = "default_limit")]
     #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
     pub(super) limit: u32,
