@@ -17,7 +17,8 @@ use crate::config::{Settings, clock_skew, ttl};
 ///
 /// Try:  curl -i -X POST http://127.0.0.1:8080/locks/demo
 ///
-/// Exit status of all commands: 0, done; 1, it failed; 2, the configuration cannot be used.
+/// Exit status of all commands: 0, done; 1, the command failed; 2, the configuration cannot be
+/// used.
 #[derive(Debug, Parser)]
 #[command(version, about, long_about, args_conflicts_with_subcommands = true, max_term_width = 120)]
 pub struct Cli {

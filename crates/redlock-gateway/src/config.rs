@@ -38,7 +38,7 @@ use self::value::{DAY, count, duration, listed};
 pub use self::value::{clock_skew, show, ttl};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Limit on flags that give a number of things. A larger number is a mistake.
+/// Largest value of flags that give a number, such as `--max-waiters`. A larger value is a mistake.
 const MAX_COUNT: usize = 1_000_000;
 /// Default of `--drain-delay`. After a pod begins to end, Kubernetes stops sending requests to it
 /// within about 1 s. A load balancer that probes /readyz every 2 s needs about 4 s.
@@ -138,7 +138,7 @@ pub struct Settings {
     )]
     #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
-    /// Memory that the process may take; limits without a flag of their own are derived from it
+    /// Memory that the process may take; limits that no flag gives are derived from it
     ///
     /// `check` shows how much memory each limit takes at most.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", default_value = "1GiB", value_parser = value::memory)]
@@ -278,7 +278,7 @@ pub struct Settings {
     /// Collector for traces, by OTLP over HTTP (protobuf), such as http://localhost:4318 [default:
     /// none]
     ///
-    /// Each request, each round of calls to the nodes, and each call in it has a span. The
+    /// Each request, each round of calls to the nodes, and each call in a round has a span. The
     /// request's span is below that of the client's `traceparent`. A URL without a path gets
     /// /v1/traces. The usual variables apply: OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG
     /// (parentbased_traceidratio and 0.01 under load), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,

@@ -65,7 +65,7 @@ pub struct AcquireRequest {
     pub max_hold: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
-    /// The client whose quota counts the lock.
+    /// The client whose quota is charged for the lock.
     pub client: Arc<Client>,
     /// When the gateway had the complete request. Durations in answers and metrics count from this
     /// moment, so they include the wait.

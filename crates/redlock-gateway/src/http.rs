@@ -1,5 +1,5 @@
 //! The table of routes, and the layers around every request: identification, fair queue, admission,
-//! routing, accounting. Only this module and those below it know axum.
+//! routing, accounting. Only this module and those below it know axum's routes and extractors.
 
 pub mod access;
 mod browser;

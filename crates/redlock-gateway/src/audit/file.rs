@@ -95,7 +95,7 @@ impl AuditFile {
         self.0.changed.notify_one();
     }
 
-    /// Whether changes of locks must wait until lines can be written again.
+    /// Whether changes of locks must be refused until lines can be written again.
     pub(super) fn is_refusing(&self) -> bool {
         self.0.refuses && self.0.is_failing.load(Ordering::Acquire)
     }

@@ -203,7 +203,7 @@ impl Caller {
         self.known.as_ref().map(|known| &*known.key)
     }
 
-    /// The client whose limits count the caller's requests. `None` on a gateway without keys.
+    /// The client that the caller's requests are charged to. `None` on a gateway without keys.
     pub fn client(&self) -> Option<&Arc<Client>> {
         self.key().map(Key::client)
     }
@@ -218,13 +218,13 @@ impl Caller {
         self.key().map(|key| &*key.name)
     }
 
-    /// Whether the caller may do this to this lock.
+    /// Whether the caller may use the verb on this lock.
     pub fn may(&self, verb: Verb, name: &LockName) -> bool {
         self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may(verb, name))
     }
 
-    /// Whether the caller may do this to at least one lock name. For a verb without lock names:
-    /// whether the caller may do this.
+    /// Whether the caller may use the verb on at least one lock name. For a verb without lock
+    /// names: whether the caller may use it.
     pub fn may_somewhere(&self, verb: Verb) -> bool {
         self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may_somewhere(verb))
     }

@@ -51,7 +51,7 @@ pub(super) fn check(
             value.to_str().is_some_and(|text| text.chars().all(|c| c == ',' || c.is_whitespace()));
         if is_empty && name != MAY_BE_EMPTY {
             return Err(format!(
-                "{name}: the variable is set and empty, as if a template failed; give it a value, or unset it"
+                "{name}: it is set and empty, as if a template failed; give it a value, or unset it"
             ));
         }
         Ok(())

@@ -21,7 +21,7 @@ const SIGNATURE: usize = 16;
 
 /// A request for a page of held locks.
 pub struct ListRequest<'a> {
-    /// The client whose listings are limited.
+    /// The client that the listing is charged to.
     pub client: &'a Client,
     pub principal: Option<&'a str>,
     pub prefix: &'a str,

@@ -85,8 +85,8 @@ impl Route {
     /// Whether a browser sent the request for a page that may not call this service. Such a request
     /// must not count, because the browser adds credentials to it by itself.
     fn is_of_other_site(&self, parts: &Parts) -> bool {
-        // With keys, pages of the listed origins are not trusted here either. Such a page sends a
-        // key of its own, and must not use credentials that the browsers of its visitors add.
+        // With keys, even the pages of `cors_origins` are not trusted here. Such a page sends a key
+        // of its own, and must not use credentials that the browsers of its visitors add.
         let trusted =
             if self.app.authenticator.is_open() { self.app.cors_origins.as_slice() } else { &[] };
         let is_link =
@@ -235,7 +235,7 @@ impl Access {
         &self.caller
     }
 
-    /// The client that the request is counted for.
+    /// The client that the request is charged to.
     pub(super) fn client(&self) -> &Arc<Client> {
         &self.client
     }

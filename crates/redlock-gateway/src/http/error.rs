@@ -140,7 +140,8 @@ pub struct ApiError {
 }
 
 impl ProblemKind {
-    /// Makes an error. `detail` says what happened this time, with the value and what is allowed.
+    /// Makes an error. `detail` states what happened this time, with the refused value and the
+    /// allowed values.
     pub(super) fn because(self, detail: impl Into<String>) -> ApiError {
         let Self(status, code, title) = self;
         let problem = Problem {
@@ -192,7 +193,7 @@ impl ApiError {
         Self { challenge, ..FORBIDDEN.because(detail) }
     }
 
-    /// A verified certificate that no key names.
+    /// The client's certificate is verified, but no key names it.
     pub(super) fn unknown_certificate(subject: &str) -> Self {
         let mut error = Self::from(AuthError::Unknown);
         error.problem.detail = format!(

@@ -26,11 +26,11 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 /// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 /// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
 /// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
-/// When too many requests wait already, the gateway still tries once if no other request waits for
-/// this lock there; if the lock is held, the answer is 429. Without `wait_ms` the gateway tries
-/// again only when several contenders divided the nodes' votes so that none got a majority: a few
-/// times, within milliseconds. When the client disconnects before the answer, the request leaves
-/// the queue, and a lock that was granted to it is released.
+/// When too many requests wait already, the gateway still tries once if no other request waits at
+/// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+/// gateway tries again only when several contenders divided the nodes' votes so that none got a
+/// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+/// request leaves the queue, and a lock that was granted to it is released.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
@@ -250,7 +250,7 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
 /// few seconds at most, so a page may have fewer locks than asked for, or none, although others
 /// follow. The next page continues where this one ended. Locks that are acquired, released or
 /// repaired during the listing may be missed or repeated. If more new locks appear between two
-/// pages than one page holds, use a larger `limit`.
+/// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 ///
 /// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
 /// of each client, and two of all clients together, may run at a time; the gateway answers others

@@ -33,7 +33,7 @@ fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Captures log lines of level info while the guard lives.
+/// Captures log lines of level info until the guard is dropped.
 fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
     let log = Log::default();
     let to_log = log.clone();

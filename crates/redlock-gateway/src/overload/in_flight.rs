@@ -39,7 +39,7 @@ pub(crate) struct Requests {
     limit: usize,
     /// Requests in flight; those that wait for a lock are not counted.
     in_flight: Counter,
-    /// Of these, the requests of [`RequestClass::Other`].
+    /// Those requests in flight that are of [`RequestClass::Other`].
     acquires: Counter,
     contention: ContentionTracker,
     min_round_trip: MinRoundTrip,
@@ -58,7 +58,7 @@ impl MinRoundTrip {
     const CONTENDED_PER_MILLI: u64 = 16;
     const MAX_MICROS: u64 = 1_000 * Concurrency::MAX as u64 / Self::CONTENDED_PER_MILLI;
 
-    /// The number of requests of a contending client that may run at once.
+    /// How many requests of one client may run at once while there are several clients.
     fn concurrent_limit(&self) -> usize {
         (self.micros.load(Ordering::Relaxed).max(1_000) * Self::CONTENDED_PER_MILLI / 1_000)
             as usize

@@ -1,4 +1,4 @@
-//! Limits each client's use of the masters' memory while it is short.
+//! Limits each client's use of the masters' memory while that memory is short.
 //!
 //! While a third or more of the memory is free, no client is limited. When less is free, a client
 //! gets no new locks if it uses more than twice as much memory as is free. Network switches divide
@@ -66,7 +66,8 @@ struct State {
     samples: VecDeque<(Duration, i64)>,
 }
 
-/// The free memory of the scarcest master that a quorum needs.
+/// The free memory of one master: among the masters that a quorum needs, the one with the least
+/// free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Free {
     bytes: u64,

@@ -1,7 +1,7 @@
 //! Sums up refusals in few log lines, so that a stranger with thousands of requests a second cannot
 //! fill the disk. In each window of 10 s, the first refusal of each kind to an address is logged in
-//! full. For a principal, these are the first ten. The others are counted, and one line at the end
-//! of the window sums them up.
+//! full. If the principal is known, the first ten of each kind to this principal are. All others
+//! are counted, and lines at the end of the window sum them up.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;

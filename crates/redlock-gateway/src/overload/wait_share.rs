@@ -7,10 +7,10 @@ use crate::overload::clients::{Client, NamePermit, Permit};
 /// The limits of one client.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitShare {
-    /// Waiters.
+    /// Limit on waiters.
     pub waiters: usize,
-    /// Locks that these waiters wait for. The gateway polls each such lock, which costs the masters
-    /// work.
+    /// Limit on the locks that these waiters wait for. There is a limit because the gateway polls
+    /// each such lock.
     pub locks: usize,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! The HTTP library notices a hung-up client when it reads from the connection. It does not read
 //! while it has bytes of a next request, or just a stray newline, that it cannot use yet. A request
-//! that waits for a lock would then wait for a client that is gone. It would be granted the lock,
-//! and keep it from others until it expires. So the stream is shared with [`Peer`], which asks the
-//! system whether the client has closed the connection.
+//! that waits for a lock would then wait for a client that is gone. Such a request would be granted
+//! the lock, and nobody else could get the lock until it expires. So the stream is shared with
+//! [`Peer`], which asks the system whether the client has closed the connection.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -49,8 +49,8 @@ impl Peer {
         self.behind.as_ref().map(|_| self.address)
     }
 
-    /// The client whose limits count the requests, on a gateway without keys. The connection itself
-    /// is counted for the address at its other end, which may be a proxy.
+    /// The client that requests are charged to, on a gateway without keys. The connection itself is
+    /// charged to the address at its other end, which may be a proxy.
     pub(crate) fn client(&self) -> &Arc<Client> {
         self.behind.as_ref().map_or(self.slot.client(), |(_, client)| client)
     }

@@ -1,10 +1,12 @@
-//! Detects whether only one client sends requests. Nothing need be kept free for others then.
+//! Detects whether only one client sends requests. While there is only one, nothing must be kept
+//! free for others.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Notes which client sent the last request, and until when a change of clients counts. A client is
-/// identified by the memory address of a value that belongs to this client alone.
+/// Notes which client sent the last request. When the next request comes from another client, the
+/// clients count as several for two seconds. A client is identified by the memory address of a
+/// value that belongs to this client alone.
 #[derive(Debug)]
 pub struct ContentionTracker {
     began: Instant,
