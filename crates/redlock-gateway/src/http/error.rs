@@ -87,14 +87,13 @@ pub struct Problem {
     pub status: u16,
     /// The kind of error, for programs.
     pub code: String,
-    /// What happened this time, with the refused value and the allowed values.
+    /// What happened this time, with the value and what is allowed.
     pub detail: String,
     /// The `x-request-id` of this answer, as in the gateway's log.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub request_id: Option<String>,
-    /// Time after which a retry makes sense, in milliseconds. The header `Retry-After` has the same
-    /// time in seconds.
+    /// Time after which a retry makes sense, in milliseconds. `Retry-After` has it in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub retry_after_ms: Option<u64>,
@@ -102,7 +101,7 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     pub holder: Option<String>,
-    /// Time until the holder's lock expires, in milliseconds, unless the holder extends it.
+    /// Time until the holder's lock expires unless it is extended.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u64, format = "int64", required = false)]
     pub expires_in_ms: Option<u64>,
@@ -288,7 +287,7 @@ impl ApiError {
                 let held = show(Duration::from_secs(held.as_secs()));
                 let max = show(max);
                 MAX_HOLD_REACHED.because(format!(
-                    "the lock has been held for {held}, and the limit is {max}; release it, then acquire it again"
+                    "the lock has been held for {held} and may be for {max}; release and compete again"
                 ))
             }
             Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
@@ -337,8 +336,8 @@ impl ApiError {
                 NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             LockError::Unknown(nodes) => {
-                let detail = "too few nodes answered to tell whether this was done; a deadline from an earlier answer \
-                              still stands, and trying again is safe";
+                let detail = "too few nodes answered to tell whether this was done; an old deadline still stands, and \
+                              trying again is safe";
                 OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             LockError::HeldTooLong { .. } => Refusal::from(error).into(),
@@ -411,8 +410,7 @@ impl Problem {
 }
 
 impl IntoResponse for ApiError {
-    /// Makes the answer without its body. `Problem::render` adds the body later, with the request
-    /// id.
+    /// Makes the answer without its body. `Problem::render` adds that later, with the request id.
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();
         let headers = response.headers_mut();

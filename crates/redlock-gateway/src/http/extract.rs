@@ -354,8 +354,8 @@ fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
         })
 }
 
-/// Reads a number without a fraction. `30000.0` is accepted too: it counts as an integer in JSON
-/// Schema, and some clients send it.
+/// A number without a fraction. `30000.0` counts as an integer in JSON Schema, and some clients
+/// send it.
 fn whole(value: &Value) -> Option<u64> {
     let whole = |number: &f64| number.fract() == 0.0 && (0.0..=u32::MAX.into()).contains(number);
     value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
