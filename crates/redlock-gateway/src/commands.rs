@@ -212,7 +212,7 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
     if !really {
         let wait = show(change.wait());
         say!(
-            "nothing was changed; with --yes these nodes give no votes for {wait}, so nobody gets or extends a lock in that time; \
+            "nothing was changed; with --yes: these nodes give no votes for {wait}, so nobody gets or extends a lock in that time; \
              then the new markers count"
         );
         return Ok(());
