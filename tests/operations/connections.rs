@@ -164,7 +164,7 @@ async fn one_address_cannot_take_all_connections() {
     assert_eq!(gateway.get("/livez").await.status, 200);
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 50.0);
     let log = gateway.stdout();
-    let lines_about_limit = log.lines().filter(|line| line.contains("as many as allowed are open"));
+    let lines_about_limit = log.lines().filter(|line| line.contains("a new connection was closed"));
     assert_eq!(lines_about_limit.count(), 1, "one line of many refusals:\n{log}");
     assert!(
         log.contains("\"address\":\"127.0.0.9\"") && log.contains("max_connections_per_client"),

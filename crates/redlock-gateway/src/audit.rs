@@ -1,10 +1,11 @@
 //! The record of who did what, for people who have to answer for it: one JSON object per line,
 //! apart from the log.
 //!
-//! It always has denied requests and forced releases. Of repeated refusals to one client it has the
-//! first and their number. With `--audit-log` it also has every change of a lock, tried or done. It
-//! never has a token, a key or a hash of a key. A line is handed to the writer before the answer
-//! leaves, or when the client goes away midway.
+//! The record always contains denied requests and forced releases. If one client is refused
+//! repeatedly, the record contains the first refusals and a count of the others. With `--audit-log`
+//! it also contains every change of a lock that was tried, done or not. It never contains a token,
+//! a key or a hash of a key. The gateway hands a line to the writer before it sends the answer, or
+//! when the client goes away midway.
 
 mod file;
 
@@ -20,7 +21,8 @@ pub use self::file::{AuditFile, TARGET};
 use crate::overload::refusals::Summary;
 use crate::proxies::ClientAddress;
 
-/// The subject of a request, as far as the request got.
+/// Who asked for what, as far as the request got. A request that is refused early leaves fields
+/// empty.
 #[derive(Debug, Default)]
 pub struct AuditEntry {
     /// The principal, or the key name that the request claimed without proof.
@@ -34,13 +36,13 @@ pub struct AuditEntry {
     pub changes: bool,
     /// Whether the request takes a lock away from its holder.
     pub forces: bool,
-    /// Whether the nodes have been asked to do so.
+    /// Whether the nodes have been asked to take the lock away.
     pub is_sent: bool,
     /// Whether the request has passed the fair queue of its principal.
     pub had_turn: bool,
 }
 
-/// The entry of a request. Every layer that the request passes adds to it.
+/// Access to the entry of a request. Every layer that the request passes adds to the entry.
 #[derive(Clone)]
 pub struct AuditContext {
     entry: Arc<Mutex<AuditEntry>>,
@@ -52,7 +54,7 @@ impl AuditContext {
         self.entry.lock()
     }
 
-    /// Whether changes of locks must wait until they can be recorded.
+    /// Whether changes of locks must be refused now, because they could not be recorded.
     pub fn is_refusing(&self) -> bool {
         self.audit.file.as_ref().is_some_and(AuditFile::is_refusing)
     }
@@ -72,12 +74,13 @@ struct AuditLine<'a> {
     outcome: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
-    /// Number of refusals that this line sums up, after a first one with its own line.
+    /// Number of refusals that this line sums up. The refusals before them had lines of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<&'a str>,
-    /// The client's address, with its port where known. Absent in a sum over many addresses.
+    /// The client's address, with its port where known. Absent in a line that sums up many
+    /// addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     address: Option<String>,
     /// The trusted proxy that named the client's address.
@@ -90,9 +93,9 @@ struct AuditLine<'a> {
 pub struct RequestEnd<'a> {
     /// The HTTP status of the answer.
     pub status: u16,
-    /// The code of the problem, if the answer is one.
+    /// The code of the error, if the answer is an error.
     pub problem: Option<&'a str>,
-    /// Whether the sender was not allowed in, or not allowed to do this.
+    /// Whether the gateway did not know the sender, or did not allow the sender to do this.
     pub is_denied: bool,
 }
 
@@ -148,7 +151,7 @@ impl Audit {
         });
     }
 
-    /// Writes a line that sums up refusals after the first, which has its own line.
+    /// Writes a line that sums up the refusals that have no line of their own.
     pub fn refused(&self, Summary { who, what, refused, address }: &Summary) {
         self.write(&AuditLine {
             time: now(),
@@ -190,7 +193,8 @@ fn now() -> String {
     humantime::format_rfc3339_micros(SystemTime::now()).to_string()
 }
 
-/// A request that may have to be recorded. Dropped before its end, it is recorded as `client_gone`.
+/// A request that may have to be recorded. If the guard is dropped before the request has ended,
+/// the client went away midway, and the outcome is `client_gone`.
 pub struct AuditGuard {
     context: AuditContext,
     request_id: String,
@@ -228,7 +232,7 @@ impl AuditGuard {
         self.context.entry().had_turn
     }
 
-    /// Ends the request without a line: a sum over several refusals counts it.
+    /// Ends the request without a line of its own: a line that sums up several refusals counts it.
     pub fn summed_up(mut self) {
         self.is_ended = true;
     }

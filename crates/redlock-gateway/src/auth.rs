@@ -1,12 +1,12 @@
-//! Who may do what. Keys have names, are stored as hashes and come from one file. Each has
-//! permissions on lock names.
+//! Who may do what. API keys come from one file, which has their names, hashes and permissions on
+//! lock names.
 //!
 //! A key's name is its principal. The tokens of a lock work only for the principal that acquired
 //! it. So a key can be replaced without losing its locks, and a stolen token is useless with
-//! another key. Without a keys file all callers are alike: they may do what a holder may. A forced
-//! release is then possible on a loopback address only.
+//! another key. Without a keys file, every caller may do everything, except that a forced release
+//! is possible only if the gateway listens on a loopback address.
 //!
-//! This module does not know HTTP, and of locks only their names.
+//! This module does not know HTTP. Of locks it knows only the names.
 
 mod authenticator;
 mod file;

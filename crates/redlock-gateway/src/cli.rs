@@ -11,13 +11,14 @@ use crate::config::{Settings, clock_skew, ttl};
 
 /// Distributed locks over plain HTTP, on independent Redis masters.
 ///
-/// Without --node it starts five in-memory nodes inside this process: for trying it out, without
-/// durability. With --node it uses only the given Redis masters. Repeat the flag for each master; 3
-/// or 5 are right.
+/// Without --node, the gateway keeps locks in five in-memory nodes inside its process. That is for
+/// trying it out: a restart loses all locks. With --node it uses only the given Redis masters.
+/// Repeat the flag for each master; use 3 or 5.
 ///
 /// Try:  curl -i -X POST http://127.0.0.1:8080/locks/demo
 ///
-/// Exit status of all commands: 0, done; 1, it failed; 2, the configuration cannot be used.
+/// Exit status of all commands: 0, done; 1, the command failed; 2, the configuration cannot be
+/// used.
 #[derive(Debug, Parser)]
 #[command(version, about, long_about, args_conflicts_with_subcommands = true, max_term_width = 120)]
 pub struct Cli {
@@ -43,39 +44,41 @@ pub enum Command {
     },
     /// Validate the configuration and probe every node, without changing anything
     ///
-    /// Prints for each node whether it answers, its version, role, policy, durability and clock.
-    /// Prints also whether its rules run natively or in Lua, whether it would be admitted, and what
-    /// to do if not. Pass the gateway's flags, --bootstrap too.
+    /// Prints for each node whether it answers, and its version, role, eviction policy, durability
+    /// and clock. Also prints whether the node applies the lock rules natively (with
+    /// redlock-module) or in Lua. If a gateway would not let the node vote now, prints why and what
+    /// to do. Give this command the same flags as the gateway, --bootstrap included.
     ///
     /// Exit status: 0, a gateway would start and have a majority at once; 1, it would not; 2, the
     /// configuration cannot be used.
     Check(Settings),
     /// Move the nodes to another node set, max_ttl or clock_skew
     ///
-    /// Stops the votes of the given nodes, waits until no lock of the old configuration can live,
-    /// and writes the new markers. All nodes must answer. The command can be interrupted and run
-    /// again. Stop the old gateways first: a running one admits a leaving node again if that node
-    /// loses its data.
+    /// Stops the votes of the old and new nodes, waits until every lock of the old configuration
+    /// has ended, and writes the new markers. All nodes of the new configuration must answer. The
+    /// command can be interrupted and run again. Stop the old gateways first. If a leaving node
+    /// loses its data, an old gateway that still runs lets that node vote again.
     Reconfigure {
         /// Carry out the change. Without this flag the command only prints what it would do.
         #[arg(long)]
         yes: bool,
-        /// When the node set changes: a node that the gateways used until now. Repeat for each,
-        /// also for those that stay.
+        /// A node that the gateways used until now; needed when the node set changes. Repeat the
+        /// flag for each such node, also for nodes that stay.
         #[arg(long = "old-node", value_name = "URL")]
         old_nodes: Vec<String>,
         /// The --cluster of the gateways until now, if they had one.
         #[arg(long, value_name = "NAME")]
         old_cluster: Option<String>,
-        /// The --max-ttl of the gateways until now. Needed when no marker that states it is left.
+        /// The --max-ttl of the gateways until now. Needed when no node has a marker that states
+        /// it.
         #[arg(long, value_name = "TIME", requires = "old_nodes", value_parser = ttl)]
         old_max_ttl: Option<Ttl>,
-        /// The --clock-skew of the gateways until now, the longest where they differed. Needed when
-        /// a marker does not state it.
+        /// The --clock-skew of the gateways until now; if they differed, the longest. Needed when
+        /// the marker of a node does not state it.
         #[arg(long, value_name = "DURATION", value_parser = clock_skew())]
         old_clock_skew: Option<Duration>,
-        /// Confirm that no nodes were used before. Otherwise nodes whose markers name no old nodes
-        /// require --old-node.
+        /// Confirm that no gateway used any nodes until now. Without this flag, --old-node is
+        /// needed when the marker of a node does not show which nodes were used.
         #[arg(long, conflicts_with_all = ["old_nodes", "old_cluster", "old_max_ttl", "old_clock_skew"])]
         no_old_nodes: bool,
         #[command(flatten)]
@@ -93,15 +96,15 @@ pub enum Command {
 
 #[derive(Debug, Subcommand)]
 pub enum KeyCommand {
-    /// Make a key: prints it once, followed by its entry for the file of --auth-keys. Nothing is
-    /// stored.
+    /// Make a key and print it once, followed by its entry for the file of --auth-keys. The command
+    /// stores nothing.
     ///
     /// The first line is the key. The rest is TOML: append it to the file. To replace a key without
     /// locking anybody out, put the new hash beside the old one in `hashes`. Remove the old hash
     /// when nobody uses the old key any more.
     New {
-        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]. Locks belong to it, whichever of its
-        /// keys acquired them
+        /// The principal, 1 to 64 characters of [A-Za-z0-9_-]. Locks belong to the principal,
+        /// whichever of its keys acquired them
         #[arg(value_parser = key_name)]
         name: String,
         /// Allowed verbs, separated by commas
@@ -120,8 +123,8 @@ pub enum KeyCommand {
         /// never]
         #[arg(long, value_name = "DATE")]
         expires: Option<String>,
-        /// The keys file that the entry is for. Only its mode is read, to warn when others can read
-        /// or write it
+        /// The keys file that the entry is for. The command reads only the mode of the file, to
+        /// warn when others can read or write it
         #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]
         auth_keys: Option<PathBuf>,
     },

@@ -71,7 +71,9 @@ async fn check_nodes(config: &Config) -> bool {
                 print_probe(&master, &found, config.settings.clock_skew);
             }
             Err(why) => {
-                // A server without TLS takes the handshake for an incomplete command and waits.
+                // A server without TLS takes the handshake for the beginning of a command and waits
+                // for the rest. So no answer to a TLS connection may mean that the server has no
+                // TLS.
                 let is_silent = url.is_tls() && why.detail == "no answer in time";
                 let remedy = why.remedy.or(is_silent.then_some(Remedy::MatchTls));
                 let remedy =
@@ -116,10 +118,10 @@ fn print_capacity(config: &Config) {
     }
     match within_descriptors(config.clone()) {
         Ok(within) if within.capacity.connections < config.capacity.connections => println!(
-            "  WARNING: only {} connections, as far as ulimit -n goes in this shell",
+            "  WARNING: ulimit -n of this shell allows only {} connections",
             within.capacity.connections
         ),
-        // The start reports its own errors.
+        // `check` prints this error as `WOULD NOT START`.
         Ok(_) | Err(_) => {}
     }
 }
@@ -161,14 +163,14 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
             let wait = show(*wait);
             let why = in_words(diagnosis);
             println!(
-                "  WOULD WAIT {wait} from when a gateway first sees it so, or seconds where enough others are admitted: {why}"
+                "  WOULD WAIT {wait}, counted from when a gateway first sees this node in this state, or only seconds if enough other nodes are admitted: {why}"
             );
         }
     }
 }
 
-/// Prints a line of a reconfiguration. It must neither wait for its reader nor end with it: the
-/// nodes give no votes until the reconfiguration is done.
+/// Prints a line of a reconfiguration. If nobody reads the line, the reconfiguration must neither
+/// block nor end, because the nodes give no votes until it is done.
 macro_rules! say {
     ($($word:tt)*) => { output::print(format!($($word)*) + "\n") };
 }
@@ -210,7 +212,7 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
     if !really {
         let wait = show(change.wait());
         say!(
-            "nothing was changed; with --yes: these nodes give no votes for {wait}, so nobody gets or extends a lock for so long; \
+            "nothing was changed; with --yes: these nodes give no votes for {wait}, so nobody gets or extends a lock in that time; \
              then the new markers count"
         );
         return Ok(());
@@ -253,7 +255,7 @@ fn print_progress(progress: Progress<'_>) {
         }
         Progress::VotesStopped(wait) => say!(
             "these nodes give no votes now; waiting {} until no lock of the old configuration can live\n\
-             start no gateway of the new configuration before this ends, and stop every gateway of the old one: a running one\n\
+             start no gateway of the new configuration before this wait ends, and stop every gateway of the old one: a running one\n\
              admits a leaving node again when that node loses its data",
             show(wait)
         ),
@@ -293,7 +295,8 @@ fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
     }
 }
 
-/// The configuration to leave, as far as markers do not state it.
+/// The old configuration, as the operator's flags give it. A value may be absent if the markers on
+/// the nodes state it.
 pub struct OldCluster {
     pub nodes: Vec<String>,
     pub name: Option<String>,
@@ -333,7 +336,7 @@ impl OldCluster {
     }
 }
 
-/// The nodes, each with the settings of its position in the list.
+/// Makes a master for each URL, with the settings that belong to its position in the list.
 fn masters(config: &Config, urls: &[RedisUrl]) -> Vec<Master> {
     let names: Vec<String> = urls.iter().map(|url| url.name().to_owned()).collect();
     let cluster = cluster_name(config, &names);
@@ -375,7 +378,8 @@ pub fn new_key(
     Ok(format!("{}\n\n{entry}", secret.expose()))
 }
 
-/// Warnings about others who can read the key in `output`, or read or write the keys file.
+/// Returns a warning for each risk: other users can read the key in `output`, or can read or write
+/// the keys file.
 pub fn exposures(keys: Option<&Path>, output: &impl AsFd) -> Vec<String> {
     let output = output.as_fd().try_clone_to_owned().and_then(|fd| File::from(fd).metadata()).ok();
     let output = output.as_ref().and_then(|file| exposed_mode(file, 0o077)).map(|mode| {

@@ -1,9 +1,10 @@
-//! Flags, environment and file to validated plain values, before anything is bound or connected.
+//! Turns flags, environment and file into validated plain values, before the gateway binds an
+//! address or connects to a node.
 //!
 //! A flag beats its environment variable, which beats the file, which beats the default. Every
-//! setting is declared once, as a flag of [`Settings`] with its variable and default; the file
-//! replaces defaults. Every error names the setting, the value and what is allowed. No error shows
-//! a password.
+//! setting is declared once, as a flag of [`Settings`] with its variable and its default. The
+//! values of the file replace the defaults. Every error names the setting, the value and what is
+//! allowed. No error shows a password.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,14 +38,15 @@ use self::value::{DAY, count, duration, listed};
 pub use self::value::{clock_skew, show, ttl};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Limit on counts. A larger count is a mistake.
+/// Largest value of flags that give a number, such as `--max-waiters`. A larger value is a mistake.
 const MAX_COUNT: usize = 1_000_000;
-/// Default of `--drain-delay`. Kubernetes stops sending requests after about 1 s; a load balancer
-/// that probes every 2 s needs about 4 s.
+/// Default of `--drain-delay`. After a pod begins to end, Kubernetes stops sending requests to it
+/// within about 1 s. A load balancer that probes /readyz every 2 s needs about 4 s.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
-/// Every setting. Each may also stand in the file of --config, under the name of the field. Each
-/// value is within its own limits; [`Config::new`] checks that the values go together.
+/// Every setting. Each may also stand in the file of --config, under the name of the field. The
+/// parser has checked that each value is within its own limits. [`Config::new`] checks that the
+/// values go together.
 #[derive(Debug, Clone, Args)]
 pub struct Settings {
     /// Address and port to listen on
@@ -55,9 +57,9 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// Second address and port, for /livez, /readyz, /healthz and /metrics only [default: none]
     ///
-    /// It serves plain HTTP without keys to anybody who can reach it: kubelets, load balancers,
-    /// Prometheus. --listen serves these paths too. The connections do not count for
-    /// --max-connections.
+    /// This address serves plain HTTP, without keys, to anybody who can reach it: kubelets, load
+    /// balancers, Prometheus. --listen serves these paths too. Connections to this address do not
+    /// count for --max-connections.
     #[arg(long, value_name = "ADDR", env = "REDLOCK_ADMIN_LISTEN", value_parser = value::address)]
     pub admin_listen: Option<SocketAddr>,
     /// A Redis master, redis://[[user]:password@]host[:port][/db] or rediss:// for TLS; repeat for
@@ -76,10 +78,11 @@ pub struct Settings {
     /// as a mounted secret. The file is read at the start.
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_PASSWORD_FILE")]
     node_password_file: Option<PathBuf>,
-    /// Accept in-memory nodes when no --node is given: no other gateway knows their locks
+    /// Accept in-memory nodes when no --node is given, although no other gateway can see their
+    /// locks
     ///
-    /// Needed on a non-loopback address. Otherwise a template that leaves out the nodes would give
-    /// every gateway locks of its own.
+    /// The flag is needed on a non-loopback address. Without this rule, a template that leaves out
+    /// the nodes would start gateways that each grant the same lock.
     #[arg(long, env = "REDLOCK_EMBEDDED", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     embedded: bool,
@@ -90,11 +93,11 @@ pub struct Settings {
     config: Option<PathBuf>,
     #[command(flatten)]
     pub limits: Limits,
-    /// How long a round waits for a node, at most a tenth of the TTL
+    /// How long a request waits for the answer of a node; if a tenth of its TTL is less, that long
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]
     pub node_timeout: Duration,
-    /// Part of a TTL that clocks with different rates may take
+    /// Fraction of a TTL that is taken off a lock's validity, because clocks run at different rates
     #[arg(long, value_name = "FACTOR", env = "REDLOCK_DRIFT_FACTOR", default_value = "0.01")]
     #[arg(value_parser = value::factor)]
     pub drift_factor: f64,
@@ -106,8 +109,8 @@ pub struct Settings {
     #[arg(long, value_name = "TEXT", env = "REDLOCK_KEY_PREFIX", default_value = "lock:")]
     #[arg(value_parser = value::key_prefix)]
     pub key_prefix: String,
-    /// Maximum number of requests that wait for a lock; others are answered 429 [default: 5 for 8
-    /// connections]
+    /// Maximum number of requests that wait for a lock; others are answered 429 [default: 5 for
+    /// every 8 of --max-connections]
     ///
     /// Each waiting request keeps a connection, so --max-connections should be larger.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS", value_parser = count(MAX_COUNT))]
@@ -119,14 +122,14 @@ pub struct Settings {
     /// Maximum number of waiting requests of one client; others are answered 429 [default: a
     /// quarter of --max-waiters]
     ///
-    /// A client is an API key, or without keys an address. All clients behind a proxy are one,
-    /// unless it is a --trusted-proxy.
+    /// A client is an API key; without keys, it is an address. All clients behind a proxy count as
+    /// one, unless the proxy is a --trusted-proxy.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_WAITERS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     pub max_waiters_per_client: Option<usize>,
     /// Maximum number of locks that requests of one client wait for; others are answered 429
     ///
-    /// Each lock is polled about twice a second, and less often when more than 300 are waited for
-    /// in all.
+    /// The gateway polls each of these locks about twice a second. When requests wait for more than
+    /// 300 locks in all, it polls each less often.
     #[arg(
         long,
         value_name = "N",
@@ -135,42 +138,42 @@ pub struct Settings {
     )]
     #[arg(value_parser = count(MAX_COUNT))]
     pub max_waited_locks_per_client: usize,
-    /// Memory that the process may take; limits that are not given follow from it
+    /// Memory that the process may take; limits that no flag gives are derived from it
     ///
     /// `check` shows how much memory each limit takes at most.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MEMORY_BUDGET", default_value = "1GiB", value_parser = value::memory)]
     memory_budget: ByteSize,
     /// Memory of a master that sets no maxmemory
     ///
-    /// While less than a third of a master's memory is free, a client that takes more than twice
-    /// the free memory gets no new locks: 429. Without --node the locks share half of
-    /// --memory-budget.
+    /// While less than a third of a master's memory is free, a client whose locks take more than
+    /// twice the free memory is answered 429 and gets no new locks. Without --node the locks share
+    /// half of --memory-budget.
     #[arg(long, value_name = "SIZE", env = "REDLOCK_MASTER_MEMORY", default_value = "1GiB", value_parser = value::memory)]
     pub master_memory: ByteSize,
     /// Maximum number of open connections [default: 16000 for 1GiB, 12000 with HTTPS]
     ///
-    /// When all are taken, an idle connection is closed: first one without a request so far, then
-    /// one without a key so far, then one of the address with most connections. When all have
-    /// requests under way, a few more connections are answered 503 (except for probes), and others
-    /// are closed. The limit of open files (ulimit -n) bounds the number too.
+    /// When all connections are taken, the gateway closes an idle one for each new one. It first
+    /// closes a connection that has sent no request so far, then one that has shown no key, then
+    /// one of the address with the most connections. When no connection is idle, it accepts a few
+    /// more, and answers them 503 (except for probes); it closes further ones. The limit on open
+    /// files (ulimit -n) bounds the number of connections too.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS", value_parser = count(MAX_COUNT))]
     max_connections: Option<usize>,
     /// Maximum number of open connections of one address, or of one /64 network of IPv6; idle ones
     /// of the same address are closed first [default: half of --max-connections; no limit for
     /// loopback and for --trusted-proxy]
     ///
-    /// A proxy in front is one address for all its clients: name it with --trusted-proxy, or give
-    /// the number of
-    /// --max-connections.
+    /// A proxy in front has one address for all its clients. Name the proxy with --trusted-proxy,
+    /// or give the number of --max-connections here.
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_CONNECTIONS_PER_CLIENT", value_parser = count(MAX_COUNT))]
     max_connections_per_client: Option<usize>,
     /// Address or network of a proxy that is trusted to name its clients, such as 10.0.0.0/8;
     /// repeat for each [default: none]
     ///
     /// The client's address is then the last one in X-Forwarded-For or Forwarded that is no trusted
-    /// proxy. It counts for limits, refusals, the log and the audit log. The proxy must add to one
-    /// of the two headers in every request. If the two headers name different clients, or neither
-    /// can be read, the proxy's own address counts.
+    /// proxy. This address counts for limits, refusals, the log and the audit log. The proxy must
+    /// add the address of its caller to one of the two headers in every request. If the two headers
+    /// name different clients, or neither can be read, the proxy's own address counts.
     #[arg(
         long = "trusted-proxy",
         value_name = "CIDR",
@@ -181,72 +184,74 @@ pub struct Settings {
     /// How long a connection may be idle, or take to send the head of a request, before it is
     /// closed
     ///
-    /// It should exceed the idle timeout of proxies and client pools in front (often 60s).
-    /// Otherwise they use a connection that was just closed.
+    /// The time should exceed the idle timeout of proxies and client pools in front (often 60s).
+    /// Otherwise they send a request on a connection that the gateway has just closed.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_IDLE_TIMEOUT", default_value = "75s")]
     #[arg(value_parser = duration(SECOND..=SECOND * 3600))]
     pub idle_timeout: Duration,
-    /// Maximum number of requests in flight, without waiting ones; others are answered 503
-    /// [default: 4096 for 1GiB]
+    /// Maximum number of requests in flight, not counting those that wait for a lock; others are
+    /// answered 503 [default: 4096 for 1GiB]
     #[arg(long, value_name = "N", env = "REDLOCK_MAX_IN_FLIGHT", value_parser = count(MAX_COUNT))]
     max_in_flight: Option<usize>,
     /// Threads that serve requests [default: half of the cores, at least 1]
     ///
-    /// The kernel's network code, and often the masters, need the other half. Threads that wake
-    /// each other for little work cost more than they gain.
+    /// The kernel's network code, and often masters on the same machine, need the other half. More
+    /// threads would mostly wake each other for little work, and cost more than they gain.
     #[arg(long, value_name = "N", env = "REDLOCK_WORKER_THREADS", default_value_t = half_of_the_cores())]
     #[arg(hide_default_value = true, value_parser = count(1024))]
     pub worker_threads: usize,
     /// Name of the node set, where gateways reach the same nodes under different addresses
     /// [default: the list of nodes]
     ///
-    /// Nodes are then known by their position: give all gateways the same order. A name stands for
-    /// one list. A changed list needs a new name and `reconfigure`; otherwise gateways with both
-    /// lists vote side by side.
+    /// With a name, a node is known by its position in the list: give all gateways the nodes in the
+    /// same order. A name stands for one list. A changed list needs a new name and `reconfigure`.
+    /// Otherwise gateways with the old list and gateways with the new one may grant the same lock.
     #[arg(long, value_name = "NAME", env = "REDLOCK_CLUSTER")]
     pub cluster: Option<String>,
     /// Let a brand-new cluster vote at once, if all nodes answer, none has a marker, and no gateway
     /// without this flag saw them first
     ///
-    /// Without it the nodes of a new cluster wait for --max-ttl + --clock-skew + 3 s, as after the
-    /// loss of all data: the two look alike. For the first start only: remove the flag afterwards.
-    /// Before using it on a cluster that lost all its data, wait that long yourself.
+    /// Without this flag, the nodes of a new cluster give no votes for --max-ttl + --clock-skew + 3
+    /// s. The reason: a new cluster looks like one that lost all its data, whose locks may still be
+    /// in use. Give the flag for the first start only, and remove it afterwards. On a cluster that
+    /// lost all its data, wait that time yourself before you give the flag.
     #[arg(long, env = "REDLOCK_BOOTSTRAP", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
     pub bootstrap: bool,
     /// TOML file with the API keys; without it everybody who can connect may take and release locks
     ///
-    /// It is read again when it changes, and on SIGHUP. If it cannot be used, the old keys stay.
-    /// See `key new`.
+    /// The gateway reads the file again when it changes, and on SIGHUP. If the new content cannot
+    /// be used, the old keys stay. See `key new`.
     #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]
     pub auth_keys: Option<PathBuf>,
-    /// Pages that need no key where there are keys, separated by commas
+    /// Pages that need no key on a gateway with --auth-keys, separated by commas
     ///
-    /// The status of /livez and /readyz never needs a key. The nodes in /readyz need a key with the
-    /// metrics permission.
+    /// The status of /livez and /readyz never needs a key. Only a key with the metrics permission
+    /// sees the nodes in /readyz.
     #[arg(long, value_name = "LIST", env = "REDLOCK_PUBLIC", default_value = "docs")]
     #[arg(value_enum, value_delimiter = ',')]
     public: Vec<PublicPage>,
     /// File for the audit log, one JSON object per line: every change of a lock, and everything
     /// denied
     ///
-    /// Lines are appended; SIGHUP reopens the file. Without it, forced releases and denied requests
-    /// go to the log, as redlock_audit.
+    /// The gateway appends lines; SIGHUP makes it reopen the file. Without this flag, forced
+    /// releases and denied requests go to the log, with the target redlock_audit.
     #[arg(long, value_name = "FILE", env = "REDLOCK_AUDIT_LOG")]
     pub audit_log: Option<PathBuf>,
     /// Whether requests that change locks are served while --audit-log cannot be written, as on a
     /// full disk
     ///
-    /// Lines wait for the disk. Lines that find the queue full go to the log.
-    /// redlock_audit_failures_total counts failures.
+    /// Lines wait for the disk in a queue. A line that finds the queue full goes to the log.
+    /// redlock_audit_failures_total counts both failed writes and such lines.
     #[arg(long, value_name = "WHAT", env = "REDLOCK_AUDIT_ON_FAILURE", default_value = "allow")]
     pub audit_on_failure: OnAuditFailure,
     /// Host name of this gateway, as clients use it; repeat for each [default: any; on a loopback
     /// address localhost]
     ///
-    /// Requests for other names are answered 421. Otherwise anybody could point a name here, and a
-    /// page of that name would count as our own. On a loopback address, give the name of a proxy in
-    /// front that passes on the Host header.
+    /// Requests for other names are answered 421. Without this check, an attacker could make a name
+    /// resolve to this address, and a browser would treat the attacker's page of that name as a
+    /// page of this gateway. On a loopback address behind a proxy that passes on the Host header,
+    /// give the name of the proxy.
     #[arg(
         long = "allowed-host",
         value_name = "NAME",
@@ -273,10 +278,11 @@ pub struct Settings {
     /// Collector for traces, by OTLP over HTTP (protobuf), such as http://localhost:4318 [default:
     /// none]
     ///
-    /// Each request, round and node has a span, below the span of the client's `traceparent`. A URL
-    /// without a path gets /v1/traces. The usual variables apply: OTEL_TRACES_SAMPLER and
-    /// OTEL_TRACES_SAMPLER_ARG (parentbased_traceidratio and 0.01 under load), OTEL_SERVICE_NAME,
-    /// OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_….
+    /// Each request, each round of calls to the nodes, and each call in a round has a span. The
+    /// request's span is below that of the client's `traceparent`. A URL without a path gets
+    /// /v1/traces. The usual variables apply: OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG
+    /// (parentbased_traceidratio and 0.01 under load), OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+    /// OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_….
     #[arg(long, value_name = "URL", env = "REDLOCK_OTLP_ENDPOINT", value_parser = value::endpoint)]
     pub otlp_endpoint: Option<String>,
     /// A group of locks with metrics of its own, such as deploy=deploy/*; repeat for each, at most
@@ -291,15 +297,15 @@ pub struct Settings {
         value_delimiter = ','
     )]
     groups: Vec<String>,
-    /// On SIGTERM or SIGINT, how long requests are still served while /readyz answers 503 and every
-    /// answer ends its connection [default: 5s, on a loopback address 0s]
+    /// How long the gateway still serves all requests after SIGTERM or SIGINT, while /readyz
+    /// answers 503 and every answer ends its connection [default: 5s, on a loopback address 0s]
     ///
-    /// Give as long as load balancers need to send requests elsewhere. --shutdown-grace begins
-    /// afterwards.
+    /// Give the time that load balancers need to notice and to send requests elsewhere.
+    /// --shutdown-grace begins afterwards.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_DRAIN_DELAY")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     drain_delay: Option<Duration>,
-    /// After --drain-delay, how long requests in flight may take before the process exits
+    /// How long requests in flight may take after --drain-delay, before the process exits
     #[arg(long, value_name = "DURATION", env = "REDLOCK_SHUTDOWN_GRACE", default_value = "20s")]
     #[arg(value_parser = duration(Duration::ZERO..=SECOND * 3600))]
     pub shutdown_grace: Duration,
@@ -316,12 +322,12 @@ pub struct Limits {
     pub max_ttl: Ttl,
     /// Longest time that a request may wait for a lock
     ///
-    /// Proxies and load balancers in front must allow more: many cut off requests at 29 to 60
-    /// seconds.
+    /// Proxies and load balancers in front must allow longer requests than this: many cut off
+    /// requests at 29 to 60 seconds.
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_WAIT", default_value = "25s")]
     #[arg(value_parser = duration(Duration::ZERO..=DAY))]
     pub max_wait: Duration,
-    /// Longest time that a lock may be held by extending it
+    /// Longest time that a lock may be held, extensions included
     #[arg(long, value_name = "DURATION", env = "REDLOCK_MAX_HOLD", default_value = "24h")]
     #[arg(value_parser = duration(Duration::ZERO..=MAX_HOLD))]
     pub max_hold: Duration,
@@ -355,8 +361,8 @@ enum PublicPage {
     None,
 }
 
-/// Settings that go together, and values derived from them. Only `main` and `lib` see all of it;
-/// each layer gets its own part.
+/// Settings that go together, and values derived from them. Only the code that starts the program
+/// sees all of them: `main`, `serve` and `commands`. Each layer gets its own part.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub settings: Settings,
@@ -375,7 +381,7 @@ pub struct Config {
     pub capacity: Capacity,
 }
 
-/// Pages that need no key where there are keys.
+/// Pages that need no key on a gateway with API keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Public {
     pub docs: bool,

@@ -1,7 +1,7 @@
 //! Policy between HTTP and the core. It limits what a request may ask for, releases grants that
 //! cannot be delivered, and refuses new work while draining.
 //!
-//! It does not know axum, status codes, or how nodes are asked.
+//! This module does not know axum, status codes, or how the core reaches the nodes.
 
 mod grant;
 mod listings;
@@ -31,8 +31,8 @@ use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
 
-/// The time limit for one page of a listing. At the limit the page ends with the locks found so
-/// far.
+/// Time limit for one page of a listing. When it is reached, the page has the locks that were found
+/// until then.
 const LISTING: Duration = Duration::from_secs(3);
 
 /// The lock service, as the routes call it. One per process.
@@ -60,13 +60,15 @@ pub struct AcquireRequest {
     /// The only principal that may use the token. With `None`, anybody with the token may.
     pub principal: Option<Arc<str>>,
     pub idempotency_key: Option<String>,
-    /// Limit on the time since the grant, when an earlier request with this idempotency key has it.
+    /// How long the lock may have been held since its grant. The limit matters when an earlier
+    /// request with this idempotency key already got the grant.
     pub max_hold: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
-    /// The client that the lock is counted for.
+    /// The client whose quota is charged for the lock.
     pub client: Arc<Client>,
-    /// When the request was complete. Durations count from then, waiting included.
+    /// When the gateway had the complete request. Durations in answers and metrics count from this
+    /// moment, so they include the wait.
     pub started: Instant,
 }
 
@@ -74,12 +76,14 @@ pub struct AcquireRequest {
 #[derive(Debug)]
 pub enum Refusal {
     Lock(LockError),
-    /// Too few nodes may vote, and the end of quarantines alone will give a majority.
+    /// Too few nodes may vote. When enough quarantines have ended, a majority may vote again;
+    /// nothing else is missing.
     InQuarantine {
         nodes: Vec<NodeReport>,
-        /// Time until a majority may vote, if nothing else happens.
+        /// Time until so many quarantines have ended that a majority may vote. A recovery may end
+        /// them earlier.
         left: Duration,
-        /// Why the node that completes the majority waits.
+        /// Why the node whose vote will complete the majority is in quarantine.
         why: String,
     },
     MaxHoldReached {
@@ -92,7 +96,7 @@ pub enum Refusal {
     Overloaded,
     Quota(Exceeded),
     TooManyListings(TooManyListings),
-    /// No cursor that this principal got in a listing of this prefix.
+    /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
 }
 
@@ -152,23 +156,26 @@ impl Gateway {
         self.in_flight.begin()
     }
 
-    /// Takes a slot for a complete request, and waits until the masters have room for it.
+    /// Takes a slot for a complete request. Then waits until the client has few enough other
+    /// requests with the masters.
     ///
     /// # Errors
-    /// [`Refusal::Overloaded`] when no slot is free, for all clients or for this one.
+    /// [`Refusal::Overloaded`] when all slots are taken, or as many as this client may have.
     pub async fn enter(&self, work: RequestClass, client: &Client) -> Result<InFlight, Refusal> {
         self.in_flight.enter(work, client).await.ok_or(Refusal::Overloaded)
     }
 
-    /// Acquires a lock. Waits for as long as the request asks, or until the client is `gone`.
-    /// Dropping the returned future or the guard releases the lock.
+    /// Acquires a lock. Waits for as long as the request asks, but ends when `gone` resolves or the
+    /// gateway drains. If the caller drops the future, or the guard before its delivery, the lock
+    /// is released.
     pub async fn acquire(
         &self,
         request: AcquireRequest,
         in_flight: &mut InFlight,
         gone: impl Future<Output = ()>,
     ) -> Result<(LeaseView, GrantGuard), Refusal> {
-        // Subscribed before the flag is read. Otherwise a drain between the two would be missed.
+        // The request subscribes to the drain before it reads the flag. In the other order it would
+        // miss a drain that begins between the two steps.
         let drained = self.drained.notified();
         if self.is_draining() {
             return Err(Refusal::Draining);
@@ -208,8 +215,9 @@ impl Gateway {
                     Ok(())
                 };
                 let result = tokio::select! {
-                    // Biased: a waiter that is sent away must not try again as the new first in the
-                    // queue.
+                    // Biased: the drain and the hang-up are checked first. During a drain all
+                    // waiters leave the queue, and a waiter that thereby becomes the first must not
+                    // try once more.
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
@@ -227,14 +235,15 @@ impl Gateway {
             let until = Instant::now() + ttl.duration();
             reservation.granted(until);
             if lease.replayed {
-                // The first answer counted its memory. A replay extends the lock.
+                // The request that got the grant has counted the lock's memory. A replay renews the
+                // TTL, so only the end of the lock is counted anew.
                 client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
             }
             let lock = Some((name, lease.clone()));
             let guard =
                 GrantGuard { locks: self.locks.clone(), memory: self.memory.clone(), client, lock };
-            // Validity is computed again. A lease that has run out since the votes is not handed
-            // out: the guard releases it.
+            // The validity is computed again. If the lease has run out since the votes, the client
+            // does not get it: the guard is dropped and releases the lock.
             let so_far = started.elapsed();
             let mut view = self.view(&lease).ok_or_else(|| LockError::NoQuorum(Vec::new()))?;
             if let Some(shown) = shown {
@@ -242,8 +251,8 @@ impl Gateway {
             }
             let decided_in = view.elapsed;
             self.in_flight.record_round(decided_in);
-            // A client subtracts its round trip less `elapsed`: its wait here took nothing off the
-            // lease.
+            // A client subtracts from the validity its own round trip minus `elapsed`. So `elapsed`
+            // includes the wait for the lock, which took nothing off the lease.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
         let decided_in = result.as_ref().map(|(_, _, decided_in)| *decided_in);
@@ -254,20 +263,22 @@ impl Gateway {
         })
     }
 
-    /// The reason for a missing quorum. If only quarantines are in the way, says when they end.
+    /// The refusal for a missing quorum. If a majority is missing only because of quarantines, the
+    /// refusal states when a majority may vote.
     fn without_quorum(&self, nodes: Vec<NodeReport>) -> Refusal {
         let quorum = self.locks.quorum();
         let now = self.locks.wall_micros();
         let statuses: Vec<_> =
             self.locks.nodes().into_iter().map(|(_, status)| status.borrow().clone()).collect();
-        // A node that is not connected may be back at any moment, so it counts as voting.
+        // A node without a connection may be connected again at any moment, so it counts as voting.
         let may_vote =
             |status: &&NodeStatus| status.votes() || status.state == NodeState::Connecting;
         let voting = statuses.iter().filter(may_vote).count();
         let mut waiting: Vec<_> =
             statuses.iter().filter_map(|status| Some((status.until_micros?, status))).collect();
         waiting.sort_by_key(|(until, _)| *until);
-        // The quarantine whose end completes a majority.
+        // The quarantines end in this order. The one at this index is the one whose end completes a
+        // majority.
         let last = quorum.size().checked_sub(voting + 1).and_then(|missing| waiting.get(missing));
         match last {
             Some((until, status)) => Refusal::InQuarantine {
@@ -279,7 +290,7 @@ impl Gateway {
         }
     }
 
-    /// Extends a lock that has been held for `max_hold` at most.
+    /// Extends a lock, unless it has been held for longer than `max_hold`.
     pub async fn extend(
         &self,
         name: &LockName,
@@ -343,7 +354,8 @@ impl Gateway {
         result.inspect_err(|_| self.telemetry.quota_exceeded()).map_err(Refusal::Quota)
     }
 
-    /// Releases a lock whoever holds it. Calls `found` with the holder before the release is sent.
+    /// Releases a lock, whoever holds it. Calls `found` with the holder before the release is sent
+    /// to the nodes.
     pub async fn force_release(
         &self,
         name: &LockName,
@@ -357,8 +369,9 @@ impl Gateway {
         )
     }
 
-    /// Finds out whose grant a token belongs to: that of the principal that presents it, or of the
-    /// lock's holder where the principal may use the tokens of others.
+    /// Finds the grant that a token stands for. It is a grant of the principal that presents the
+    /// token. If that principal may use the tokens of others, it may be the grant of the lock's
+    /// holder.
     pub async fn resolve(
         &self,
         name: &LockName,
@@ -373,7 +386,7 @@ impl Gateway {
         })?)
     }
 
-    /// The lock's state on the nodes. Counted as an operation.
+    /// Reads the lock's state from the nodes. The metrics count this as an operation.
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         let inspection = self.locks.inspect(name).await;
         let outcome = match &inspection.state {
@@ -385,7 +398,7 @@ impl Gateway {
         inspection
     }
 
-    /// A page of the held locks whose names pass the filter.
+    /// Reads a page of the held locks whose names pass the filter `passes`.
     pub async fn list(
         &self,
         request: ListRequest<'_>,
@@ -425,7 +438,8 @@ impl Gateway {
             .collect()
     }
 
-    /// A text with the numbers of admitted, configured and needed nodes.
+    /// A text with three numbers: how many nodes are admitted, configured, and needed for a
+    /// majority.
     pub fn nodes_summary(&self) -> String {
         let quorum = self.locks.quorum();
         let admitted = |(_, status): &(String, NodeStatus)| status.votes();
@@ -454,13 +468,15 @@ impl Gateway {
         self.in_flight.upkeep();
     }
 
-    /// Starts to refuse acquires, and sends waiters away. Extensions and releases are still served.
+    /// Starts to refuse acquires, also those that already wait. Extensions and releases are still
+    /// served.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         self.drained.notify_waiters();
     }
 
-    /// Makes the gateway not ready, so that load balancers turn away. Requests are still served.
+    /// Makes the gateway not ready, so that load balancers send requests elsewhere. The gateway
+    /// still serves every request that comes.
     pub fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
     }

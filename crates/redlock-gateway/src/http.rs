@@ -1,5 +1,5 @@
 //! The table of routes, and the layers around every request: identification, fair queue, admission,
-//! routing, accounting. Only this module and those below it know axum.
+//! routing, accounting. Only this module and those below it know axum's routes and extractors.
 
 pub mod access;
 mod browser;
@@ -51,8 +51,8 @@ use crate::transport::disconnect::Peer;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The operations, and what each needs. Method and path stand at the handler: the OpenAPI document
-/// takes them from there, and the path is also the route's label in metrics.
+/// The operations, and the permission that each needs. The handler declares its method and path.
+/// The OpenAPI document takes them from there, and the path is also the route's label in metrics.
 fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
     let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
     [
@@ -68,7 +68,7 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
     ]
 }
 
-/// Paths outside the OpenAPI document, and their labels.
+/// Paths outside the OpenAPI document, and their labels in metrics.
 const PAGES: [(&str, &str); 7] = [
     ("/", "/"),
     ("/locks/", "/locks/"),
@@ -79,12 +79,13 @@ const PAGES: [(&str, &str); 7] = [
     ("/docs/{*file}", "/docs"),
 ];
 
-/// Paths that are answered even when all connection slots are taken.
+/// Paths that the gateway serves even when all connection slots are taken.
 const PROBES: [&str; 4] = ["/livez", "/readyz", "/healthz", "/metrics"];
 
 /// The pages for people, and what callers need to see them.
 fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
-    // The text is shared: thousands of clients may ask for it and not read it.
+    // All answers share one copy of the text: thousands of clients may request it and not read the
+    // answer.
     let json = |text: String| {
         let text = Bytes::from(text);
         get(move || {
@@ -121,11 +122,11 @@ pub struct App {
     observer: Arc<Observer>,
 }
 
-/// What the layers around the routes work with.
+/// The state of the layers around the routes.
 struct Observer {
-    /// Labels of paths. A layer of axum's router would know the matched path, but would box and
-    /// clone [`App::answer`] for every request. So axum's path library matches once more, over the
-    /// same table.
+    /// Finds the label of a path. A layer inside axum's router would know the path that axum
+    /// matched, but axum would box and clone such a layer for every request. So the path is matched
+    /// a second time here, with axum's path library and the same table.
     labels: matchit::Router<String>,
     telemetry: Arc<Telemetry>,
     audit: Arc<Audit>,
@@ -133,11 +134,11 @@ struct Observer {
     has_keys: bool,
     hosts: Hosts,
     fair_queue: Arc<FairQueue>,
-    /// When the log last mentioned a request without a quorum.
+    /// When a request without a quorum was last logged at its full level.
     last_mention: Mutex<Option<Instant>>,
 }
 
-/// Time between two mentions in the log of requests without a quorum.
+/// Time between two log lines at full level about requests without a quorum.
 const MENTION_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Application for App {
@@ -185,8 +186,8 @@ impl App {
         Self::observed(routes, Observer::new(labels, telemetry, audit, false, hosts, fair_queue))
     }
 
-    /// Logs and records how many requests were refused without a line of their own. Called
-    /// regularly.
+    /// Logs, and writes to the audit log, how many requests were refused without a line of their
+    /// own. To be called at the end of each window of the refusals.
     pub fn sum_up_refusals(&self) {
         for summary in self.observer.refusals.take() {
             let Summary { address, who, what: code, refused } = &summary;
@@ -212,7 +213,8 @@ impl App {
         Self { routes: CatchPanic::custom(routes, panicked), observer: Arc::new(observer) }
     }
 
-    /// Answers a request: passes it through the layers around the routes, in this order.
+    /// Answers a request. Passes the request through the layers around the routes, in the order of
+    /// the calls below.
     pub async fn answer(mut self, mut request: Request) -> Response {
         let observer = &*self.observer;
         let mut context = observer.identify(&mut request);
@@ -229,7 +231,8 @@ impl App {
         let problem = take_problem(&mut response);
         observer.account(&mut context, response.status(), problem.as_ref());
         finish(&mut response, problem, context.id);
-        // Last: a client that hangs up in the queue is accounted for nevertheless.
+        // The queue comes after the accounting. So a request whose client hangs up in the queue is
+        // accounted for.
         if is_turn_due {
             observer.take_turn(context.client.as_ref(), context.is_probe).await;
         }
@@ -249,13 +252,15 @@ struct RequestContext<'a> {
     address: Option<ClientAddress>,
     /// The slot of the connection, until the request is admitted.
     place: Option<Arc<ConnectionSlot>>,
-    /// Held to the end. A client that is forgotten meanwhile would come back with a new queue.
+    /// Held until the request ends. Otherwise the client could be forgotten as idle in between, and
+    /// its next request would get a new queue.
     client: Option<Arc<Client>>,
     is_probe: bool,
     record: Option<AuditGuard>,
 }
 
-/// Routing: calls the handler of the path, within the request's span.
+/// Routing: calls the handler of the path, with the request's span as the parent of spans that
+/// start there.
 fn route(
     routes: &mut Routes,
     request: Request,
@@ -338,20 +343,22 @@ impl Observer {
         }
     }
 
-    /// Fair queue: waits for the turn of the client, where the client is known.
+    /// Fair queue: waits for the turn of the client, if the client is known.
     async fn take_turn(&self, client: Option<&Arc<Client>>, is_probe: bool) {
         if let Some(client) = client {
             self.fair_queue.take(&client.queue, is_probe).await;
         }
     }
 
-    /// Whether the request still has to take its turn. With keys, only a caller with a valid key
-    /// takes a turn on the way in, in the queue of its principal.
+    /// Whether the request must still take its turn in the fair queue, before its answer is sent.
+    /// On a gateway with keys, a caller with a valid key has taken its turn on the way in, in the
+    /// queue of its principal. All others take it now, in the queue of their address.
     fn is_turn_due(&self, context: &RequestContext<'_>) -> bool {
         self.has_keys && !context.record.as_ref().is_some_and(AuditGuard::had_turn)
     }
 
-    /// Admission: refuses a request without a connection slot, or for another host.
+    /// Admission: refuses a request whose connection has no regular slot, or that is for another
+    /// host.
     fn admit(&self, context: &mut RequestContext<'_>, request: &Request) -> Result<(), ApiError> {
         let place = context.place.take();
         if !context.is_probe && place.is_some_and(|place| !place.may_serve()) {
@@ -397,7 +404,8 @@ impl Observer {
 
     /// The audit record of a request, if the request may need one.
     fn record(&self, id: &HeaderValue, request: &mut Request) -> Option<AuditGuard> {
-        // Without keys, only forced releases and requests of other sites can be denied.
+        // Without keys, only two kinds of requests can be denied: forced releases, which have a
+        // query, and requests that pages of other sites made a browser send.
         let may_be_denied = self.has_keys
             || request.uri().query().is_some()
             || site::is_of_browser(request.headers());
@@ -412,8 +420,8 @@ impl Observer {
         Some(record)
     }
 
-    /// Whether to log a failure at its full level. Without a quorum requests fail by the thousand,
-    /// and one line in [`MENTION_INTERVAL`] is enough.
+    /// Whether to log a failure at its full level. Without a quorum, thousands of requests fail,
+    /// and one line per [`MENTION_INTERVAL`] is enough.
     fn may_mention(&self, problem: Option<&Problem>) -> bool {
         if !problem.is_some_and(|problem| {
             matches!(problem.code.as_str(), "quorum_unavailable" | "outcome_unknown")
@@ -428,8 +436,9 @@ impl Observer {
         may
     }
 
-    /// Whether the request gets lines of its own. Strangers can cause refusals at will, so only the
-    /// first refusal of a kind gets one for each client. The others are summed up.
+    /// Whether the request gets its own line in the log and in the audit log. Strangers can cause
+    /// any number of refusals. So only the first refusals of a kind to each client get lines, and
+    /// the others are summed up.
     fn has_own_line(
         &self,
         status: StatusCode,
@@ -446,7 +455,7 @@ impl Observer {
     }
 }
 
-/// Whether a request was refused before anything was done: for its form, its sender, or an
+/// Whether a request was refused before anything was done, because of its form, its sender, or an
 /// overload.
 fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
     const REFUSALS: [StatusCode; 5] = [
@@ -494,7 +503,8 @@ impl RequestLogLine<'_> {
         }
         match problem {
             Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
-            // Refusing everybody during a shutdown is no failure, and there may be thousands.
+            // During a shutdown the gateway refuses every new lock. That is no failure, and there
+            // may be thousands of such requests.
             Some(problem) if problem.code == "draining" => log!(debug, "request"),
             _ if !self.in_full => log!(debug, "request"),
             _ if self.status.is_server_error() => log!(warn, "request failed"),
@@ -545,13 +555,13 @@ fn no_such_path() -> ApiError {
     NOT_FOUND.because("the paths of this service are listed under /docs and in /openapi.json")
 }
 
-/// Encodes the slashes in the name of a lock's path, if there are any: some clients do not encode
-/// them, and some proxies decode them on the way.
+/// Percent-encodes the slashes of a lock's name in the path. Returns `None` if there are none. Some
+/// clients do not encode these slashes, and some proxies decode them on the way.
 fn with_encoded_slashes(uri: &Uri) -> Option<Uri> {
     let name = uri.path().strip_prefix("/locks/").filter(|name| name.contains('/'))?;
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let path = format!("/locks/{}{query}", name.replace('/', "%2F")).parse().ok()?;
-    // The other parts stay: the host of an absolute target is checked later.
+    // The other parts of the URI stay, because the host of an absolute target is checked later.
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(path);
     Uri::from_parts(parts).ok()
@@ -565,13 +575,15 @@ fn is_usable_id(value: &HeaderValue) -> bool {
     (1..=128).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// A new id: 16 random hexadecimal digits, to be found in the log. It need not be hard to guess.
+/// A new request id: 16 random hexadecimal digits. The id serves to find the request in the log, so
+/// it need not be hard to guess.
 fn new_id() -> HeaderValue {
     let id = format!("{:016x}", fastrand::u64(..));
     HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static("0"))
 }
 
-/// The label of a method. Labels come from fixed lists, whatever a client sends.
+/// The label of a method in metrics. Labels come from fixed lists, so clients cannot create new
+/// ones.
 fn method_word(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,5 +1,5 @@
-//! The text stored beside a lock: label and metadata from the acquire, and the principal that the
-//! token is bound to. Small JSON, written only by gateways.
+//! The text that the masters store beside a lock: the label and metadata from the acquire, and the
+//! principal that the token is bound to. The text is a small JSON object that only gateways write.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub struct LockMetadata {
     /// The label, for people.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// The client's own pairs, for people.
+    /// The client's own key-value pairs, for people.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
     /// The name of the key that acquired the lock. `None` where there are no keys.
@@ -23,7 +23,7 @@ pub struct LockMetadata {
 impl LockMetadata {
     /// Parses a stored text. An empty text, or a text of another Redlock client, gives the default.
     pub fn read(info: &[u8]) -> Self {
-        // Most locks have no text, and the parser would spend time on an error.
+        // Most locks have no text. For them, the parser would only spend time on making an error.
         if info.is_empty() {
             return Self::default();
         }

@@ -6,21 +6,21 @@
 //! | room | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | [`cli`] | commands and flags of the program | how commands are carried out |
-//! | [`config`] | flags, environment and file to plain values | everything else |
+//! | [`config`] | turns flags, environment and file into validated plain values | what the values are used for |
 //! | `serve` | starts and stops nodes, core, gateway and server from a configuration | what requests mean |
 //! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
-//! | `transport` | from a socket to requests with a known client | routes, nodes |
+//! | `transport` | accepts connections, and attaches the client to each request | routes, nodes |
 //! | [`overload`] | limits what each client takes of shared resources | routes, statuses, the rules of locks |
-//! | [`auth`] | keys, and their permissions on lock names | HTTP, locks but for their names |
+//! | [`auth`] | keys, and their permissions on lock names | HTTP, and of locks everything except their names |
 //! | [`audit`] | the record of who did what | how requests are served |
 //! | [`info`] | the text stored beside a lock for people | HTTP, nodes |
-//! | [`gateway`] | limits, release of undeliverable grants, draining | axum, status codes, Redis keys |
-//! | `reload` | notices that files have to be read again | contents of the files |
+//! | [`gateway`] | limits requests, releases grants that cannot be delivered, drains at shutdown | axum, status codes, Redis keys |
+//! | `reload` | notices when files must be read again | contents of the files |
 //! | [`output`] | writes to standard output and error with a time limit | contents of the output |
 //! | [`pattern`] | sets of lock names | uses of the sets |
-//! | [`proxies`] | trusted proxies, and the client addresses that they name | connections, limits |
-//! | `remedy` | advice about a node, in flags and commands | nodes |
-//! | [`telemetry`] | names of metrics, buckets, logging, traces | what the numbers mean |
+//! | [`proxies`] | which proxies are trusted, and the client addresses that these proxies report | connections, limits |
+//! | `remedy` | translates the core's advice about a node into flags and commands | how nodes are probed |
+//! | [`telemetry`] | metrics with their names and buckets, the log, traces | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure`, `key new` | HTTP |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
 

@@ -14,7 +14,7 @@ use redlock_gateway::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Number of polls after which a busy thread looks at its sockets. With the library's default of
+/// Number of task polls after which a busy tokio thread checks its sockets. With tokio's default of
 /// 61, replies of the masters would wait for a few milliseconds behind other requests.
 const POLLS_BETWEEN_SOCKETS: u32 = 16;
 
@@ -152,8 +152,8 @@ async fn serve(config: Config) -> ExitCode {
         (Ok(listener), Ok(admin)) => (listener, admin),
         (Err(error), _) | (_, Err(error)) => return fail(&error),
     };
-    // Handlers are installed before anything runs: an early signal must not kill the process
-    // midway.
+    // The signal handlers are installed before the gateway starts. Without a handler, a signal
+    // during the start would kill the process at once.
     let (mut terminate, mut interrupt) =
         match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
             (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
@@ -178,21 +178,23 @@ async fn serve(config: Config) -> ExitCode {
     }
 }
 
-/// Triggers a reload on SIGHUP. The handler is always installed: SIGHUP must not end the process.
+/// Triggers a reload on each SIGHUP. The handler is installed even if no file is configured,
+/// because SIGHUP ends a process that does not handle it.
 fn reload_on_hangup() -> std::io::Result<Reload> {
     let mut hangups = signal(SignalKind::hangup())?;
     let reload = Reload::default();
     let asked = reload.clone();
     tokio::spawn(async move {
         while hangups.recv().await.is_some() {
-            tracing::info!("SIGHUP: files are read again");
+            tracing::info!("SIGHUP: all watched files are read again");
             asked.trigger();
         }
     });
     Ok(reload)
 }
 
-/// Prints a banner for people on standard error. The log has the same facts in one line.
+/// Prints a banner for people on standard error. The log has the address and the number of admitted
+/// nodes in a line of its own.
 fn announce(config: &Config, running: &Running) {
     use std::fmt::Write as _;
     let mut text = String::new();
@@ -210,15 +212,15 @@ fn announce(config: &Config, running: &Running) {
         tracing::info!(address = %admin, "listening for probes and metrics");
         say!("  probes and metrics for operators, without keys: http://{admin}");
     }
-    say!("  locks live {} unless asked otherwise, at most {}", show(default_ttl), show(max_ttl));
+    say!("  TTL of a lock: {} if the request gives none, at most {}", show(default_ttl), show(max_ttl));
     match &config.nodes {
         Nodes::Embedded(count) => {
             say!("  nodes: {count} in-memory nodes inside this process (no --node was given)");
             say!(
-                "  CAUTION: nothing is stored. A restart of this process forgets every lock, and a second gateway"
+                "  CAUTION: nothing is stored. A restart of this process loses every lock, and a second gateway"
             );
             say!(
-                "  knows nothing of this one's locks. For real use give 3 or 5 Redis masters: --node redis://… "
+                "  cannot see the locks of this gateway. For real use give 3 or 5 Redis masters: --node redis://… "
             );
         }
         Nodes::Redis(urls) => {
@@ -226,12 +228,12 @@ fn announce(config: &Config, running: &Running) {
             say!("  nodes: {} ({summary} so far; see {url}/readyz)", names.join(", "));
             let wait = show(quarantine(max_ttl, settings.clock_skew));
             say!(
-                "  A master that is new, or may have lost locks in a restart, votes after {wait}. One that syncs"
+                "  A master that is new, or may have lost locks in a restart, votes after {wait}. A master that syncs"
             );
             say!("  every write (appendonly yes, appendfsync always) votes 3 s after a restart.");
             if !settings.bootstrap {
                 say!(
-                    "  (A brand-new cluster need not wait, if its first gateway is started with --bootstrap.)"
+                    "  (A brand-new cluster votes at once if its first gateway is started with --bootstrap.)"
                 );
             }
             if urls.len() % 2 == 0 {
@@ -247,10 +249,10 @@ fn announce(config: &Config, running: &Running) {
             say!("  try:  curl -i{trust} -X POST {url}/locks/demo        docs: {url}/docs");
         }
         Some(file) => {
-            say!("  only for holders of one of the API keys in {}", file.display());
+            say!("  requests for locks need one of the API keys in {}", file.display());
             if !running.address.ip().is_loopback() && config.https.is_none() {
                 say!(
-                    "  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this speaks TLS."
+                    "  CAUTION: keys and tokens travel as plain text, unless a proxy in front of this gateway speaks TLS."
                 );
             }
             say!(

@@ -12,8 +12,8 @@ impl Pattern {
 
     /// Returns `None` when no lock name could match.
     pub fn parse(text: &str) -> Option<Self> {
-        // A star may stand for no text at all. So the text without stars must be empty or part of a
-        // name.
+        // A star may stand for no text at all. So a lock name can match only if the text without
+        // its stars is empty or may be part of a name.
         let fixed = text.replace('*', "");
         let has_star = text.contains('*');
         let is_part = |text: &str| text.is_empty() || LockName::check_part(text).is_ok();
@@ -29,7 +29,7 @@ impl Pattern {
         };
         let Some(last) = parts.next_back() else { return rest.is_empty() };
         for part in parts {
-            // The leftmost match leaves the longest rest for the parts that follow.
+            // The leftmost match leaves the most text for the parts that follow.
             match rest.find(part) {
                 Some(at) => rest = &rest[at + part.len()..],
                 None => return false,
@@ -46,7 +46,8 @@ pub struct Group {
     pub locks: Pattern,
 }
 
-/// The limit on groups. Each has some 50 time series. A set of groups is one `u64`.
+/// Limit on the number of groups. Each group adds some 50 time series to the metrics. A set of
+/// groups is one `u64` with a bit for each group, so at most 64 groups are possible.
 pub const MAX_GROUPS: usize = 50;
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Trusted proxies, and the client addresses that they name.
 //!
 //! A trusted proxy names its client in `X-Forwarded-For` or `Forwarded` (RFC 7239). Each proxy on
-//! the way adds the address that called it, at the right end. So the list is read from the right,
-//! past every trusted proxy: the first other address is the client. The client may have written
-//! everything left of it. Reading also ends at an entry that is no address; then the trusted
-//! proxy's address before it counts.
+//! the way adds the address that called it, at the right end. So the list is read from the right.
+//! Addresses of trusted proxies are skipped, and the first other address is the client's.
+//! Everything to the left of this address may be invented by the client. If an entry is no address,
+//! reading ends there, and the trusted proxy that was read last counts as the client.
 //!
-//! A proxy that handles one of the two headers passes on the other as the client sent it. So if
-//! both are there and name different clients, neither counts, and the address of the connection
-//! does.
+//! A proxy that handles one of the two headers passes on the other one as the client sent it. So if
+//! a request has both headers and they name different clients, neither header counts. The client is
+//! then the address of the connection.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientAddress {
     pub ip: IpAddr,
-    /// `None` where a proxy does not state it.
+    /// `None` if a proxy named the client and did not state the port.
     pub port: Option<u16>,
 }
 
@@ -57,7 +57,8 @@ impl TrustedProxies {
         self.0.iter().any(|network| network.contains(&address))
     }
 
-    /// The client of a request that came over a connection from `peer`.
+    /// The client of a request that came over a connection from `peer`: `peer` itself, unless it is
+    /// a trusted proxy that names another.
     pub fn client(&self, peer: ClientAddress, headers: &HeaderMap) -> ClientAddress {
         if !self.contains(peer.ip) {
             return peer;
@@ -77,8 +78,9 @@ impl TrustedProxies {
         }
     }
 
-    /// Walks from a trusted peer along the hops, nearest first, as long as a trusted hop named the
-    /// next.
+    /// Walks along the hops, nearest first, starting behind a trusted peer. Goes on past each
+    /// trusted hop, and returns the first hop that is not trusted. If the hops end, or one is no
+    /// address, returns the last trusted hop.
     fn last_known(
         &self,
         peer: ClientAddress,
@@ -105,7 +107,8 @@ fn x_forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
 }
 
 /// The hops of one `Forwarded` line, nearest first. A line that breaks the grammar counts as one
-/// unknown hop: a client could exploit any guess at where its elements begin and end.
+/// unknown hop. The code does not guess where the elements of such a line begin, because a client
+/// could exploit the guess.
 fn forwarded(line: &[u8]) -> impl Iterator<Item = Option<ClientAddress>> {
     let mut hops = forwarded_elements(&String::from_utf8_lossy(line)).unwrap_or_else(|| vec![None]);
     hops.reverse();
@@ -127,7 +130,7 @@ fn forwarded_elements(mut rest: &str) -> Option<Vec<Option<ClientAddress>>> {
             if let Some((name, after)) = token(rest) {
                 let (value, after) = value(after.strip_prefix('=')?)?;
                 if name.eq_ignore_ascii_case("for") {
-                    // A parameter may stand only once in an element.
+                    // An element may have each parameter only once.
                     if client.replace(address(&value)).is_some() {
                         return None;
                     }

@@ -1,7 +1,9 @@
-//! Finds out when files must be read again: their contents changed, or an operator ordered it.
+//! Finds out when the gateway must use files anew: their contents have changed, or an operator has
+//! ordered a reload.
 //!
-//! Contents are compared once a second. File system notifications would miss files on other
-//! machines, and the links that Kubernetes redirects when a secret changes.
+//! The files are read, and their contents compared, once a second. Notifications of the file system
+//! would not do: they miss changes of files on other machines, and of the links that Kubernetes
+//! redirects when a secret changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,11 +13,14 @@ use tokio::sync::watch;
 
 /// Time between two reads of the files.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long contents must stay the same before they count: several files are replaced one by one.
+/// How long contents must stay the same before a change is reported. Several files, such as a
+/// certificate and its key, are replaced one by one.
 const SETTLE: Duration = Duration::from_millis(200);
 /// Limit on a file, in bytes: enough for thousands of keys or certificates.
 const LARGEST: u64 = 4 << 20;
-/// Limit on the reads within [`SETTLE`]: a file that changes all the time must not hide the others.
+/// How many times the files are read again while their contents still change, once every
+/// [`SETTLE`]. Then the change is reported as it is: a file that changes all the time must not hide
+/// the changes of the others.
 const MAX_READS: u32 = 10;
 
 /// An operator's order to read all files again. Every watcher gets it.
@@ -54,14 +59,14 @@ impl Watched {
         Self { paths: paths.into(), contents, asked: reload.0.subscribe(), _reload: reload.clone() }
     }
 
-    /// The contents as last read, in the order of the paths. [`Self::changed`] reports later
-    /// changes.
+    /// The contents in use, in the order of the paths. They are those of the last report of
+    /// [`Self::changed`], or of [`Self::new`].
     pub(crate) fn contents(&self) -> &[Content] {
         &self.contents
     }
 
-    /// Resolves when the contents differ from those last read, or a reload was ordered. Not
-    /// cancel-safe: dropped early, it may lose an order.
+    /// Resolves when the contents differ from those in use, or a reload was ordered. Not
+    /// cancel-safe: if the future is dropped before it resolves, an order may be lost.
     pub(crate) async fn changed(&mut self) {
         loop {
             let asked = tokio::time::timeout(INTERVAL, self.asked.changed()).await.is_ok();
@@ -76,7 +81,7 @@ impl Watched {
                     break;
                 }
             }
-            // The change may have been reverted.
+            // Without an order, a change that was reverted meanwhile is not reported.
             if asked || now != self.contents {
                 self.contents = now;
                 return;
@@ -98,7 +103,8 @@ pub(crate) fn read(paths: &[PathBuf]) -> Vec<Content> {
     paths.iter().map(|path| read_one(path)).collect()
 }
 
-/// Reads a regular file of limited size. Reading anything else might never end.
+/// Reads a regular file of limited size. Other files are refused: a read from a pipe, for example,
+/// might never end.
 pub(crate) fn read_one(path: &Path) -> Content {
     let said = |error: std::io::Error| error.to_string();
     let found = std::fs::metadata(path).map_err(said)?;

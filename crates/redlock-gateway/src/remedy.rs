@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use redlock_core::node::{Diagnosis, Remedy};
 
-/// Sections of the operators' documentation: a page of docs/ and a heading. Without a host, because
-/// the documentation may be served anywhere.
+/// Sections of the operators' documentation: a page of docs/ and a heading. The texts name no host,
+/// because the documentation may be served anywhere.
 pub(crate) mod section {
     pub(crate) const QUORUM_LOST: &str = "operations.md#quorum-lost";
     pub(crate) const MASTER_MEMORY: &str = "operations.md#memory-of-the-masters-is-short";
@@ -14,11 +14,11 @@ pub(crate) mod section {
     pub(crate) const DRAINING: &str = "runbook.md#upgrading-gateways";
 }
 
-/// The advice, with the flag or command where there is one.
+/// The remedy as advice. Names the flag or command that helps, if there is one.
 pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
     Cow::Borrowed(match remedy {
         Remedy::WaitOrBootstrap => {
-            "wait (not needed for a brand-new cluster whose first gateway is \
+            "wait (a brand-new cluster need not wait if its first gateway is \
              started with --bootstrap)"
         }
         Remedy::GiveCredentials => "give user and password in the URL of --node",
@@ -47,7 +47,7 @@ pub(crate) fn in_flags(remedy: Remedy) -> Cow<'static, str> {
     })
 }
 
-/// Why a node does not vote, and what an operator can do.
+/// States why a node does not vote, and what an operator can do.
 pub(crate) fn in_words(diagnosis: &Diagnosis) -> String {
     match diagnosis.remedy {
         Some(remedy) => format!("{}; {}", diagnosis.reason, in_flags(remedy)),

@@ -36,14 +36,15 @@ use crate::transport::tls;
 const CONNECTION_BUFFER: usize = capacity::HEAD;
 /// Time between two log lines about a bootstrap that still waits for nodes.
 const PROGRESS: Duration = Duration::from_secs(10);
-/// Limit on connections that the system has accepted and the gateway has not. net.core.somaxconn
-/// may lower it.
+/// Limit on connections that the system has accepted and the gateway has not accepted yet. The
+/// system setting net.core.somaxconn may lower this limit.
 const BACKLOG: i32 = 1024;
-/// Limits on the operators' address, for probes and scrapers. One client may use all of them.
+/// Limits on connections to the operators' address (`--admin-listen`), which probes and scrapers
+/// use. One client may have all of these connections.
 const OPERATORS: ConnectionLimits = ConnectionLimits::of_all(64);
 /// Time between two checks for a majority.
 const QUORUM_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a starting gateway may lack a majority before the log says so.
+/// How long a starting gateway may be without a majority before the log reports `QUORUM LOST`.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
 /// Time between two rounds of maintenance.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -77,8 +78,8 @@ pub fn check_files(config: &Config) -> Result<(), String> {
 }
 
 /// Serves until `shutdown` resolves, then finishes requests in flight within the configured grace.
-/// `started` is called once the server listens. `admin` serves probes and metrics alone. `reload`
-/// makes all watched files be read again.
+/// Calls `started` once the server listens. On the listener `admin`, serves only probes and
+/// metrics. On a trigger of `reload`, reads all watched files again.
 ///
 /// # Errors
 /// A socket, a file or the nodes' settings cannot be used, or the server failed.
@@ -91,7 +92,7 @@ pub async fn run(
     started: impl FnOnce(&Running),
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let address = listen(&listener)?;
-    // Whatever may be missing is checked before the nodes are contacted.
+    // Files and settings are checked first. If one is unusable, no node is contacted.
     let names = node_names(&config.nodes);
     let endpoint = config.settings.otlp_endpoint.as_deref();
     let traces = endpoint.map(|endpoint| Traces::start(endpoint, &names)).transpose()?;
@@ -101,7 +102,8 @@ pub async fn run(
     let audit = audit(&config, reload)?;
     let gateway = assemble(&config, &names, &telemetry)?;
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
-    // Clients are counted per listening address: connections to one do not count at the other.
+    // Each listening address counts its own clients: connections to one address do not count at the
+    // other.
     let clients = Arc::new(Clients::default());
     let operators = Arc::new(Clients::default());
     let public = config.public;
@@ -124,7 +126,7 @@ pub async fn run(
     let refusals = Arc::new(Refusals::default());
     let metrics = telemetry.connections.clone();
     let connections = Connections::new(limit(&config), clients.clone(), refusals.clone(), metrics);
-    // These tasks end with this function.
+    // The set aborts these tasks when this function returns.
     let mut tasks = JoinSet::new();
     let of_operators =
         |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
@@ -165,7 +167,8 @@ pub async fn run(
     Ok(())
 }
 
-/// Writes what memory still holds: audit lines to the disk, spans to the collector.
+/// Writes the audit lines that are still in memory to the disk, and sends the spans to the
+/// collector.
 async fn flush_pending(audit: &Audit, telemetry: Arc<Telemetry>) {
     if let Some(file) = audit.file() {
         file.finish().await;
@@ -174,12 +177,12 @@ async fn flush_pending(audit: &Audit, telemetry: Arc<Telemetry>) {
         telemetry.traces().into_iter().for_each(Traces::finish)
     })
     .await;
-    // The panic hook has logged a panic.
+    // If the task panicked, the panic hook has logged it.
     drop(sent);
 }
 
-/// Drains after the signal to end: waits until nothing is in flight, or for the grace period.
-/// Returns the deadline for the connections.
+/// Drains the gateway after the signal to end. Waits until no request is in flight, but for the
+/// grace period at most. Returns the end of the grace period, when open connections are cut.
 async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) -> Instant {
     // Load balancers must see the 503 of /readyz before any request is refused.
     let delay = config.drain_delay();
@@ -190,13 +193,14 @@ async fn drain(gateway: &Gateway, connections: &Connections, config: &Config) ->
         "shutting down"
     );
     connections.end_each();
-    // Skipped without a delay: between `leave` and `drain` a client could learn that the gateway
-    // drains, and still get a lock.
+    // Without a delay, `leave` is skipped. Otherwise a client could read on /readyz that the
+    // gateway drains, and still get a lock before the call of `drain`.
     if !delay.is_zero() {
         gateway.leave();
         tokio::time::sleep(delay).await;
     }
-    // The server still listens: new locks are refused, while holders can extend and release.
+    // The server still listens. From now on it refuses new locks, while holders can extend and
+    // release.
     gateway.drain();
     let deadline = Instant::now() + grace;
     if tokio::time::timeout_at(deadline, gateway.idle()).await.is_err() {
@@ -229,7 +233,7 @@ fn serve_operators(
 
 fn listen(listener: &TcpListener) -> io::Result<SocketAddr> {
     listener.set_nonblocking(true)?;
-    // Called a second time, only to set the backlog.
+    // The socket listens already. This second call only sets the backlog.
     rustix::net::listen(listener, BACKLOG)?;
     listener.local_addr()
 }
@@ -240,7 +244,8 @@ fn authenticator(
     reload: &Reload,
     telemetry: &Telemetry,
 ) -> Result<Arc<Authenticator>, String> {
-    // With other hosts or origins allowed, a request on loopback may come from another machine.
+    // With an allowed host or origin, a request on a loopback address may come from another
+    // machine, through a proxy or a web page.
     let lets_force = address.ip().is_loopback()
         && config.allowed_hosts.is_empty()
         && config.cors_origins.is_empty();
@@ -289,8 +294,8 @@ async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {
     }
 }
 
-/// Logs one line when the majority is lost and one when it is back. Requests report it to their
-/// clients.
+/// Logs one line when the majority is lost, and one when it is back. In between, each refused
+/// request reports the loss to its client.
 async fn watch_quorum(gateway: Arc<Gateway>) {
     let mut tick = tokio::time::interval(QUORUM_INTERVAL);
     let mut reported_quorum = true;
@@ -333,7 +338,7 @@ fn sum_up(app: &App, connections: &Refusals) {
             address = address.map(tracing::field::display),
             reason,
             refused,
-            "connections refused, after those that have lines of their own"
+            "further connections refused, beyond those with a log line each"
         );
     }
 }
@@ -353,8 +358,8 @@ fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
     Ok(audit)
 }
 
-/// HTTP/1.1 only. The library detects versions by the first bytes without a time limit, so silent
-/// connections would stay for ever.
+/// Sets the server to HTTP/1.1 only. To detect another version, the library would wait for the
+/// first bytes without a time limit, so a silent connection would stay open for ever.
 fn http1<A>(server: Server<SocketAddr, A>, config: &Config) -> Server<SocketAddr, A> {
     let mut server = server.http1_only();
     server
@@ -363,7 +368,8 @@ fn http1<A>(server: Server<SocketAddr, A>, config: &Config) -> Server<SocketAddr
         .timer(TokioTimer::new())
         // One buffer per answer: answers are short.
         .writev(false)
-        // The time counts from the end of the last request, so it bounds idle connections too.
+        // The library starts this time at the end of the previous request, so it also bounds how
+        // long a connection may be idle.
         .header_read_timeout(config.settings.idle_timeout)
         .max_buf_size(CONNECTION_BUFFER);
     server
@@ -442,7 +448,7 @@ async fn bootstrap(locks: Redlock) {
                     .map(|(name, _)| name.as_str());
                 tracing::info!(
                     waiting_for = missing.collect::<Vec<_>>().join(", "),
-                    "--bootstrap: all nodes must answer"
+                    "--bootstrap: waiting until all nodes have answered"
                 );
             }
         }
@@ -472,8 +478,9 @@ fn cursor_key(
             entropy.fill(&mut random);
             CursorKey::new(random)
         }
-        // A cursor has the position of a master. A name stands for one order of the nodes. Without
-        // a name the order may differ between gateways, so it is part of the key.
+        // A cursor names a master by its position in the list of nodes. With `--cluster`, all
+        // gateways have the same order. Without it their orders may differ, so the order is part of
+        // the key: a gateway with another order refuses the cursor.
         Nodes::Redis(urls) => {
             let order = config.settings.cluster.is_none().then(|| names.join(","));
             let credentials =
@@ -486,7 +493,8 @@ fn cursor_key(
 /// The name of the node set. Markers, and owners of idempotency keys, are derived from it.
 pub(crate) fn cluster_name(config: &Config, names: &[String]) -> String {
     match &config.settings.cluster {
-        // The length is part of the name: a longer or shorter list must not vote beside this one.
+        // The number of nodes is part of the name. So gateways with lists of different lengths
+        // count as different clusters, and cannot grant the same lock side by side.
         Some(name) => named_cluster(name, names.len()),
         None => ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str)),
     }
@@ -509,13 +517,14 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
-/// The settings of each node, by its position in the list.
+/// Returns a function from a node's position in the list to its settings.
 pub(crate) fn redis_settings(config: &Config, cluster: &str) -> impl Fn(usize) -> RedisSettings {
     let mut redis = settings(config).of_masters(cluster);
     redis.bootstrap = config.settings.bootstrap;
     redis.tls = config.node_tls.clone();
     let is_named = config.settings.cluster.is_some();
-    // Addresses may differ between gateways. The position is what they agree on.
+    // With `--cluster`, gateways may reach a node under different addresses. They agree on its
+    // position, so the position is its name.
     move |place| {
         let mut redis = redis.clone();
         redis.node_name = is_named.then(|| place.to_string());

@@ -1,8 +1,8 @@
-//! Names of metrics, and of what is logged and traced. Handles are made once, so a request only
-//! looks one up and adds to it.
+//! The metrics of a gateway, and the set-up of its log and traces. The handle of each metric is
+//! made once. So a request only looks the handle up and adds to its value.
 //!
-//! No lock name, owner, token or raw path is ever a label. Only the log subscriber is global, so
-//! one process can hold several gateways, as tests do.
+//! No lock name, owner, token or raw path is ever a label. Only the log subscriber is global. So
+//! one process can run several gateways, as tests do.
 
 mod connections;
 mod describe;
@@ -45,7 +45,7 @@ const WAITS: [f64; 15] =
     [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 27.5, 30.0];
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
-/// Files that are read again while in use.
+/// Groups of files that the gateway reads again while it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reloaded {
     AuthKeys,
@@ -77,11 +77,11 @@ pub struct Telemetry {
     pub connections: ConnectionMetrics,
     /// Failures of the audit log.
     pub audit_failures: Counter,
-    /// When the log last mentioned a token watermark out of reach.
+    /// When the log last warned of a token watermark that is out of reach.
     last_mention: Mutex<Option<Instant>>,
 }
 
-/// Time between two warnings that many requests could cause.
+/// Time between two warnings of the same kind, because many requests may cause one.
 const MENTION_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Labels of a request: method, route and status.
@@ -205,7 +205,7 @@ impl Telemetry {
         self.http.write().insert(key, histogram);
     }
 
-    /// Exports the limits, to compare the numbers in use with.
+    /// Exports the limits as gauges, so that dashboards can compare them with the numbers in use.
     pub fn limits(&self, in_flight: usize, waiters: usize, quorum: usize) {
         self.handles.in_flight_limit.set(in_flight as f64);
         self.handles.waiters_limit.set(waiters as f64);
@@ -258,7 +258,8 @@ impl Telemetry {
         self.handle.render()
     }
 
-    /// Folds recorded values into buckets. Without it, the histograms of an unscraped gateway grow.
+    /// Folds recorded values into buckets. Without this call, the histograms of a gateway that
+    /// nobody scrapes would grow without end.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
     }
@@ -292,7 +293,8 @@ impl LockCounters<'_> {
         }
     }
 
-    /// Counts the end of a request that had `wait_ms`. `waited` is its whole duration.
+    /// Counts the end of a request that had `wait_ms`. `waited` is the whole duration of the
+    /// request.
     pub fn waited(self, end: WaitEnd, waited: Duration) {
         self.telemetry.handles.waits[end as usize].record(waited);
         self.telemetry.groups.waited(self.groups, end, waited);

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | `connections` | which connections are open, and which one is closed for a newcomer | HTTP |
 //! | `connection` | one accepted connection, and its requests with their client | routes, nodes |
-//! | `tls` | the HTTPS configuration, also when certificates are replaced | connections |
+//! | `tls` | the HTTPS configuration, and its renewal when certificates are replaced | connections |
 //! | `disconnect` | the client of a connection, and whether it is still there | HTTP, locks |
 
 pub(crate) mod connection;

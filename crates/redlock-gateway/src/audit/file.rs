@@ -1,9 +1,9 @@
 //! The file of the audit log. A thread of its own writes it, so a hanging disk delays no request.
 //!
-//! Lines wait for the disk in order, without a time limit. A line that could not be written is
-//! tried again every second, and at once when the file is reopened. A line that finds the queue
-//! full goes to the log, and so do lines left over at the end. A killed process loses the lines in
-//! the queue.
+//! Lines wait for the disk in order, without a time limit. The thread tries to write a failed line
+//! again every second, and at once when the file is reopened. A line that finds the queue full goes
+//! to the log. So do lines that are left in the queue when the gateway ends. A killed process loses
+//! the lines in the queue.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -39,7 +39,7 @@ struct Shared {
     queue: Mutex<Queue>,
     /// Notified when the queue or its flags change.
     changed: Condvar,
-    /// The last write failed, or the last line found the queue full.
+    /// Whether the last write failed, or a line has since found the queue full.
     is_failing: AtomicBool,
     /// When the present write began.
     write_began: Mutex<Option<Instant>>,
@@ -93,14 +93,14 @@ impl AuditFile {
         let _ = self.0.failures.set(counter);
     }
 
-    /// Continues in a new file of the same name, after the old one was moved away. If that file
+    /// Continues in a new file of the same name, after the old file was moved away. If the new file
     /// cannot be opened, the old one stays in use.
     pub fn reopen(&self) {
         self.0.queue().is_reopening = true;
         self.0.changed.notify_one();
     }
 
-    /// Whether changes of locks must wait until lines can be written again.
+    /// Whether changes of locks must be refused until lines can be written again.
     pub(super) fn is_refusing(&self) -> bool {
         self.0.refuses && (self.0.is_failing.load(Ordering::Acquire) || self.0.hangs())
     }
@@ -126,7 +126,8 @@ impl AuditFile {
         if tokio::time::timeout(PATIENCE, self.0.ended.notified()).await.is_ok() {
             return;
         }
-        // A write hangs. Its own line is lost with the process if the write never returns.
+        // A write hangs. The line being written is lost with the process if the write never
+        // returns.
         let left = std::mem::take(&mut self.0.queue().lines);
         for line in left {
             self.0.failed();
@@ -173,7 +174,7 @@ fn is_for_files(path: &Path) -> io::Result<()> {
 struct Writer {
     shared: Arc<Shared>,
     file: File,
-    /// The last write failed, perhaps within a line.
+    /// Whether the last write failed. It may have written a part of its line.
     has_partial_line: bool,
 }
 
@@ -205,7 +206,7 @@ impl Writer {
         let shared = self.shared.clone();
         while let Err(error) = self.append(&line) {
             if shared.failed() {
-                tracing::error!(%error, "--audit-log: a line could not be written; it is tried again every second");
+                tracing::error!(%error, "--audit-log: a line could not be written; the gateway tries again every second");
             }
             let is_patient = |queue: &mut Queue| !queue.is_reopening && !queue.is_ending;
             let mut queue = shared.queue();
@@ -219,7 +220,8 @@ impl Writer {
                 return lost(&line, &error);
             }
         }
-        // Half of the queue must be free. Otherwise the next line would fill the queue again.
+        // The failure counts as over only when half of the queue is free. Otherwise the next lines
+        // would fill the queue again.
         let is_failing = shared.is_failing.load(Ordering::Acquire);
         if is_failing && shared.queue().bytes <= MAX_BYTES / 2 {
             shared.is_failing.store(false, Ordering::Release);
@@ -251,7 +253,7 @@ fn lost(line: &str, error: &dyn std::fmt::Display) {
 }
 
 fn open(path: &Path) -> Result<File, String> {
-    // Only the owner may read it: it states who holds which locks.
+    // Only the gateway's own user may read the file, because it states who holds which locks.
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
 }

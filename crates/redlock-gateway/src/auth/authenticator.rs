@@ -19,14 +19,15 @@ use crate::reload::{Content, Reload, Watched};
 pub enum Credential<'a> {
     /// The text of a key.
     Key(&'a str),
-    /// The text of a key, and the name that it was given with.
+    /// The name of a key and the text of a key. They must belong together.
     NamedKey(&'a str, &'a str),
-    /// The subject and the end of a certificate that was verified in the TLS handshake.
+    /// The subject of a client certificate, and the end of its validity. The TLS handshake has
+    /// verified the certificate.
     Certificate(&'a str, SystemTime),
 }
 
-/// Refusal of a caller. Only somebody who has the key can tell one refusal of a credential from
-/// another.
+/// Why a caller is refused. A wrong credential always gives `Unknown`, whether or not the key
+/// exists. Only somebody who has the key learns that it has expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthError {
     /// No credential was shown.
@@ -35,7 +36,8 @@ pub enum AuthError {
     Unknown,
     /// The key or the certificate has expired.
     Expired,
-    /// A page of another site made a browser send the request, with credentials that browsers add.
+    /// A page of another site made a browser send the request, with credentials that browsers add
+    /// by themselves.
     CrossSite,
 }
 
@@ -47,8 +49,8 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
-    /// Without keys, everybody is let in. On a loopback address they may force releases too: the
-    /// locks are those of the same machine.
+    /// Without keys, everybody is let in. On a loopback address everybody may force releases too,
+    /// because all callers are on the same machine.
     pub fn open(is_loopback: bool) -> Self {
         Self { keys: None, may_force: is_loopback }
     }
@@ -76,7 +78,7 @@ impl Authenticator {
         }
     }
 
-    /// Whether there are no keys.
+    /// Whether the gateway has no keys file, so that everybody is let in.
     pub fn is_open(&self) -> bool {
         self.keys.is_none()
     }
@@ -103,8 +105,8 @@ impl Authenticator {
         Caller::of(known.ok_or(AuthError::Unknown)?)
     }
 
-    /// Identifies a caller again, some time after it was let in: keys and certificates may have
-    /// ended.
+    /// Identifies a caller again, some time after it was let in. Meanwhile its key may have been
+    /// removed, or its key or certificate may have expired.
     ///
     /// # Errors
     /// As [`Authenticator::identify`].
@@ -171,12 +173,13 @@ impl Authenticator {
 #[derive(Clone)]
 pub struct Caller {
     known: Option<ProvenKey>,
-    /// For a caller without a key. A known caller may do what its key may.
+    /// Whether a caller without a key may force a release. For a caller with a key, the permissions
+    /// of the key decide.
     may_force: bool,
 }
 
 impl Caller {
-    /// A caller where there are no keys. `may_force`: whether it may force a release.
+    /// A caller of a gateway without keys. `may_force`: whether it may force a release.
     pub fn anonymous(may_force: bool) -> Self {
         Self { known: None, may_force }
     }
@@ -200,7 +203,7 @@ impl Caller {
         self.known.as_ref().map(|known| &*known.key)
     }
 
-    /// The client that its requests are counted for. `None` where there are no keys.
+    /// The client that the caller's requests are charged to. `None` on a gateway without keys.
     pub fn client(&self) -> Option<&Arc<Client>> {
         self.key().map(Key::client)
     }
@@ -210,17 +213,18 @@ impl Caller {
         self.principal().unwrap_or(secret::ANONYMOUS)
     }
 
-    /// The principal that tokens are bound to. `None` where there are no keys.
+    /// The principal that tokens are bound to. `None` on a gateway without keys.
     pub fn principal(&self) -> Option<&str> {
         self.key().map(|key| &*key.name)
     }
 
-    /// Whether the caller may do this to this lock.
+    /// Whether the caller may use the verb on this lock.
     pub fn may(&self, verb: Verb, name: &LockName) -> bool {
         self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may(verb, name))
     }
 
-    /// Whether the caller may do this to some lock, or at all.
+    /// Whether the caller may use the verb on at least one lock name. For a verb without lock
+    /// names: whether the caller may use it.
     pub fn may_somewhere(&self, verb: Verb) -> bool {
         self.key().map_or(verb != Verb::Force || self.may_force, |key| key.may_somewhere(verb))
     }
@@ -229,7 +233,7 @@ impl Caller {
     pub fn limits(&self, all: Limits) -> Limits {
         let Some(key) = self.key() else { return all };
         let max_hold = key.max_hold.map_or(all.max_hold, |own| own.min(all.max_hold));
-        // A TTL is never longer than the time for which a lock may be held.
+        // The longest TTL is at most the time for which the caller may hold a lock.
         let longest = [key.max_ttl, Ttl::from_duration(max_hold).ok()].into_iter().flatten();
         let max_ttl = longest.fold(all.max_ttl, Ttl::min);
         Limits { max_ttl, default_ttl: all.default_ttl.min(max_ttl), max_hold, ..all }
@@ -250,7 +254,8 @@ fn warn_of_exposure(path: &Path) {
 
 fn keys(path: &Path, contents: &[Content]) -> Result<Keys, String> {
     let content = contents.first().ok_or_else(|| format!("{}: it was not read", path.display()))?;
-    // A file that is about to be written looks empty. A file with only a comment lets nobody in.
+    // An empty file is refused: a program may have emptied it and be about to write it. An operator
+    // who wants to let nobody in writes a file with only a comment.
     if content.as_ref().is_ok_and(|bytes| bytes.trim_ascii().is_empty()) {
         return Err(format!("{}: it is empty", path.display()));
     }

@@ -1,7 +1,7 @@
 //! The keys file: TOML, one `[[key]]` for each principal. Every error names the key and the allowed
 //! values.
 //!
-//! No error quotes a value: it may be a secret in the wrong place.
+//! No error quotes a value, because the value may be a secret in the wrong place.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::Metadata;
@@ -62,7 +62,8 @@ impl Keys {
     /// A warning if others can read or write the file at this path. `None` if its mode cannot be
     /// read.
     pub fn exposure(path: &Path) -> Option<String> {
-        // The group may read: files of services are often handed to them by their group.
+        // Read permission for the group is no risk to warn of: a service often gets its files
+        // through its group.
         let exposed = exposed_mode(&std::fs::metadata(path).ok()?, 0o026)?;
         Some(format!(
             "{}: its mode is {exposed:04o}: users outside its group can read it, or users other than its owner can write it; \
@@ -135,7 +136,8 @@ fn parse(text: &str) -> Result<Keys, String> {
     Ok(keys)
 }
 
-/// Hides the value that the parser quotes first: it may be a secret. Expected values come later.
+/// Hides the first value that the parser's message quotes, because it may be a secret. Values that
+/// the message quotes later are those that the parser expected.
 fn without_values(message: &str) -> String {
     let hide = |text: &str, quote: char| {
         let mut parts = text.splitn(3, quote);

@@ -1,4 +1,4 @@
-//! Keys: their permissions, and which key a text or a certificate proves.
+//! Keys and their permissions, and the search for the key that a text or a certificate proves.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -48,7 +48,8 @@ impl Verb {
         }
     }
 
-    /// Whether the verb is granted for lock names. Otherwise it is granted as a whole.
+    /// Whether the verb is granted for certain lock names. Otherwise it applies to the whole
+    /// gateway.
     pub(super) fn is_of_names(self) -> bool {
         self != Self::Metrics
     }
@@ -64,7 +65,8 @@ pub(super) struct Rule {
 /// One principal and its permissions.
 pub(super) struct Key {
     pub(super) name: Arc<str>,
-    /// Hashes of its texts: more than one while the key is being replaced.
+    /// Hashes of the texts that prove this key. While an operator replaces the key, there are two:
+    /// of the old and of the new text.
     pub(super) hashes: Vec<Hash>,
     pub(super) certificate: Option<String>,
     pub(super) rules: Vec<Rule>,
@@ -72,8 +74,8 @@ pub(super) struct Key {
     pub(super) max_ttl: Option<Ttl>,
     pub(super) max_hold: Option<Duration>,
     pub(super) rate_limit: Option<RateLimit>,
-    /// What the key's requests have taken. Inherited from the key of the same name in the file
-    /// before.
+    /// What the key's requests take of shared resources. When the file is read again, the new key
+    /// inherits this from the old key of the same name.
     pub(super) client: OnceLock<Arc<Client>>,
 }
 
@@ -103,7 +105,7 @@ impl RateLimit {
 }
 
 impl Key {
-    /// What the key's requests have taken of shared resources.
+    /// The accounting of what the key's requests take of shared resources.
     pub(super) fn client(&self) -> &Arc<Client> {
         self.client.get_or_init(Arc::default)
     }
@@ -143,8 +145,8 @@ impl Keys {
         self.by_name.is_empty()
     }
 
-    /// Inherits quota and rate from the old keys of the same names. Call it before the keys are in
-    /// use.
+    /// Inherits quota and rate from the old keys of the same names. Must be called before these
+    /// keys are in use.
     pub(super) fn inherit_from(&self, old: &Self) {
         for (name, key) in &self.by_name {
             let Some(was) = old.by_name.get(name) else { continue };
@@ -157,8 +159,9 @@ impl Keys {
         }
     }
 
-    /// The key that a text proves. The comparison takes the same time for every hash, and an
-    /// unknown name is compared too: time must reveal neither hashes nor names.
+    /// The key that a text proves. The time that this takes must reveal neither hashes nor names.
+    /// So each comparison of hashes takes constant time, and a text with an unknown name is
+    /// compared with a hash that no key has.
     pub(super) fn proven_by_text(&self, text: &str) -> Option<ProvenKey> {
         let (name, hash) = secret::hash_of(text)?;
         let key = self.by_name.get(name);

@@ -1,8 +1,9 @@
 //! The text of a key: `rlk.<name>.<secret>`. The secret is 32 random bytes in base64url without
 //! padding, 43 characters.
 //!
-//! One fast hash is right for such keys: guessing takes up to 2^256 tries. It would be wrong for
-//! passwords, so only this form is ever compared: the hash of a password in the file opens nothing.
+//! A fast hash is enough for such keys, because guessing a key takes up to 2^256 tries. For
+//! passwords it would be too weak. So the gateway compares only texts of this form: a password
+//! whose hash an operator puts into the file lets nobody in.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -31,7 +32,7 @@ pub fn is_key_name(text: &str) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Hash([u8; 32]);
 
-/// The hash of no key.
+/// A hash that no key has.
 pub(super) const NO_HASH: Hash = Hash([0; 32]);
 
 impl Hash {

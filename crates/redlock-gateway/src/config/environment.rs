@@ -1,6 +1,6 @@
-//! Checks environment variables that look like settings. Unknown or empty ones are refused: a
-//! template with a wrong name must not leave a gateway with its defaults. Without `REDLOCK_NODES`,
-//! for example, it would have locks of its own.
+//! Checks environment variables that look like settings. Unknown or empty variables are refused: if
+//! a template misspells a name, the gateway must not start with the default instead. Without
+//! `REDLOCK_NODES`, for example, a gateway would keep locks in its own memory.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -22,9 +22,10 @@ const OF_REDLOCK: [&str; 11] = [
     "REDLOCK_URL",
     "REDLOCK_VALIDITY_MS",
 ];
-/// The only variable whose empty value means something.
+/// The only variable that may be empty: its empty value is a valid setting.
 const MAY_BE_EMPTY: &str = "REDLOCK_KEY_PREFIX";
-/// The least similarity, by Jaro-Winkler, at which a name counts as misspelt.
+/// The least similarity to a known name (Jaro-Winkler, 0 to 1) at which an unknown name counts as
+/// misspelt.
 const ALIKE: f64 = 0.8;
 
 /// Checks the variables that begin with [`PREFIX`].
@@ -57,7 +58,8 @@ pub(super) fn check(
     })
 }
 
-/// The variables of all commands: a variable of one command may be set for all.
+/// Collects the variables of all commands. A variable that one command uses may be set while
+/// another one runs.
 fn settings(command: &Command) -> BTreeSet<&str> {
     let own = command.get_arguments().filter_map(|arg| arg.get_env().and_then(OsStr::to_str));
     own.chain(command.get_subcommands().flat_map(settings)).collect()
@@ -68,7 +70,7 @@ fn is_of_redlock(name: &str) -> bool {
 }
 
 fn unknown(name: &str, value: &OsStr, known: &BTreeSet<&str>) -> String {
-    // The common prefix is left out: it would make all names similar.
+    // The comparison leaves out the common prefix, which would make all names similar.
     let own = |name: &str| name.get(PREFIX.len()..).unwrap_or_default().to_owned();
     let likeness = |one: &str| strsim::jaro_winkler(&own(name), &own(one));
     let nearest = known.iter().max_by(|one, other| likeness(one).total_cmp(&likeness(other)));

@@ -1,7 +1,7 @@
 //! The command line, combined with the file of --config.
 //!
-//! The file's values become the flags' defaults. So flags and environment beat them, and the same
-//! rules apply to them.
+//! The values of the file become the defaults of the flags. So flags and environment variables take
+//! precedence over the file, and its values obey the same rules as flags.
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -23,11 +23,12 @@ use super::value::without_password;
 pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
     let environment = || environment::check(&P::command(), std::env::vars_os()).map_err(refused);
     let given = P::command().try_get_matches_from(line).map_err(without_passwords);
-    // The refused value may come from a variable, whose own check explains more.
+    // The refused value may come from an environment variable. The check of the variables then
+    // gives the better error.
     let given = given.or_else(|error| {
         if error.use_stderr() { environment().and(Err(error)) } else { Err(error) }
     })?;
-    // A command without settings has no such flag.
+    // A command without settings, such as `openapi`, has no flag `--config`.
     let config = settings(&given).try_get_one::<PathBuf>("config");
     if config.is_ok() {
         environment()?;
@@ -57,7 +58,8 @@ pub(super) fn parse_with<P: Parser, S: Args>(
         refused(format!("--config: {shown}, line {line}{message}"))
     };
     let file: BTreeMap<String, Spanned<Value>> = toml::from_str(text).map_err(|error| {
-        // The error's own text would quote the line.
+        // Only the message is used: the error's full text quotes the line, which may have a
+        // password in it.
         unusable(
             error.span().map_or(0, |span| span.start),
             &format!(": {}", without_password(error.message())),
@@ -84,13 +86,14 @@ pub(super) fn parse_with<P: Parser, S: Args>(
         {
             continue;
         }
-        // The list is split already.
+        // A list in the file is split already, so its items are not split at commas again.
         let set = |arg: Arg| arg.value_delimiter(None).default_values(values);
         command = match &subcommand {
             Some(name) => command.mut_subcommand(name, |command| command.mut_arg(key, set)),
             None => command.mut_arg(key, set),
         };
-        // Parsed after each value, so that an error belongs to this value.
+        // The line is parsed again after each value of the file. So an error belongs to the value
+        // that was just added.
         matches = command
             .clone()
             .try_get_matches_from(line)

@@ -21,7 +21,8 @@ impl NodePassword {
         let shown = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("--node-password-file: {shown}: {error}"))?;
-        // Editors end a line with a newline. Everything else belongs to the password.
+        // Editors end the line with a newline, which is removed. Everything else belongs to the
+        // password.
         let text =
             text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
         let wrong = |what| {

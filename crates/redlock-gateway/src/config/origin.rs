@@ -4,7 +4,8 @@ use http::Uri;
 
 use super::value::{listed, without_password};
 
-/// `scheme://host[:port]`, in the only form that browsers send.
+/// `scheme://host[:port]`, in lower case and without the scheme's default port: the only form that
+/// browsers send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin(String);
 
@@ -23,7 +24,8 @@ impl Origin {
                     .into(),
             );
         }
-        // `Uri` drops a port that is no number. Then the authority differs from the host.
+        // `Uri` reports no port if the port is not a number. Such a port shows because the
+        // authority then differs from the host.
         let has_port = |uri: &Uri| {
             uri.port().is_some() || uri.authority().map(|all| all.as_str()) == uri.host()
         };

@@ -1,4 +1,4 @@
-//! Properties for arbitrary settings: none makes the program panic or show a password.
+//! Properties that hold for arbitrary settings: the program neither panics nor shows a password.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! The settings of TLS, for clients and for nodes, and their combinations.
+//! The TLS settings for clients and for nodes, and the check of their combinations.
 
 use std::path::PathBuf;
 
@@ -10,8 +10,9 @@ pub(super) struct TlsFlags {
     /// Serve HTTPS with this certificate: PEM, the server's own first, then intermediate ones;
     /// needs --tls-key
     ///
-    /// The files of --tls-cert, --tls-key and --tls-client-ca are checked every second, and read
-    /// again on SIGHUP. New connections use the new content, unless it cannot be used.
+    /// The gateway compares the files of --tls-cert, --tls-key and --tls-client-ca every second,
+    /// and reads them again on SIGHUP. New connections use the new content; if it cannot be used,
+    /// they use the old one.
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CERT")]
     tls_cert: Option<PathBuf>,
     /// The private key of --tls-cert: PEM, not encrypted
@@ -20,14 +21,15 @@ pub(super) struct TlsFlags {
     /// Accept client certificates that one of the authorities in this PEM file issued; needs
     /// --tls-cert and --auth-keys
     ///
-    /// A certificate stands for the key whose `certificate` in the file of --auth-keys is its
-    /// subject.
+    /// A client certificate stands for an API key: the one whose `certificate` in the file of
+    /// --auth-keys is the subject of the certificate.
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
     /// PEM file with the authorities that must have issued the certificates of rediss:// nodes
     /// [default: those of the system]
     ///
-    /// The files of --node-ca, --node-cert and --node-key are read for every connection to a node.
+    /// The gateway reads the files of --node-ca, --node-cert and --node-key for every connection to
+    /// a node.
     #[arg(long, value_name = "FILE", env = "REDLOCK_NODE_CA")]
     node_ca: Option<PathBuf>,
     /// Certificate to show to rediss:// nodes that require one: PEM; needs --node-key

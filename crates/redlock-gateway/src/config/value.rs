@@ -1,5 +1,5 @@
-//! Parsers of values. Each error states what is allowed; the command line adds the flag and the
-//! text.
+//! Parsers of values. Each error states what is allowed. The command line adds the flag and the
+//! refused text.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -21,7 +21,8 @@ pub fn show(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
 }
 
-/// The items of a list, without spaces and empty items: templates often write the variables.
+/// The items of a list, without the spaces around them and without empty items, which templates
+/// often leave.
 pub(super) fn listed(texts: &[String]) -> impl Iterator<Item = &str> {
     texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty())
 }

@@ -8,15 +8,16 @@ use redlock_core::{Lease, LockName, LockToken, Redlock, Ttl};
 use crate::overload::MasterMemory;
 use crate::overload::clients::Client;
 
-/// A lease as the answer shows it, at one moment.
+/// A lease as an answer shows it. The values are those of the moment when the view was made.
 #[derive(Debug, Clone)]
 pub struct LeaseView {
     pub token: LockToken,
     pub ttl: Ttl,
     pub validity: Duration,
-    /// Time from the request to the start of the validity, waiting included.
+    /// Time from the complete request to the start of `validity`, including the wait for the lock.
     pub elapsed: Duration,
-    /// Microseconds since 1970, for people.
+    /// When the validity ends, in microseconds since 1970. For people only: programs use
+    /// `validity`, because clocks differ.
     pub expires_at: u64,
     pub nodes_granted: usize,
     pub nodes_total: usize,
@@ -24,8 +25,8 @@ pub struct LeaseView {
     pub replayed: bool,
 }
 
-/// A grant on its way to the client. Dropped undelivered, it releases the lock: nobody has its
-/// token.
+/// A grant on its way to the client. If the guard is dropped before the delivery, it releases the
+/// lock, because nobody has the token.
 pub struct GrantGuard {
     pub(super) locks: Redlock,
     pub(super) memory: Arc<MasterMemory>,
@@ -44,7 +45,8 @@ impl Drop for GrantGuard {
     fn drop(&mut self) {
         if let Some((name, lease)) = self.lock.take() {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
-            // A replayed grant stays: an earlier answer may have delivered it.
+            // A replayed grant stays, on the masters and in the quota: an earlier answer may have
+            // delivered it.
             if !lease.replayed {
                 self.client.released(name.as_str(), &self.memory.terms(&self.locks));
             }

@@ -1,7 +1,8 @@
 //! Listings under way, and the cursors that they return.
 //!
-//! A listing costs the masters more than a lock does, so few may run at a time. A cursor names a
-//! master to read and a position, so only the principal that got it may use it.
+//! A listing costs the masters more work than an acquire, so only few listings may run at a time. A
+//! cursor names a master and the position at which to read on. The gateway signs each cursor, so
+//! that only the principal that got it can use it.
 
 use std::fmt::Write;
 
@@ -11,15 +12,16 @@ use sha2::Sha256;
 
 use crate::overload::clients::{Client, Counter, Permit};
 
-/// Limits on listings under way: of all clients, and of one client.
+/// Limit on the listings of all clients that run at a time.
 const MAX: usize = 2;
+/// Limit on the listings of one client that run at a time.
 const MAX_OF_ONE: usize = 1;
 /// Length of a cursor's signature, in bytes.
 const SIGNATURE: usize = 16;
 
-/// The request for a page of held locks.
+/// A request for a page of held locks.
 pub struct ListRequest<'a> {
-    /// The client that the listing is counted for.
+    /// The client that the listing is charged to.
     pub client: &'a Client,
     pub principal: Option<&'a str>,
     pub prefix: &'a str,
@@ -36,11 +38,12 @@ pub struct ListView {
     pub next: Option<String>,
 }
 
-/// Refusal of a listing: `max` are under way.
+/// Refusal of a listing, because `max` listings are under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooManyListings {
     pub max: usize,
-    /// Whether `max` is the limit of one client, and not of all.
+    /// Whether `max` is the limit for one client. Otherwise it is the limit for all clients
+    /// together.
     pub of_this_client: bool,
 }
 
@@ -49,7 +52,7 @@ pub struct TooManyListings {
 pub(super) struct Listings(Counter);
 
 impl Listings {
-    /// Takes a slot of the client and one of the gateway.
+    /// Takes two slots: one of the client's, and one of the slots for all clients.
     pub(super) fn begin(&self, client: &Client) -> Result<(Permit, Permit), TooManyListings> {
         let refused = |max, of_this_client| TooManyListings { max, of_this_client };
         let own = client.listing.take(MAX_OF_ONE).ok_or(refused(MAX_OF_ONE, true))?;
@@ -67,9 +70,9 @@ impl Listings {
 /// Every gateway of a cluster must accept the cursors of the others, so the key is derived from
 /// data that they share: the name or list of the node set, and the masters' users and passwords, in
 /// order. The key is as secret as those passwords. **If the masters have no password**, anybody who
-/// guesses their addresses or the cluster's name can forge cursors. A forged cursor chooses the
-/// master and position that the forger's own listing reads. It shows and costs no more than any
-/// other cursor.
+/// guesses their addresses or the cluster's name can forge cursors. A forged cursor can only choose
+/// which master and which position the forger's own listing reads. It shows no other locks, and
+/// costs no more, than a cursor of the gateway.
 #[derive(Clone)]
 pub struct CursorKey([u8; 32]);
 
@@ -108,7 +111,8 @@ impl CursorKey {
         text
     }
 
-    /// Returns a cursor if it was given to this principal in a listing of this prefix.
+    /// Returns the cursor in `text` if a gateway gave it to this principal in a listing of this
+    /// prefix.
     pub(super) fn open(
         &self,
         text: &str,
@@ -131,7 +135,8 @@ impl CursorKey {
     }
 }
 
-/// Adds a text with its length, so that no two lists of texts give the same bytes.
+/// Adds a text, preceded by its length, to the signed bytes. Without the lengths, the lists `ab, c`
+/// and `a, bc` would give the same bytes.
 fn part(mac: &mut Hmac<Sha256>, text: Option<&str>) {
     let length = text.map_or(u64::MAX, |text| text.len() as u64);
     mac.update(&length.to_be_bytes());

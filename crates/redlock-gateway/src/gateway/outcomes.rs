@@ -7,7 +7,8 @@ use redlock_core::{LockError, NodeAnswer};
 
 use crate::telemetry::{LockCounters, Operation, OutcomeLabel, WaitEnd};
 
-/// Counts an acquire. `result` has the time to its decision, `elapsed` also the wait.
+/// Counts an acquire. `result` has the time that the deciding attempt took; `elapsed` is the time
+/// of the whole request, with the wait for the lock.
 pub(super) fn count_acquire(
     telemetry: LockCounters<'_>,
     result: Result<Duration, &LockError>,
@@ -76,7 +77,7 @@ pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: OutcomeLabel
     }
 }
 
-/// Counts an acquire whose client goes away before the decision.
+/// Guard that counts an acquire as cancelled if the client goes away before the decision.
 pub(super) struct Cancelled<'a> {
     telemetry: LockCounters<'a>,
     started: Instant,
@@ -85,7 +86,8 @@ pub(super) struct Cancelled<'a> {
 }
 
 impl<'a> Cancelled<'a> {
-    /// Counts a cancelled acquire when the guard is dropped before [`Cancelled::ended`].
+    /// Makes the guard. It counts a cancelled acquire if it is dropped before [`Cancelled::ended`]
+    /// is called.
     pub(super) fn unless_ended(telemetry: LockCounters<'a>, started: Instant, waits: bool) -> Self {
         Self { telemetry, started, waits, is_armed: true }
     }

@@ -1,6 +1,6 @@
-//! Owners and tokens where API keys are in use. The nodes store a token that is derived from the
-//! client's token and its principal. So a token that was stolen, or read from a node, is useless to
-//! everybody else.
+//! Binds owners and tokens to principals, where API keys are in use. The nodes store a token that
+//! is derived from the client's token and the client's principal. So a token that was stolen, or
+//! read from a node, is useless without an API key of that principal.
 
 use std::sync::Arc;
 
@@ -22,21 +22,23 @@ pub struct PresentedToken {
 /// A token, and the grant that it stands for.
 #[derive(Debug)]
 pub struct ResolvedToken {
+    /// The token that the client presents.
     pub(super) shown: LockToken,
-    /// The token on the nodes.
+    /// The token that the nodes store.
     pub(super) known: LockToken,
     /// Whether the grant belongs to another principal.
     pub is_forced: bool,
 }
 
 impl ResolvedToken {
-    /// A token where there are no principals.
+    /// A token of a gateway without API keys. The nodes store the token that the client presents.
     pub fn of(token: LockToken) -> Self {
         Self { shown: token, known: token, is_forced: false }
     }
 }
 
-/// The owner to send to the nodes, and the owner that the client will see if it is a different one.
+/// Returns the owner to send to the nodes. If the client will see another owner in its token,
+/// returns that one too.
 pub(super) fn owner(
     locks: &Redlock,
     cluster: &str,
@@ -45,8 +47,8 @@ pub(super) fn owner(
     idempotency_key: Option<&str>,
 ) -> (OwnerChoice, Option<Owner>) {
     let derived = idempotency_key.map(|key| derived_owner(cluster, name, principal, key));
-    // The nodes get an owner derived from the shown one and the principal, so no other principal
-    // can present it.
+    // The nodes get an owner that is derived from the owner in the client's token and the
+    // principal. From the same token, another principal would derive another owner.
     let shown = principal.map(|_| derived.unwrap_or_else(|| locks.fresh_owner()));
     let known = shown.zip(principal).map(|(shown, principal)| shown.bound_to(principal));
     let owner = match (known, derived) {
@@ -68,8 +70,8 @@ pub(super) fn owner_of_key(
     principal.map_or(derived, |principal| derived.bound_to(principal))
 }
 
-/// The owner that the client sees. Every gateway of a cluster derives the same one, so a retry may
-/// reach any of them.
+/// The owner that the client sees. Every gateway of a cluster derives the same owner from an
+/// idempotency key, so a client may send its retry to any gateway.
 fn derived_owner(
     cluster: &str,
     name: &LockName,
@@ -79,13 +81,14 @@ fn derived_owner(
     Owner::derive(cluster, principal.unwrap_or("anonymous"), name, idempotency_key)
 }
 
-/// Finds out whose grant a token belongs to: that of the principal that presents it, or of the
-/// lock's holder where the principal may use the tokens of others.
+/// Finds the grant that a token stands for. It is a grant of the principal that presents the token.
+/// If that principal may use the tokens of others, it may be the grant of the lock's holder.
 ///
-/// Where there are principals, the lock is read first, except for an extension without force. A
-/// token that cannot be the principal's is not sent to the nodes: even a refused release changes a
-/// lock's token watermark. Otherwise anybody who may release some lock could disturb its repair and
-/// its fencing tokens.
+/// With principals, the gateway first reads the lock, except before an extension by a principal
+/// that may not use the tokens of others. A token that cannot belong to the principal is not sent
+/// to the nodes, because even a refused release changes the lock's token watermark. Otherwise
+/// anybody with the release permission could send invented tokens, and so disturb the lock's repair
+/// and its fencing tokens.
 pub(super) async fn resolve(
     locks: &Redlock,
     name: &LockName,
@@ -94,14 +97,15 @@ pub(super) async fn resolve(
     let PresentedToken { token: shown, principal, may_force, releases } = presented;
     let Some(principal) = principal else { return Ok(ResolvedToken::of(shown)) };
     let own = ResolvedToken { shown, known: shown.bound_to(&principal), is_forced: false };
-    // A refused extension leaves nothing behind.
+    // An extension that the nodes refuse changes nothing on them, so it needs no check before.
     if !releases && !may_force {
         return Ok(own);
     }
     let is_of_the_future = shown.fencing().get() > locks.wall_micros();
     match locks.inspect(name).await.state {
         LockState::Held(by) => {
-            // Compared by owner: the text beside the lock may have been lost in a repair.
+            // The comparison uses the owner. The text beside the lock also names the principal, but
+            // a repair may have lost the text.
             let is_own = by.is_of(&own.known);
             let key = LockMetadata::read(&by.info).key;
             if !is_own && !may_force || is_of_the_future && by.fencing != Some(shown.fencing()) {

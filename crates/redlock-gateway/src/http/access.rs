@@ -1,7 +1,8 @@
-//! Who sent a request, from its headers or its certificate, and whether the sender may do what the
-//! route is for.
+//! Finds out who sent a request, from its headers or the client certificate, and whether the sender
+//! may do what the route is for.
 //!
-//! Handlers reach the gateway through these extractors alone, so no handler can skip the check.
+//! Handlers reach the gateway only through the extractors of this module, so no handler can skip
+//! the check.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ pub struct AppState {
 }
 
 impl AppState {
-    /// The state without keys: everything is open to everybody.
+    /// The state of a service without keys: everybody may use every route.
     pub fn open(gateway: Arc<Gateway>) -> Self {
         let authenticator = Arc::new(Authenticator::open(false));
         let public = Public { docs: true, metrics: true };
@@ -81,11 +82,11 @@ impl Route {
         self.app.gateway.limits()
     }
 
-    /// Whether a browser sent the request for a page that may not call this service. The browser adds
-    /// credentials by itself.
+    /// Whether a browser sent the request for a page that may not call this service. Such a request
+    /// must not count, because the browser adds credentials to it by itself.
     fn is_of_other_site(&self, parts: &Parts) -> bool {
-        // With keys, listed pages are not trusted either: such a page brings a key of its own, and
-        // must not use the credentials of its visitors.
+        // With keys, even the pages of `cors_origins` are not trusted here. Such a page sends a key
+        // of its own, and must not use credentials that the browsers of its visitors add.
         let trusted =
             if self.app.authenticator.is_open() { self.app.cors_origins.as_slice() } else { &[] };
         let is_link =
@@ -126,7 +127,7 @@ impl FromRequestParts<Route> for Access {
             Needs::Anywhere(verb) => Some(verb),
             Needs::OnLock(verb) => {
                 return Err(ApiError::internal(format_args!(
-                    "{verb:?} was asked for without a lock"
+                    "the route needs {verb:?} on a lock, but its handler asks for no lock"
                 )));
             }
         };
@@ -147,7 +148,7 @@ impl FromRequestParts<Route> for LockAccess {
             Needs::OnLock(verb) => verb,
             needs => {
                 return Err(ApiError::internal(format_args!(
-                    "a lock was asked for by a route of {needs:?}"
+                    "the handler asks for a lock, but its route needs {needs:?}"
                 )));
             }
         };
@@ -176,8 +177,8 @@ impl Access {
         Self { caller: Caller::anonymous(false), client, _active: app.gateway.begin(), app, audit }
     }
 
-    /// Lets in a caller that is known and within the rate of its key. Notes the subject of the
-    /// request first, so that the record of a denied request has it.
+    /// Lets in a caller that is known and within the rate of its key. First notes verb and lock
+    /// name in the audit entry, so that the record of a denied request has them.
     async fn known(
         parts: &Parts,
         route: &Route,
@@ -234,7 +235,7 @@ impl Access {
         &self.caller
     }
 
-    /// The client that the request is counted for.
+    /// The client that the request is charged to.
     pub(super) fn client(&self) -> &Arc<Client> {
         &self.client
     }
@@ -266,8 +267,8 @@ impl Access {
 }
 
 impl LockAccess {
-    /// Checks the caller again: keys and certificates may end while a body arrives or a request
-    /// waits.
+    /// Checks the caller again. While the body arrives or the request waits, the key may be
+    /// removed, or key or certificate may expire.
     pub(super) fn check_again(&self) -> Result<(), ApiError> {
         let Access { caller, app, .. } = &self.access;
         let caller = app.authenticator.identify_again(caller)?;
@@ -275,7 +276,8 @@ impl LockAccess {
         self.check_record()
     }
 
-    /// Refuses a change of a lock that must be recorded and cannot be.
+    /// Refuses a change of a lock if the change must be recorded in the audit log and cannot be
+    /// recorded now.
     fn check_record(&self) -> Result<(), ApiError> {
         let is_refused =
             changes(self.verb) && self.access.audit.as_ref().is_some_and(AuditContext::is_refusing);
@@ -327,7 +329,8 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
     let authenticator = &route.app.authenticator;
     let refused = |error: AuthError, claimed: Option<&str>| {
         if let Some(audit) = parts.extensions.get::<AuditContext>() {
-            // Only the name of an existing key is noted: other text may be a misplaced secret.
+            // The entry gets a claimed name only if a key has that name. Any other text may be a
+            // misplaced secret.
             let name = claimed.filter(|name| authenticator.has_key_named(name));
             audit.entry().who = name.map(|name| format!("{name} (not proven)"));
         }
@@ -341,7 +344,8 @@ fn identify(route: &Route, parts: &Parts) -> Result<Caller, ApiError> {
         }
         let shown = certificate.map(|shown| Credential::Certificate(&shown.subject, shown.ends));
         return authenticator.identify(shown).map_err(|error| match certificate {
-            // The subject helps whoever has to add the certificate to the keys file.
+            // The error shows the subject, because the operator needs it to add the certificate to
+            // the keys file.
             Some(shown) if error == AuthError::Unknown => {
                 ApiError::unknown_certificate(&shown.subject)
             }
@@ -385,9 +389,11 @@ pub(super) enum Visibility {
 impl FromRequestParts<Route> for Visibility {
     type Rejection = Infallible;
 
-    /// Refuses nobody: an orchestrator's probe has no key. A wrong key shows no more than none.
+    /// Refuses nobody, because an orchestrator's probe has no key. A caller with a wrong key sees
+    /// as much as a caller without a key.
     async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, Infallible> {
-        // Showing the nodes costs something, so a caller beyond its rate sees only the status.
+        // The nodes are expensive to show, so a caller that has used up its rate sees only the
+        // status.
         let may_see = || {
             let caller =
                 identify(route, parts).ok().filter(|caller| caller.may_somewhere(Verb::Metrics));

@@ -9,9 +9,9 @@ use tower_http::set_header::SetResponseHeaderLayer;
 
 use crate::config::Origin;
 
-/// Allows only what the documentation page brings along: its scripts, its style sheets, and the
-/// pictures in those. Styles set by script need no permission. The one inline style sheet, with the
-/// colours of the logo, is named by its digest.
+/// Lets the documentation page load only its own files: its scripts, its style sheets, and the
+/// pictures in these. Styles that a script sets need no permission. The one inline style sheet,
+/// with the colours of the logo, is allowed by its digest.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-RL3ie0nH+Lzz2YNqQN83mnU0J1ot4QL7b99vMdIX99w='; \
      img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -22,22 +22,23 @@ const GUARDS: [(HeaderName, &str); 4] = [
     (header::REFERRER_POLICY, "no-referrer"),
 ];
 
-/// Adds the headers to pages for people. Other answers do without: no client would read the
-/// headers.
+/// Adds the headers to pages for people. Other answers do not get them, because their clients would
+/// not read them.
 pub(super) fn guarded<S: Clone + Send + Sync + 'static>(pages: Router<S>) -> Router<S> {
     GUARDS.into_iter().fold(pages, |pages, (name, value)| {
         pages.layer(SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value)))
     })
 }
 
-/// Lets pages of these origins call every route. Must be outside of any check for a key: a
-/// browser's preflight request carries none.
+/// Lets pages of these origins call every route. This layer must be outside of every check for a
+/// key, because a browser's preflight request has no key.
 pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
     if origins.is_empty() {
         return routes;
     }
     let header = HeaderName::from_static;
-    // No credentials: a script sends a key on purpose, so no other page can make a browser send it.
+    // Browsers must not add credentials to these requests. A page's script sends its key itself, so
+    // another page cannot make a browser send that key.
     let cors = CorsLayer::new()
         .allow_origin(
             origins

@@ -1,5 +1,6 @@
-//! The table of errors, and the error that each refusal of the rooms below becomes. No match has a
-//! wildcard arm: a new refusal breaks the build here.
+//! The table of errors, and the conversion of every refusal by the gateway, the core or the
+//! authentication into an error. No match has a wildcard arm, so a new kind of refusal breaks the
+//! build here until it gets an error.
 //!
 //! Every error body is one flat `application/problem+json` object (RFC 9457), so that generated
 //! clients need one type.
@@ -52,16 +53,18 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
     Some(problem)
 }
 
-/// Whether this code means that the caller was not let in.
+/// Whether this code means that the gateway does not know the caller, or does not allow the caller
+/// to do this.
 pub(super) fn is_denial(code: &str) -> bool {
     [UNAUTHENTICATED, FORBIDDEN].iter().any(|ProblemKind(_, denial, _)| *denial == code)
 }
 
-/// The pause before a retry when no better one is known.
+/// The suggested pause before a retry when no better one is known.
 const SOON: Duration = Duration::from_secs(1);
-/// Limit on the pause after `lock_held`: a holder may release long before its lock expires.
+/// Longest suggested pause after `lock_held`. It is short, because a holder may release its lock
+/// long before the lock expires.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// The part by which pauses are spread at random.
+/// The fraction of a pause by which pauses differ at random.
 const SPREAD: f64 = 0.1;
 /// The content type of every error body.
 pub(super) const MEDIA_TYPE: &str = "application/problem+json";
@@ -136,7 +139,8 @@ pub struct ApiError {
 }
 
 impl ProblemKind {
-    /// Makes an error. `detail` says what happened this time, with the value and what is allowed.
+    /// Makes an error. `detail` states what happened this time, with the refused value and the
+    /// allowed values.
     pub(super) fn because(self, detail: impl Into<String>) -> ApiError {
         let Self(status, code, title) = self;
         let problem = Problem {
@@ -166,14 +170,15 @@ impl ApiError {
         error
     }
 
-    /// All connection slots are taken by requests under way.
+    /// The limit on connections is reached, and all of them have requests under way.
     pub(super) fn no_place() -> Self {
         OVERLOADED
-            .because("as many connections are open as are allowed, all with requests under way")
+            .because("the limit on open connections is reached, and all of them have requests under way")
             .retry_after(SOON)
     }
 
-    /// The caller is known and lacks the permission. `key`: its name, where there are keys.
+    /// The caller is known and lacks the permission. `key`: the name of its key, if the gateway has
+    /// keys.
     pub(super) fn forbidden(key: Option<&str>, verb: &str) -> Self {
         let detail = match key {
             Some(key) => format!("the key {key:?} does not have the permission {verb:?} here"),
@@ -187,7 +192,7 @@ impl ApiError {
         Self { challenge, ..FORBIDDEN.because(detail) }
     }
 
-    /// A verified certificate that no key names.
+    /// The client's certificate is verified, but no key names it.
     pub(super) fn unknown_certificate(subject: &str) -> Self {
         let mut error = Self::from(AuthError::Unknown);
         error.problem.detail = format!(
@@ -196,7 +201,7 @@ impl ApiError {
         error
     }
 
-    /// The request must be recorded and cannot be.
+    /// The request must be recorded in the audit log, and cannot be recorded now.
     pub(super) fn unrecorded() -> Self {
         let detail = "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
         AUDIT_UNAVAILABLE.because(detail).retry_after(SOON)
@@ -213,8 +218,9 @@ impl ApiError {
         self
     }
 
-    /// Suggests a retry when the lock expires, or sooner if that is far away. Spread at random, so
-    /// that clients refused together do not return together.
+    /// Suggests a retry after the lock's expiry, or after about [`LONGEST_PAUSE`] if that is
+    /// sooner. The pause has a random part, so that clients that were refused together do not
+    /// return together.
     fn held_by(self, by: &HeldBy) -> Self {
         let expiry = by.expires_in.unwrap_or(SOON).max(Duration::from_millis(50));
         let expiry = expiry.mul_f64(1.0 + SPREAD * fastrand::f64());
@@ -243,12 +249,13 @@ impl From<AuthError> for ApiError {
             ),
             AuthError::Unknown => (INVALID, "what was sent is no API key of this service"),
             AuthError::Expired => (INVALID, "the API key or the client certificate has expired"),
-            // No challenge: a browser would ask its user for a password.
+            // The answer has no challenge, because a browser would react to one by asking its user
+            // for a password.
             AuthError::CrossSite => {
                 return FORBIDDEN.because(
-                    "a page of another site made a browser send this, and what browsers add by themselves (a password, a \
-                     certificate, their place in the network) counts only from this service's own pages; let the page show a \
-                     Bearer key, and name its origin with --cors-origin",
+                    "a page of another site made a browser send this; credentials that a browser adds by itself (a password, a \
+                     certificate, its place in the network) count only in requests from this service's own pages; let the page \
+                     send a Bearer key, and name its origin with --cors-origin",
                 );
             }
         };
@@ -270,8 +277,8 @@ impl ApiError {
             Refusal::InQuarantine { nodes, left, why } => {
                 let why = if disclosure.nodes { format!(" ({why})") } else { String::new() };
                 let detail = format!(
-                    "too few nodes may vote: some are in quarantine{why}, and the first moment at which a majority may vote \
-                     again is in {}; this request holds nothing, and whatever it set is being released",
+                    "too few nodes may vote: some are in quarantine{why}; when enough quarantines have ended, a majority may vote \
+                     again, within {}; this request holds nothing, and whatever it set is being released",
                     show(Duration::from_secs(left.as_secs() + 1))
                 );
                 NO_QUORUM.because(detail).retry_after(left.max(SOON)).nodes(nodes, disclosure)
@@ -388,7 +395,8 @@ fn describe(by: &HeldBy) -> String {
 }
 
 impl Problem {
-    /// Writes the body of an error, when its request id is known.
+    /// Writes the body of an error into the answer. This comes last, because the body has the
+    /// request id.
     pub(super) fn render(self, id: &HeaderValue, response: &mut Response) {
         let problem = Self { request_id: id.to_str().ok().map(str::to_owned), ..self };
         *response.body_mut() = Body::from(json_line(&problem).unwrap_or_default());
@@ -409,7 +417,7 @@ impl IntoResponse for ApiError {
         if let Some(pause) = self.problem.retry_after_ms {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(pause.div_ceil(1000).max(1)));
         }
-        // One header line per scheme.
+        // Each scheme gets a header line of its own.
         if let Some(bearer) = self.challenge {
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(bearer));
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(BASIC_CHALLENGE));

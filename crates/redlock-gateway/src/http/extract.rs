@@ -25,7 +25,7 @@ use crate::config::Limits;
 use crate::info::LockMetadata;
 use crate::transport::disconnect::Peer;
 
-/// Limit on an `owner` label, in characters as JSON Schema counts them.
+/// Limit on an `owner` label, in Unicode characters, as JSON Schema counts them.
 const MAX_LABEL: usize = 255;
 /// Limit on all keys and values of `metadata` together, in bytes.
 const MAX_METADATA: usize = 1024;
@@ -33,7 +33,7 @@ pub(super) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token")
 static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 static PREFER: HeaderName = HeaderName::from_static("prefer");
 
-/// The head of a POST.
+/// The arguments of an acquire (POST) that are in its head.
 pub(super) struct AcquireHead {
     pub(super) idempotency_key: Option<String>,
     preferred_seconds: Option<u64>,
@@ -54,8 +54,8 @@ impl FromRequestParts<Route> for AcquireHead {
 }
 
 impl AcquireHead {
-    /// How long to wait, and the seconds of `Prefer` if they apply. A `wait_ms` in the body takes
-    /// precedence.
+    /// Returns how long to wait for the lock, and the seconds of `Prefer: wait` if they decide
+    /// that. `wait_ms` in the body takes precedence over `Prefer`.
     pub(super) fn wait(
         &self,
         body: &AcquireBody,
@@ -77,7 +77,7 @@ impl AcquireHead {
     }
 }
 
-/// The head of a PATCH.
+/// The argument of an extension (PATCH) that is in its head: the token.
 pub(super) struct ExtendHead(pub(super) LockToken);
 
 impl<S: Send + Sync> FromRequestParts<S> for ExtendHead {
@@ -102,7 +102,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let refused = |detail: &str| Err(INVALID_PARAMETER.because(detail));
-        // The token takes precedence: some clients add a key of any form to all their requests.
+        // The token takes precedence, and the idempotency key is then not even checked. Some
+        // clients add such a key, in any form, to all their requests.
         let has_token = parts.headers.contains_key(&LOCK_TOKEN);
         let key = if has_token { None } else { idempotency_key(&parts.headers)? };
         match parts.uri.query() {
@@ -114,7 +115,8 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
                 Some(key) => Ok(Self::IdempotencyKey(key)),
                 None => lock_token(&parts.headers).map(Self::Token),
             },
-            // A misspelt parameter must not turn a forced release into one by token.
+            // Other parameters are refused. A misspelt `force=true` must not turn a forced release
+            // into a release by token.
             Some(_) => refused(
                 "the only query parameter here is force=true, for a key with the force permission",
             ),
@@ -127,12 +129,12 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// Only names with this prefix.
+    /// Lists only locks whose names begin with this text.
     #[serde(default)]
     #[param(required = false, max_length = 255, pattern = r"^[A-Za-z0-9._:@/+~-]*$")]
     pub(super) prefix: String,
-    /// Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
-    /// last page has no `next_cursor`.
+    /// Maximum number of locks on a page, 1 to 1000. A page with fewer locks need not be the last
+    /// page. Only the last page has no `next_cursor`.
     #[serde(default = "default_limit")]
     #[param(required = false, minimum = 1, maximum = 1000, default = 100)]
     pub(super) limit: u32,
@@ -210,7 +212,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         Ok(key) if (16..=255).contains(&key.len()) && key.bytes().all(|b| b.is_ascii_graphic()) => {
             Ok(Some(key.into()))
         }
-        // Not quoted: the key is as good as the token that it gives.
+        // The error does not quote the key. Whoever has the key can get the token with it.
         _ => Err(INVALID_PARAMETER
             .because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
     }
@@ -310,21 +312,23 @@ impl AcquireBody {
 }
 
 /// Whether a character makes a text look like another one: line separators, and the marks,
-/// embeddings, overrides and isolates of the bidirectional algorithm (Unicode Annex 9). Terminals,
-/// logs and dashboards show what is stored.
+/// embeddings, overrides and isolates of the bidirectional algorithm (Unicode Annex 9). The masters
+/// store these texts, and terminals, logs and dashboards show them.
 fn is_deceptive(c: char) -> bool {
     matches!(c, '\u{2028}' | '\u{2029}' | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Whether metadata may not have this character. JSON escapes ASCII control characters, so those
-/// are allowed. It passes on the others, which terminals obey.
+/// Whether metadata may not have this character. Control characters below U+0020 are allowed,
+/// because JSON escapes them. JSON does not escape those from U+007F to U+009F, and terminals obey
+/// some of them.
 fn is_unshowable(c: char) -> bool {
     ('\u{7f}'..='\u{9f}').contains(&c) || is_deceptive(c)
 }
 
 /// The bytes to store beside the lock.
 pub fn stored(metadata: &LockMetadata) -> Result<Info, ApiError> {
-    // JSON escapes can make six bytes of one. The few texts with that many are refused here.
+    // An escape in JSON may take six bytes for a character of one byte. The few texts that exceed
+    // the limit by their escapes are refused here.
     metadata.write().ok_or_else(|| {
         let max = Info::MAX_LEN;
         INVALID_BODY

@@ -12,7 +12,8 @@ use crate::gateway::Readiness;
 
 /// Whether the process lives
 ///
-/// It asks no node, so a failure of Redis never restarts gateways.
+/// The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+/// fails.
 #[utoipa::path(get, path = "/livez", operation_id = "getLiveness", tag = "operations", security(),
     responses(
         (status = 200, description = "Alive", body = Health),
@@ -25,9 +26,9 @@ pub(super) async fn livez() -> Result<Response, ApiError> {
 
 /// Whether to send requests here
 ///
-/// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-/// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-/// rate.
+/// 200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+/// The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+/// the nodes, as long as the key is within its rate.
 #[utoipa::path(get, path = "/readyz", operation_id = "getReadiness", tag = "operations", security(),
     responses(
         (status = 200, description = "Ready", body = Health),

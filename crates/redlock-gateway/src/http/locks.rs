@@ -23,18 +23,19 @@ static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appl
 
 /// Acquire a lock
 ///
-/// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-/// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-/// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-/// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-/// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-/// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-/// and the lock is released.
+/// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+/// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+/// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+/// When too many requests wait already, the gateway still tries once if no other request waits at
+/// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+/// gateway tries again only when several contenders divided the nodes' votes so that none got a
+/// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+/// request leaves the queue, and a lock that was granted to it is released.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
         LockPath,
-        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. A repeated request with the same key gets the same grant, if that still stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
         ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied."),
     ),
     request_body(content = AcquireBody, description = "May be omitted."),
@@ -62,7 +63,7 @@ pub(super) async fn acquire(
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    // The body may have taken long to arrive.
+    // The body may have taken long to arrive, and the key may have been removed meanwhile.
     lock.check_again()?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?.unwrap_or(limits.default_ttl);
@@ -82,13 +83,13 @@ pub(super) async fn acquire(
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
-    // If the caller is no longer allowed, the guard is dropped and releases the grant.
+    // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
 
     let lease = Lease::new(name, &view, metadata.owner);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
-    // A slash is the only character of a name that ends a path segment.
+    // Only slashes are encoded: no other character that a name may have ends a segment of a path.
     headers.insert(
         header::LOCATION,
         header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?,
@@ -105,9 +106,9 @@ pub(super) async fn acquire(
 
 /// Extend a lock
 ///
-/// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-/// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-/// deadline stands.
+/// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+/// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+/// `outcome_unknown`, the deadline of the last successful answer still stands.
 #[utoipa::path(
     patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
     params(
@@ -132,7 +133,7 @@ pub(super) async fn extend(
 ) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Held).await?;
-    // The body may have taken long to arrive.
+    // The body may have taken long to arrive, and the key may have been removed meanwhile.
     lock.check_again()?;
     let limits = access.limits();
     let ttl = body.ttl(&limits)?;
@@ -146,16 +147,16 @@ pub(super) async fn extend(
 /// Release a lock
 ///
 /// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-/// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-/// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-/// keeps its writes out.
+/// may treat that as done. With `force=true` instead of a token, the request takes the lock from
+/// whoever holds it. The former holder learns this only when it next extends or releases the lock.
+/// Until then, only a resource that checks fencing tokens refuses its writes.
 ///
 /// A client that gave up before the answer to its `POST` has no token. It sends the
 /// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-/// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-/// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-/// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-/// a `Lock-Token` or `force=true`.
+/// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+/// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+/// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+/// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
@@ -185,7 +186,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         }
         ReleaseBy::IdempotencyKey(key) => {
             let whose = (access.caller().principal(), key.as_str());
-            // Boxed: otherwise the future of every request would have room for this one.
+            // Boxed, because an unboxed future would make the future of every request larger.
             let released =
                 Box::pin(access.gateway().release_by_key(name, whose, access.client())).await;
             released.map_err(|refusal| lock.refused(refusal))?;
@@ -204,7 +205,8 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Finds out whose grant the token belongs to. A token of another principal is noted as forced.
+/// Finds the grant that the token stands for. If the grant belongs to another principal, notes in
+/// the audit entry that the request is forced.
 async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, ApiError> {
     let LockAccess { access, name, verb } = lock;
     let Some(principal) = access.caller().principal() else { return Ok(ResolvedToken::of(token)) };
@@ -212,7 +214,7 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
     let releases = *verb == Verb::Release;
     let presented =
         PresentedToken { token, principal: Some(principal.into()), may_force, releases };
-    // Boxed: otherwise the future of every request would have room for this one.
+    // Boxed, because an unboxed future would make the future of every request larger.
     let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
     let resolved = resolved.map_err(|refusal| lock.refused(refusal))?;
     if resolved.is_forced {
@@ -223,7 +225,8 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
 
 /// Inspect a lock
 ///
-/// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+/// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+/// the state may have changed before the answer arrives.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
     params(LockPath),
@@ -243,13 +246,15 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
 
 /// List held locks
 ///
-/// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-/// it may have fewer locks than asked for, or none, before the end. The next page continues where
-/// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-/// locks appear between two pages than one page holds, use a larger `limit`.
+/// A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+/// few seconds at most, so a page may have fewer locks than asked for, or none, although others
+/// follow. The next page continues where this one ended. Locks that are acquired, released or
+/// repaired during the listing may be missed or repeated. If more new locks appear between two
+/// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 ///
-/// A key sees the locks that it may list, and their holders where it may inspect them. One listing
-/// of a client and two of all clients may run at a time; more are answered 429.
+/// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+/// of each client, and two of all clients together, may run at a time; the gateway answers others
+/// 429.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),

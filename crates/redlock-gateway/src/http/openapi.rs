@@ -72,8 +72,8 @@ impl IntoParams for LockPath {
     }
 }
 
-/// Errors of several operations. Here and at the handlers, the description of a status begins with
-/// its codes; [`document`] adds the rest.
+/// Errors that several operations share. Here and at the handlers, the description of a status
+/// begins with its codes. From these codes [`document`] adds body, examples and headers.
 macro_rules! shared_errors {
     ($name:ident { $($status:literal: $codes:literal),+ }) => {
         pub(super) struct $name;
@@ -89,7 +89,7 @@ macro_rules! shared_errors {
 shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421": "misdirected_request", "429": "rate_limited", "500": "internal_error" });
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
-/// The order in which people need the operations.
+/// The order of the operations in the document: those that a reader needs first come first.
 const ORDER: [&str; 9] = [
     "acquireLock",
     "extendLock",
@@ -105,7 +105,7 @@ const ORDER: [&str; 9] = [
 /// The document, as it is served and committed.
 pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     let mut document = serde_json::to_value(generated).unwrap_or_default();
-    // The generator adds a contact, and the project names none.
+    // The generator adds a contact. It is removed, because the project names none.
     if let Some(info) = document.get_mut("info").and_then(Value::as_object_mut) {
         info.shift_remove("contact");
     }
@@ -128,7 +128,7 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     document
 }
 
-/// Properties whose value is one of a few words.
+/// The properties whose value is one of a few words, with these words.
 fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
@@ -187,7 +187,7 @@ fn describe_error(status: &str, response: &mut Value) {
     response["headers"] = json!({ header: { "description": description, "schema": schema } });
 }
 
-/// The document in OpenAPI 3.0.3. It uses little that 3.0 lacks, so little has to change.
+/// The document in OpenAPI 3.0.3. The document uses little that 3.0 lacks, so little has to change.
 pub fn downgrade(document: &Value) -> Value {
     let mut twin = document.clone();
     twin["openapi"] = "3.0.3".into();

@@ -1,4 +1,4 @@
-//! Answers on their way out: JSON, and a grant that is released when nobody receives it.
+//! Renders answers as JSON. If nobody receives the answer with a grant, the grant is released.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -43,8 +43,9 @@ pub(super) fn grant_response(
 }
 
 /// The body of the answer to an acquire. When the client is gone, the body is dropped before the
-/// connection takes it, and the guard releases the lock. An answer that the network loses after
-/// that cannot be noticed: the TTL bounds its lock.
+/// connection takes it, and the guard releases the lock. Once the connection has taken the body,
+/// the network may still lose the answer. The gateway cannot notice that; the lock then ends with
+/// its TTL.
 struct GrantBody {
     bytes: Option<Bytes>,
     guard: Option<GrantGuard>,

@@ -1,11 +1,11 @@
-//! What a browser states about a request: the host name it used, and whose page made it send the
-//! request.
+//! Reads what a browser states about a request: the host name that the browser used, and whose page
+//! made the browser send the request.
 //!
 //! Any page can make the browsers of its visitors send requests. A browser adds credentials by
-//! itself: a stored password, a client certificate, its place in the network. So these count only
-//! in requests from our own pages, or from no page. An attacker's host name may also resolve to a
-//! loopback address (DNS rebinding). Then the attacker's page looks like our own, so the host name
-//! is checked too.
+//! itself: a stored password, a client certificate, its place in the network. So these credentials
+//! count only in requests from our own pages, or from no page. An attacker's host name may also
+//! resolve to a loopback address (DNS rebinding). Then the attacker's page looks like our own, so
+//! the host name is checked too.
 //!
 //! <https://www.w3.org/TR/fetch-metadata/>, RFC 6454 (`Origin`), RFC 9112, section 3.2 (`Host`).
 
@@ -20,7 +20,7 @@ use crate::config::Origin;
 static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 static SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Whether a proxy forwards the request for somebody else.
+/// Whether a proxy has forwarded the request for somebody else, judging by its headers.
 pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
     ["forwarded", "x-forwarded-for", "x-real-ip", "via"]
         .iter()
@@ -76,10 +76,11 @@ impl Hosts {
         if !self.is_loopback && self.allowed.is_empty() {
             return true;
         }
-        // The browser connected to this very address: nobody can redirect an address.
+        // With an address as the host, the browser has connected to this very address. An attacker
+        // can redirect a name, but not an address.
         let as_usual = match address(host) {
             Some(address) => !self.is_loopback || address.to_canonical().is_loopback(),
-            // Browsers resolve this name without DNS, so nobody can redirect it either.
+            // Browsers resolve this name without DNS, so an attacker cannot redirect it either.
             None => host.eq_ignore_ascii_case("localhost"),
         };
         as_usual || self.allowed.iter().any(|allowed| host.eq_ignore_ascii_case(allowed))
@@ -104,7 +105,8 @@ fn host_of(text: &str) -> Option<&str> {
     (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port)).then_some(host)
 }
 
-/// Whether a page sent the request that is neither our own nor of a trusted origin.
+/// Whether a page made the browser send the request, and the page is neither our own nor of a
+/// trusted origin.
 pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin]) -> bool {
     if !is_of_browser(headers) {
         return false;
@@ -119,8 +121,8 @@ pub(super) fn is_of_other_site(uri: &Uri, headers: &HeaderMap, trusted: &[Origin
     if sites.peek().is_some() {
         return !sites.all(|site| site == "same-origin" || site == "none");
     }
-    // Old browsers send only `Origin`. So do new ones, to a target that is neither HTTPS nor
-    // loopback.
+    // Old browsers send only `Origin`. New browsers do the same when the target is neither HTTPS
+    // nor loopback.
     let target = uri.authority().map(|authority| authority.as_str().as_bytes());
     let host = target
         .or_else(|| headers.get(header::HOST).map(|host| host.as_bytes()))
@@ -138,7 +140,7 @@ pub(super) fn is_of_browser(headers: &HeaderMap) -> bool {
     headers.keys().any(|name| *name == SEC_FETCH_SITE || *name == header::ORIGIN)
 }
 
-/// Whether the user follows a link. The linking page learns nothing of the answer.
+/// Whether the user follows a link from another page to this one. That page cannot read the answer.
 pub(super) fn is_navigation(method: &Method, headers: &HeaderMap) -> bool {
     method == Method::GET && headers.get(&SEC_FETCH_MODE).is_some_and(|mode| mode == "navigate")
 }

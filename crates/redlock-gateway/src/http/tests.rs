@@ -33,7 +33,7 @@ fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Captures log lines of level info while the guard lives.
+/// Captures log lines of level info until the guard is dropped.
 fn logged() -> (Log, tracing::subscriber::DefaultGuard) {
     let log = Log::default();
     let to_log = log.clone();
@@ -48,7 +48,7 @@ impl Log {
     }
 }
 
-/// An app with a fair queue in which every client beside another one has to wait.
+/// An app whose fair queue makes every client wait as soon as there are two clients.
 fn app(routes: Router, has_keys: bool) -> App {
     let mut labels = matchit::Router::new();
     labels.insert("/{path}", "a label".to_owned()).unwrap();

@@ -1,8 +1,8 @@
 //! Derives the limits of the process from its memory budget and the system's file descriptors.
 //!
 //! The costs are resident memory of the process, measured at their worst with the release's
-//! allocator (`tests/operations/memory.rs`). The kernel's socket buffers come on top; the kernel
-//! bounds them itself (`tcp_mem`).
+//! allocator (`tests/operations/memory.rs`). The kernel's socket buffers come on top. The kernel
+//! limits their memory itself (`tcp_mem`).
 
 use bytesize::ByteSize;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -18,8 +18,8 @@ const GIB: u64 = 1024 * MIB;
 const BASE_BYTES: u64 = 48 * MIB;
 /// Bytes of a connection whose request head is almost complete.
 const CONNECTION_BYTES: u64 = 34 * KIB;
-/// Bytes of a TLS connection: the same head, an almost complete record of 16 KB behind it, and the
-/// allocator's loss between them.
+/// Bytes of a TLS connection: an almost complete request head, an almost complete TLS record of 16
+/// KB behind it, and what the allocator loses between the two.
 const TLS_CONNECTION_BYTES: u64 = 68 * KIB;
 /// Bytes of a request in flight, beyond its connection.
 const REQUEST_BYTES: u64 = 16 * KIB;
@@ -28,19 +28,20 @@ const WAITER_BYTES: u64 = 8 * KIB;
 
 /// The smallest memory budget that the gateway accepts.
 pub const SMALLEST: ByteSize = ByteSize::b(64 * MIB);
-/// The budget that the default limits below belong to. They scale with the budget.
+/// The default limits below are those for this budget. With another budget they are larger or
+/// smaller in proportion.
 const REFERENCE: u64 = GIB;
 const CONNECTIONS: u64 = 16_000;
 const TLS_CONNECTIONS: u64 = 12_000;
 const IN_FLIGHT: u64 = 4096;
 /// Waiters as a fraction of all connections. Each waiter keeps a connection, and other requests
-/// need some too.
+/// need connections too.
 const WAITERS_PER_CONNECTIONS: (u64, u64) = (5, 8);
 
-/// File descriptors of the process itself: log, files that are read again, the listener, the
-/// runtime.
+/// File descriptors of the process itself: log, watched files, the listener, the runtime.
 const OWN_DESCRIPTORS: usize = 48;
-/// File descriptors for each master: votes, hints, and both once more during a reconnect.
+/// File descriptors for each master: for votes and for hints, and for both a second time during a
+/// reconnect.
 const NODE_DESCRIPTORS: usize = 8;
 
 /// The operator's settings.
@@ -94,7 +95,8 @@ impl Capacity {
         self.given.connections_per_client.unwrap_or(self.connections.div_ceil(2))
     }
 
-    /// Whether that limit applies to loopback too. A proxy on the same machine stands for all its
+    /// Whether the limit of [`Self::connections_per_client`] applies to loopback addresses too. By
+    /// default it does not, because a proxy on the same machine has one address for all its
     /// clients.
     pub fn bounds_loopback(&self) -> bool {
         self.given.connections_per_client.is_some()
@@ -118,7 +120,8 @@ impl Capacity {
         Ok(if left < self.connections { Self::new(given) } else { self })
     }
 
-    /// The most bytes that each limit may cost, by flag, and their sum with the fixed costs.
+    /// How many bytes each limit may cost at most, by flag, and the sum of these with the fixed
+    /// costs.
     pub fn costs(&self) -> ([(&'static str, usize, ByteSize); 3], ByteSize) {
         let connection = if self.given.tls { TLS_CONNECTION_BYTES } else { CONNECTION_BYTES };
         let cost = |count: usize, each| ByteSize::b((count as u64).saturating_mul(each));
@@ -155,7 +158,7 @@ impl Capacity {
 /// unlimited.
 pub fn descriptors() -> Option<u64> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // A failure is harmless: the limit is read again below.
+    // If this fails, the old limit stays. The next line reads the limit that holds now.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     getrlimit(Resource::Nofile).current
 }

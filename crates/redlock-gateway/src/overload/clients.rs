@@ -1,9 +1,9 @@
 //! The clients of this gateway, and each client's share of the common resources.
 //!
 //! With API keys, a client is a principal. Its [`Client`] belongs to the key and outlives a reload
-//! of the key file. Without keys, a client is an address; in IPv6 the /64 network, because one
-//! machine may own all of it. Connections are always counted by address, because they begin before
-//! a key is shown.
+//! of the key file. Without keys, a client is an IPv4 address or an IPv6 /64 network, because one
+//! machine may own all addresses of such a network. Connections are always counted by address,
+//! because a connection begins before its client shows a key.
 
 mod contention;
 mod fair_queue;
@@ -24,13 +24,14 @@ pub use self::fair_queue::{ClientQueue, FairQueue};
 pub use self::quota::{Exceeded, Taken, Terms};
 use self::quota::{QuotaLedger, QuotaSlot};
 
-/// Addresses with a [`Client`] of their own. Further addresses share one.
+/// Limit on addresses with a [`Client`] of their own. All further addresses share one `Client`.
 const MAX_ADDRESSES: usize = 65_536;
 
-/// The accounting of one client. [`crate::overload`] lists where each count is entered and left.
+/// The accounting of one client. The documentation of [`crate::overload`] lists where each count is
+/// entered and left.
 #[derive(Debug, Default)]
 pub struct Client {
-    /// Open connections, of an address; a principal has none.
+    /// Open connections. Only clients by address have connections; a principal has none.
     pub connections: Counter,
     /// Requests in flight of [`RequestClass::Other`](crate::overload::RequestClass).
     pub in_flight_acquires: Counter,
@@ -51,8 +52,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Reserves quota for an acquire of `name` with `info` bytes of text. The lock may last until
-    /// `until` at the latest.
+    /// Reserves quota for an acquire of `name` with `info` bytes of text. `until` is the latest
+    /// moment at which the lock may end.
     ///
     /// # Errors
     /// The client has used up its limit.
@@ -68,15 +69,15 @@ impl Client {
         Ok(Reservation { client: self.clone(), slot: Some(slot), terms })
     }
 
-    /// Counts an extension of a lock until `until`.
+    /// Counts that a lock has been extended until `until`.
     pub fn extended(&self, name: &str, until: Instant, terms: &Terms) {
         self.quota.record_extension(name, until, terms);
     }
 
-    /// Begins a release, of the client's own lock or any other.
+    /// Begins a release. The lock need not be the client's own.
     ///
     /// # Errors
-    /// Failed releases have left too many token watermarks already.
+    /// Earlier failed releases of this client have left too many token watermarks on the masters.
     pub fn begin_release<'a>(
         &'a self,
         name: &'a str,
@@ -93,7 +94,8 @@ impl Client {
 
     /// Whether the client may be removed: all counts are zero.
     fn is_idle(&self) -> bool {
-        // `waited_locks` follows `waiting`, and a request in the fair queue has a connection.
+        // The other counts need no check: a client with `waited_locks` has waiters, a running
+        // request is in flight, and a request in the fair queue has a connection.
         let Self {
             connections, in_flight_acquires, in_flight_held, waiting, listing, quota, ..
         } = self;
@@ -104,17 +106,18 @@ impl Client {
     }
 }
 
-/// Quota that is reserved for one acquire. Dropping it consumes the quota of a failed acquire.
+/// Quota that is reserved for one acquire. If the reservation is dropped unused, the acquire has
+/// failed, and the client is charged for the token watermarks that it may have left.
 #[must_use]
 pub struct Reservation {
     client: Arc<Client>,
-    /// `None` once it is used.
+    /// `None` once the reservation is used.
     slot: Option<QuotaSlot>,
     terms: Terms,
 }
 
 impl Reservation {
-    /// Keeps the quota for a lock that was granted until `until`.
+    /// Keeps the quota for the lock, which was granted until `until`.
     pub fn granted(mut self, until: Instant) {
         if let Some(slot) = self.slot.take() {
             self.client.quota.record_grant(slot, until, &self.terms);
@@ -137,8 +140,9 @@ impl Drop for Reservation {
     }
 }
 
-/// A release under way. Dropping it counts a token watermark: a release that failed, or whose
-/// result is unknown, may leave one.
+/// A release under way. If it is dropped before [`PendingRelease::succeeded`], the client is
+/// charged for a token watermark, because a release that failed, or whose result is unknown, may
+/// leave one.
 #[must_use]
 pub struct PendingRelease<'a> {
     client: &'a Client,
@@ -148,7 +152,7 @@ pub struct PendingRelease<'a> {
 }
 
 impl PendingRelease<'_> {
-    /// Counts the release of a lock.
+    /// Counts that the lock was released.
     pub fn succeeded(mut self) {
         self.has_succeeded = true;
         self.client.released(self.name, &self.terms);
@@ -164,7 +168,7 @@ impl Drop for PendingRelease<'_> {
     }
 }
 
-/// Counts permits that are held.
+/// Counts the permits that are held now.
 #[derive(Debug, Clone, Default)]
 pub struct Counter(Arc<AtomicUsize>);
 
@@ -204,20 +208,21 @@ impl Default for Concurrency {
 }
 
 impl Concurrency {
-    /// More gives no more throughput with nearby masters. With distant ones, requests would outlast
-    /// their round and find no quorum.
+    /// Largest number of requests of one class that a client has with the masters at once. With
+    /// nearby masters, more requests give no more throughput. With distant masters, more requests
+    /// would take longer than the time limit of a round and find no quorum.
     pub const MAX: usize = 256;
 
-    /// Waits until fewer than `concurrent_limit` requests run. The request runs until the permit is
-    /// dropped. `None` cannot occur: the semaphore is never closed.
+    /// Waits until fewer than `concurrent_limit` requests of the class run. The request counts as
+    /// running until the permit is dropped. `None` cannot occur: the semaphore is never closed.
     pub async fn begin(&self, concurrent_limit: usize) -> Option<OwnedSemaphorePermit> {
         let share = Self::MAX.div_ceil(concurrent_limit.clamp(1, Self::MAX));
         self.0.clone().acquire_many_owned(share as u32).await.ok()
     }
 }
 
-/// A set of lock names with a count for each. A name that is taken twice counts once against the
-/// limit.
+/// A set of lock names, with a count for each name. A name that is taken twice counts only once for
+/// the limit.
 #[derive(Debug, Clone, Default)]
 pub struct LockNames(Arc<Mutex<HashMap<LockName, usize>>>);
 
@@ -276,7 +281,7 @@ impl Clients {
         self.overflow.clone()
     }
 
-    /// Removes idle clients. To be called from time to time.
+    /// Removes clients without counts and without requests. To be called from time to time.
     pub fn forget_idle(&self) {
         let mut known = self.by_network.lock();
         known.retain(|_, client| Arc::strong_count(client) > 1 || !client.is_idle());

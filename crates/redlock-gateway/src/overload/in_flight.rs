@@ -2,19 +2,20 @@
 //!
 //! A request takes its permits when it is complete, so a client cannot hold one without sending its
 //! body. A client may hold as many permits as are still free ([the dynamic threshold of shared
-//! buffers](https://doi.org/10.1109/90.664262)). Alone it gets half of them. Beside k others as
-//! greedy as itself it gets `1 / (k + 2)`, and as much stays free for newcomers. A quarter of the
-//! permits is reserved for [`RequestClass::Held`]: requests that keep or end a held lock go before
-//! those that ask for one.
+//! buffers](https://doi.org/10.1109/90.664262)). A sole greedy client gets half of the permits. If
+//! there are k other greedy clients, each gets `1 / (k + 2)` of the permits, and the same share
+//! stays free for newcomers. A quarter of the permits is reserved for [`RequestClass::Held`],
+//! because requests that keep or end a held lock matter more than those that ask for one.
 //!
-//! Only some of a client's requests in flight are with the masters at once. So another client's
-//! request is served soon, and a burst of thousands does not keep every master busy for longer than
-//! a round may take. While clients contend, the bound is 16 for each millisecond of the shortest
-//! recent round, and at most 256. That is 16,000 requests a second for each class with masters up
-//! to 16 ms away, and 256 for each round with farther ones.
+//! Only some of a client's requests in flight are with the masters at once; the others wait for
+//! their turn. So another client's request is served soon, and a burst of thousands does not keep
+//! every master busy for longer than a round may take. While there are several clients, a client
+//! may have 16 requests of each class with the masters for each millisecond of the shortest recent
+//! round, but at most 256. For example, a round of 2 ms allows 32 requests. With rounds up to 16
+//! ms, that gives 16,000 requests a second for each class; with longer rounds, 256 in each round.
 //!
-//! No semaphore covers all requests: draining would have to take all of its permits, and so take
-//! them from requests that may still be served.
+//! No semaphore covers all requests. A drain would have to take all permits of such a semaphore,
+//! and extensions and releases, which are still served during a drain, would get none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -38,7 +39,7 @@ pub(crate) struct Requests {
     limit: usize,
     /// Requests in flight; those that wait for a lock are not counted.
     in_flight: Counter,
-    /// Of these, the requests of [`RequestClass::Other`].
+    /// Those requests in flight that are of [`RequestClass::Other`].
     acquires: Counter,
     contention: ContentionTracker,
     min_round_trip: MinRoundTrip,
@@ -57,7 +58,7 @@ impl MinRoundTrip {
     const CONTENDED_PER_MILLI: u64 = 16;
     const MAX_MICROS: u64 = 1_000 * Concurrency::MAX as u64 / Self::CONTENDED_PER_MILLI;
 
-    /// The number of requests of a contending client that may run at once.
+    /// How many requests of one client may run at once while there are several clients.
     fn concurrent_limit(&self) -> usize {
         (self.micros.load(Ordering::Relaxed).max(1_000) * Self::CONTENDED_PER_MILLI / 1_000)
             as usize
@@ -71,8 +72,9 @@ impl MinRoundTrip {
         }
     }
 
-    /// Doubles the estimate, because an old measurement says little. Without a new round it stays:
-    /// a flood of other requests must not gain from it.
+    /// Doubles the estimate, because an old measurement says little about the present. If no round
+    /// was recorded since the last call, the estimate stays. Otherwise a flood of requests that
+    /// record no round, such as inspections, would raise its own limit.
     fn decay(&self) {
         if !self.has_new_round.swap(false, Ordering::Relaxed) {
             return;
@@ -88,7 +90,8 @@ struct ActiveCount {
     none_left: Notify,
 }
 
-/// Permits of all requests, of [`RequestClass::Other`] and of the client.
+/// Three permits: of the limit for all requests, of the limit for [`RequestClass::Other`], and of
+/// the client.
 type Permits = (Permit, Option<Permit>, Permit);
 
 /// A request in flight. Dropping it returns the permits.
@@ -113,8 +116,8 @@ impl Requests {
         }
     }
 
-    /// Takes the permits and waits until the request may run. `None` when too many requests are in
-    /// flight, in all or of this client.
+    /// Takes the permits, then waits until the request may run. `None` when too many requests are
+    /// in flight, in all or of this client.
     pub(crate) async fn enter(&self, class: RequestClass, client: &Client) -> Option<InFlight> {
         let permits = Some(self.take_permits(class, client)?);
         let running = match class {
@@ -132,7 +135,7 @@ impl Requests {
         self.min_round_trip.record_round(round);
     }
 
-    /// Ages the shortest round. To be called every few seconds.
+    /// Ages the estimate of the shortest round. To be called every few seconds.
     pub(crate) fn upkeep(&self) {
         self.min_round_trip.decay();
     }
@@ -147,7 +150,7 @@ impl Requests {
                 (self.in_flight.take(self.limit)?, None, of_client)
             }
             RequestClass::Other => {
-                // At least one.
+                // Rounded up, so that the limit is at least one.
                 let limit = (self.limit * 3).div_ceil(4);
                 let free = free.min(limit.saturating_sub(self.acquires.count()));
                 let of_client = client
@@ -172,8 +175,8 @@ impl Requests {
     /// Waits until no request is being served.
     pub(crate) async fn none_left(&self) {
         loop {
-            // Registered before the count is read, or the last drop between the two would be
-            // missed.
+            // The waiter registers before it reads the count. In the other order, it would miss the
+            // last drop if that came between the two steps.
             let none_left = self.active.none_left.notified();
             if self.active.count.load(Ordering::Acquire) == 0 {
                 return;

@@ -1,4 +1,4 @@
-//! Limits each client's use of the masters' memory while it is short.
+//! Limits each client's use of the masters' memory while that memory is short.
 //!
 //! While a third or more of the memory is free, no client is limited. When less is free, a client
 //! gets no new locks if it uses more than twice as much memory as is free. Network switches divide
@@ -9,17 +9,19 @@
 //! - A single greedy client stops at two thirds of the memory. With G gateways and one greedy
 //!   client at each, 1/(1 + 2G) of the memory stays free.
 //! - A client that uses little is refused only when almost no memory is left.
-//! - It needs no hysteresis. A client at its limit gets new locks as fast as its old ones end.
+//! - The rule needs no hysteresis: a client at its limit gets new locks as fast as its old ones
+//!   end.
 //!
 //! # How old the figures are
 //!
 //! A master reports its memory once a second. Meanwhile this gateway counts its own clients' use,
-//! so its own load cannot run past the threshold. Other gateways' use within that second is not
-//! seen. One gateway grants at most 20,000 new names a second (measured on two cores, debug build,
-//! three masters on the same machine) of 400 bytes each (`clients/quota.rs`): 8 MB a second. Three
-//! gateways with one greedy client on each stop when a seventh is free. The load of the two others,
-//! 16 MB in one second, needs that seventh: masters of 112 MB or more have it. A smaller master may
-//! fill up first. It then answers OOM, which counts as nothing free at once.
+//! so its own load cannot run past the threshold. The gateway does not see what other gateways use
+//! within that second. One gateway grants at most 20,000 new names a second (measured on two cores,
+//! debug build, three masters on the same machine) of 400 bytes each (`clients/quota.rs`): 8 MB a
+//! second. Three gateways with one greedy client on each stop when a seventh of the memory is free.
+//! Until a gateway sees the next report, the two others may take 16 MB more in one second. A
+//! seventh of the memory has room for 16 MB if the master has 112 MB or more. A smaller master may
+//! fill up first. It then answers OOM, and the gateways at once count its free memory as zero.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -35,15 +37,16 @@ use crate::overload::clients::{Taken, Terms};
 const SHORT_DIVISOR: u64 = 3;
 /// A client may use twice the free memory.
 const FREE_FACTOR: u64 = 2;
-/// The smallest limit, in bytes: about 150 locks. With full masters, such a client gets their own
-/// answers.
+/// The smallest limit, in bytes: about 150 locks. When the masters are full, a client below this
+/// limit gets the masters' own refusals.
 const MIN_LIMIT: u64 = 64 * 1024;
-/// The age at which the statuses are read again.
+/// The age at which the gateway reads the masters' statuses again.
 const MAX_AGE: Duration = Duration::from_millis(100);
-/// Memory that was taken this long before a master was asked is part of its answer.
+/// A master's answer includes the memory that was taken at least this long before the master was
+/// asked.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
-/// Samples of the memory taken: six seconds of them. An older status belongs to a master that does
-/// not answer.
+/// Limit on the samples of the memory taken. With one sample every 100 ms, that is about six
+/// seconds. A status older than six seconds belongs to a master that does not answer.
 const SAMPLES: usize = 64;
 
 /// The memory of the masters that a quorum needs.
@@ -59,16 +62,17 @@ pub struct MasterMemory {
 struct State {
     last_read: Option<Duration>,
     free: Option<Free>,
-    /// The memory taken, by time.
+    /// Samples of the memory that this gateway's clients have taken, with their times.
     samples: VecDeque<(Duration, i64)>,
 }
 
-/// The free memory of the scarcest master that a quorum needs.
+/// The free memory of one master: among the masters that a quorum needs, the one with the least
+/// free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Free {
     bytes: u64,
     total: u64,
-    /// The memory taken when the master was asked.
+    /// The memory that this gateway's clients had taken when the master was asked.
     taken: i64,
 }
 
@@ -132,9 +136,10 @@ impl State {
     }
 }
 
-/// Picks the quorum of masters with the most free memory, and returns free bytes, total bytes and
-/// time of the question of its scarcest. `None` without a quorum or without reports: then the
-/// masters' own answers count.
+/// Picks the quorum of masters with the most free memory. For the master among them with the least,
+/// returns its free bytes, its total bytes, and when it was asked. Returns `None` if fewer masters
+/// than a quorum vote and report their memory. Then no client is limited, and the masters' own
+/// refusals count.
 fn scarcest(
     statuses: Vec<NodeStatus>,
     quorum: usize,
@@ -149,7 +154,7 @@ fn scarcest(
         status.votes().then_some((total.saturating_sub(used), total, asked))
     };
     let mut masters: Vec<_> = statuses.into_iter().filter_map(memory).collect();
-    // By the free fraction, because masters may differ in size.
+    // Masters are compared by the fraction that is free, because they may differ in size.
     let fraction = |&(free, total, _): &(u64, u64, Duration)| free as f64 / total.max(1) as f64;
     masters.sort_by(|a, b| fraction(b).total_cmp(&fraction(a)));
     masters.get(quorum.checked_sub(1)?).copied()

@@ -1,6 +1,7 @@
-//! Sums up refusals in few log lines. The first refusal of each kind to an address is logged in
-//! full, or the first ten to a principal. The others are counted and summed up at the end of the
-//! window. Thousands of a stranger's requests a second must not fill the disk.
+//! Sums up refusals in few log lines, so that a stranger with thousands of requests a second cannot
+//! fill the disk. In each window of 10 s, the first refusal of each kind to an address is logged in
+//! full. If the principal is known, the first ten of each kind to this principal are. All others
+//! are counted, and lines at the end of the window sum them up.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -11,16 +12,17 @@ use crate::overload::clients::network;
 
 /// The length of a window.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
-/// Kinds of refusals, each with an address and principal, that are counted apart in a window.
-/// Further ones are counted by kind alone.
+/// Limit on the separate counts in a window. Each is for one address, one principal and one kind.
+/// When the limit is reached, further refusals are counted by kind alone.
 const MAX_KINDS: usize = 1024;
-/// Refusals of a kind that are logged in full for a principal, whose name people may look for.
+/// How many refusals of a kind to one principal are logged in full in a window. People may search
+/// the log for the principal's name.
 const FULL_PER_PRINCIPAL: u64 = 10;
 
 /// The key of a count: an address, the principal if known, and the kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Refusal {
-    /// `None` stands for all the others.
+    /// `None` in a count by kind alone.
     address: Option<IpAddr>,
     who: Option<String>,
     what: String,
@@ -48,7 +50,8 @@ pub struct Summary {
 }
 
 impl Refusals {
-    /// Counts a refusal. Returns whether it is to be logged in full. `what` is one of few kinds.
+    /// Counts a refusal. Returns whether the caller is to log it in full. `what` is one of few
+    /// kinds.
     pub fn is_first(&self, address: IpAddr, who: Option<&str>, what: &str) -> bool {
         let in_full = if who.is_some() { FULL_PER_PRINCIPAL } else { 1 };
         let who = who.map(str::to_owned);

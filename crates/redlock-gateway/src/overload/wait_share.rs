@@ -1,4 +1,4 @@
-//! Limits each client's share of the waiters, so that some are left for the others.
+//! Limits how many waiters each client may have, so that other clients can wait too.
 
 use redlock_core::{LockError, LockName, WaitLimit};
 
@@ -7,9 +7,10 @@ use crate::overload::clients::{Client, NamePermit, Permit};
 /// The limits of one client.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitShare {
-    /// Waiters.
+    /// Limit on waiters.
     pub waiters: usize,
-    /// Locks that they wait for. Each lock is polled.
+    /// Limit on the locks that these waiters wait for. There is a limit because the gateway polls
+    /// each such lock.
     pub locks: usize,
 }
 
@@ -21,7 +22,7 @@ pub(crate) struct WaitPermit {
 }
 
 impl WaitShare {
-    /// No limits but those of all clients together.
+    /// No limits for one client. The limits for all clients together still apply.
     pub const ALL: Self = Self { waiters: usize::MAX, locks: usize::MAX };
 
     pub(crate) fn take(self, client: &Client, lock: &LockName) -> Result<WaitPermit, LockError> {

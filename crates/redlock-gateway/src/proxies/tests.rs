@@ -173,7 +173,8 @@ fn networks_are_parsed_in_both_notations() {
     }
 }
 
-/// Header text by which a client claims another address: pieces of the grammar in any order.
+/// Header text with which a client tries to claim another address: pieces of the grammar in any
+/// order.
 fn forged() -> impl Strategy<Value = String> {
     let pieces = select(
         &[

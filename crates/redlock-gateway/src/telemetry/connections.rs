@@ -5,7 +5,7 @@ use metrics::{Counter, Gauge};
 /// Why a connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConnectionRefused {
-    /// The limit on connections is reached, and all have requests under way.
+    /// The limit on connections is reached, and no connection could be closed for the new one.
     Full,
     /// The limit on connections of one address is reached.
     Client,
@@ -47,7 +47,7 @@ impl ConnectionMetrics {
         }
     }
 
-    /// Metrics that go nowhere.
+    /// Metrics that are not exported.
     pub fn uncounted() -> Self {
         let refused = REFUSED.map(|_| Counter::noop());
         Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted: Counter::noop() }

@@ -1,7 +1,7 @@
 //! The log, on standard output, with the level of RUST_LOG.
 //!
-//! A thread of its own writes the lines. If its reader is slower than the log, lines are lost and
-//! nothing else is delayed.
+//! A thread of its own writes the lines. If the reader of standard output is slower than the log,
+//! lines are lost, but no request is delayed.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Stdout, Write};
@@ -26,13 +26,14 @@ static OVERFLOWED: OnceLock<ErrorCounter> = OnceLock::new();
 /// Counts lines that the system could not write, as on a full disk.
 static UNWRITABLE: AtomicUsize = AtomicUsize::new(0);
 
-/// The number of log lines that are lost.
+/// The number of log lines that were lost so far.
 pub(super) fn dropped_lines() -> u64 {
     let overflowed = OVERFLOWED.get().map_or(0, ErrorCounter::dropped_lines);
     (overflowed + UNWRITABLE.load(Ordering::Relaxed)) as u64
 }
 
-/// The text of RUST_LOG, unless it is empty. The library takes an empty text for `off`.
+/// The text of RUST_LOG. `None` if the text is empty, because the library would take an empty text
+/// for `off`.
 fn asked() -> Option<String> {
     let text = std::env::var_os(EnvFilter::DEFAULT_ENV)?.to_string_lossy().into_owned();
     text.contains(|c: char| c != ',' && !c.is_whitespace()).then_some(text)
@@ -45,7 +46,8 @@ fn asked() -> Option<String> {
 pub fn check_filter() -> Result<(), String> {
     let Some(text) = asked() else { return Ok(()) };
     let expected = "expected a level (error, warn, info, debug, trace, off) or target=level, separated by commas";
-    // The library takes a lone word for a target, and would log nothing else.
+    // The library takes any other word for a target. With `RUST_LOG=inof`, for example, it would
+    // log only the target `inof`, so nothing.
     let is_level = |word: &str| {
         word.contains('=') || word.contains("::") || word.parse::<LevelFilter>().is_ok()
     };
@@ -64,13 +66,14 @@ pub fn check_filter() -> Result<(), String> {
     }
 }
 
-/// Keeps the log running. Dropping it writes the queued lines, within a time limit.
+/// Keeps the log running. When this is dropped, the queued lines are written, within a time limit.
 #[must_use]
 pub struct Log(Option<WorkerGuard>);
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // The guard waits for 1 s at most, but may then print to the same full pipe.
+        // When the library's guard is dropped, it waits for 1 s at most. But it may then print an
+        // error to the same full pipe, and block.
         let guard = self.0.take();
         output::for_at_most_patience(move || drop(guard));
     }
@@ -101,7 +104,7 @@ impl Write for Counting {
 pub fn start_logging(format: LogFormat) -> Log {
     let asked = asked().and_then(|text| EnvFilter::try_new(text).ok());
     let filter = asked.unwrap_or_else(|| EnvFilter::new("info,fred=off,rustls=off"));
-    // Denials are always logged, whatever the filter.
+    // Audit lines, which report denied requests, are always logged, whatever the filter.
     let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
         Ok(directive) => filter.add_directive(directive),
         Err(_) => filter,
@@ -112,8 +115,8 @@ pub fn start_logging(format: LogFormat) -> Log {
         .thread_name("log");
     let (writer, guard) = queue.finish(Counting(io::stdout()));
     let overflowed = writer.error_counter();
-    // By default the library reports its errors on standard error, which may be stuck or closed
-    // too.
+    // By default the library reports its own errors on standard error, which may be stuck or closed
+    // too. So that is turned off.
     let builder = tracing_subscriber::fmt()
         .with_writer(writer)
         .with_env_filter(filter)
@@ -122,7 +125,7 @@ pub fn start_logging(format: LogFormat) -> Log {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    // A second start in one process keeps the first log.
+    // If the process has a log already, that log stays.
     if started.is_ok() {
         let _ = OVERFLOWED.set(overflowed);
         std::panic::set_hook(Box::new(log_panic));

@@ -1,8 +1,8 @@
-//! Traces by OTLP. Each request has a span, each of its rounds one below, and each asked node one
-//! below the round.
+//! Traces by OTLP. Each request has a span. Each round of the request has a span below it, and each
+//! node asked in a round has a span below that of the round.
 //!
-//! The library sends spans in the background, from a bounded queue. A slow or absent collector
-//! costs spans, and no request waits for it. No lock name, owner or token is in a span.
+//! The library sends spans in the background, from a bounded queue. If the collector is slow or
+//! absent, spans are lost, but no request waits. No lock name, owner or token is in a span.
 
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -21,13 +21,13 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
 use redlock_core::node::{Op, RoundTrace, Vote};
 
-/// Limit on a client's `tracestate`, in bytes: each queued span keeps it. 512 bytes is the length
-/// that every participant must pass on.
+/// Limit on a client's `tracestate`, in bytes. There is a limit because each queued span keeps the
+/// text. W3C Trace Context asks every participant to pass on at least 512 characters.
 const MAX_TRACE_STATE: usize = 512;
 /// Time limit for sending the last spans when the process ends.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The destination of spans, and their common parts.
+/// The destination of spans, and what all spans have in common.
 pub struct Traces {
     provider: SdkTracerProvider,
     tracer: Arc<SdkTracer>,
@@ -47,7 +47,8 @@ impl Traces {
         if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
             resource = resource.with_service_name("redlock-gateway");
         }
-        // The library's own variables set sampling and the length of the queue.
+        // The library itself reads the variables OTEL_…, which set sampling and the length of the
+        // queue.
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)
             .with_resource(resource.build())
@@ -85,7 +86,8 @@ impl Traces {
         RequestSpan(parent.with_span(span.start_with_context(&*self.tracer, &parent)))
     }
 
-    /// Starts the span of a round. `None` outside of a request, and in one that is not sampled.
+    /// Starts the span of a round. `None` if the round belongs to no request, or to a request that
+    /// is not sampled.
     pub(super) fn round(&self, op: &Op) -> Option<Box<dyn RoundTrace>> {
         let request = Context::map_current(|now| now.span().is_recording().then(|| now.clone()))?;
         let span = self.tracer.span_builder(format!("round {}", op.name()));
@@ -105,11 +107,11 @@ impl Traces {
     }
 }
 
-/// The span of a request, the parent of spans started in [`RequestSpan::within`].
+/// The span of a request. It is the parent of the spans that start in [`RequestSpan::within`].
 pub struct RequestSpan(Context);
 
 impl RequestSpan {
-    /// Runs work as part of the request, if it has a span.
+    /// Runs `work` as part of the request whose span is given. Without a span, just runs `work`.
     pub async fn within<T>(span: Option<&Self>, work: impl Future<Output = T>) -> T {
         match span {
             Some(Self(context)) => work.with_context(context.clone()).await,
@@ -117,7 +119,7 @@ impl RequestSpan {
         }
     }
 
-    /// Ends the span. `code`: the code of the problem, if the answer is one.
+    /// Ends the span. `code`: the code of the error, if the answer is an error.
     pub fn end(self, status: u16, code: Option<&str>) {
         let span = self.0.span();
         span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
@@ -139,7 +141,8 @@ pub struct TraceIds {
 }
 
 impl TraceIds {
-    /// The ids of the request's span. Without a span, those of a valid `traceparent` of the client.
+    /// The ids of the request's span. Without a span, the ids of the client's `traceparent`, if
+    /// that is valid.
     pub fn of(span: Option<&RequestSpan>, headers: &HeaderMap) -> Option<Self> {
         let ids = |context: &SpanContext| Self {
             trace: context.trace_id().to_string(),
@@ -179,7 +182,7 @@ struct Round {
 
 struct Spans {
     round: Span,
-    /// The spans of the nodes asked and without an answer, by position.
+    /// By the node's position, the span of each node that was asked and has not answered yet.
     nodes: Vec<Option<Span>>,
 }
 

@@ -22,12 +22,13 @@ use crate::transport::connections::{Busy, ConnectionSlot, Connections};
 use crate::transport::disconnect::{Peer, SharedStream};
 use crate::transport::tls::{TlsStream, client_certificate};
 
-/// How long a handshake may take. It holds a connection slot meanwhile.
+/// How long a handshake may take. A connection holds its slot during the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Bytes that a client may send in a handshake: a greeting, and a chain of certificates where one
-/// is asked for. The library would keep 64 KB of one message.
+/// How many bytes a client may send in a handshake: a greeting, and a chain of certificates if the
+/// gateway asks for one. Without this limit, the library would keep up to 64 KB of one message.
 const HANDSHAKE_BYTES: usize = 16 * 1024;
-/// Bytes that may be encrypted and not yet taken by the client. The library would keep 64 KB.
+/// Limit on encrypted bytes that wait for the client to take them. The library's own limit is 64
+/// KB.
 const UNSENT: usize = 16 * 1024;
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
@@ -77,9 +78,10 @@ pub(crate) fn services<A: Application>(
     })
 }
 
-/// The value of `Keep-Alive`: a second less than the idle timeout, because a client counts from the
-/// answer's arrival. Without the header, Node.js clients drop a connection after 4 s, and then need
-/// a DNS lookup to extend a lock.
+/// The value of the header `Keep-Alive`. It is a second less than the idle timeout, because a
+/// client counts from the arrival of the answer. Without the header, Node.js clients drop an idle
+/// connection after 4 s. To extend a lock they then need a new connection, and with it a DNS
+/// lookup.
 fn keep_alive(idle_timeout: Duration) -> Option<HeaderValue> {
     let seconds = idle_timeout.as_secs().saturating_sub(1);
     (seconds > 0).then(|| HeaderValue::try_from(format!("timeout={seconds}")).ok()).flatten()
@@ -126,7 +128,7 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
     }
 }
 
-/// The body of an answer. Until it is written, its connection is not closed to make room for
+/// The body of an answer. Until the body is written, the connection is not closed to make room for
 /// others.
 pub(crate) struct Answer {
     body: Body,
@@ -153,10 +155,11 @@ impl http_body::Body for Answer {
     }
 }
 
-/// Accepts plain connections, disables the delay of small packets, and attaches the peer.
+/// Accepts plain connections. Disables the delay of small packets (`TCP_NODELAY`), and attaches the
+/// peer.
 #[derive(Clone, Copy)]
 pub(crate) struct Plain {
-    /// How many bytes may be read until the limit is changed.
+    /// How many bytes may be read from a new connection, until the limit is changed.
     limit: usize,
 }
 
@@ -190,7 +193,7 @@ pub(crate) struct Encrypted {
 }
 
 impl Encrypted {
-    /// Pending handshakes are given up when the sender of `end` is dropped.
+    /// When the sender of `end` is dropped, handshakes that are not complete are given up.
     pub(crate) fn new(config: RustlsConfig, end: watch::Receiver<()>) -> Self {
         let acceptor = RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE);
         Self { acceptor: acceptor.acceptor(Plain { limit: HANDSHAKE_BYTES }), end }

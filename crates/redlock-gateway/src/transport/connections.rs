@@ -1,13 +1,16 @@
 //! Bounds the open connections, and chooses the one that is closed for a newcomer.
 //!
-//! A connection without a request under way may be closed: client pools expect that. Sockets of
-//! strangers, which may never send a request, must not keep others out. When all slots are taken, a
-//! connection without a request under way is closed for the newcomer. First come those that have
-//! not sent a whole request head, then those that have shown no key. Among equals, the client with
-//! most connections loses its longest idle one. A connection with a request under way is never
-//! closed here, from the head's arrival until its answer is written. When all connections have one,
-//! the newcomer gets one of a few spare slots. Probes are answered there, and all others are told
-//! to come back. When the spare slots are taken, the newcomer is closed.
+//! A connection is idle while it has no request under way. A request is under way from the arrival
+//! of its head until its answer is written. An idle connection may be closed at any time: client
+//! pools expect that. A connection with a request under way is never closed here.
+//!
+//! When all slots are taken, an idle connection is closed for the newcomer. So strangers' sockets
+//! that never send a request do not keep others out. Connections that have not sent a whole request
+//! head are closed first, then those that have shown no key, then all others. Among equals, the
+//! client with the most connections loses the one that has been idle for longest. When no
+//! connection is idle, the newcomer gets one of a few spare slots. There the gateway answers
+//! probes, and answers every other request with 503. When the spare slots are taken too, the
+//! newcomer is closed.
 //!
 //! One address gets only a part of the slots. At that limit, an idle connection of the same address
 //! is closed for the newcomer. A trusted proxy stands for many clients, and may have all slots.
@@ -27,23 +30,26 @@ use crate::overload::refusals::Refusals;
 use crate::proxies::TrustedProxies;
 use crate::telemetry::{ConnectionMetrics, ConnectionRefused};
 
-/// Slots beyond the limit, for probes and for telling others to come back.
+/// Slots beyond the limit. Connections in them get answers to probes, and 503 for all other
+/// requests.
 pub(crate) const SPARE: usize = 16;
-/// Connections that were closed for others and still have their file descriptor. Beyond that
-/// number, newcomers wait.
+/// Limit on connections that were closed for others and still have their file descriptor. When it
+/// is reached, newcomers wait.
 pub(crate) const MAX_CLOSING: usize = 64;
-/// How many connections are examined for an idle one: a random sample if there are more.
+/// How many connections are examined to find an idle one. If more are open, a random sample of this
+/// size is examined.
 const SAMPLE_SIZE: usize = 32;
 /// How long newcomers wait for closing connections.
 const CLOSES_WITHIN: Duration = Duration::from_secs(1);
-/// The least time between two examinations of all connections, after a sample without an idle one.
+/// The least time between two examinations of all connections. All are examined only when the
+/// sample has no idle connection.
 const FULL_SCAN_PAUSE: Duration = Duration::from_millis(10);
 
 /// The limits on connections.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionLimits {
     pub(crate) connections: usize,
-    /// For one address.
+    /// Limit for one address.
     pub(crate) per_client: usize,
     /// Whether the limit per address applies to loopback too.
     pub(crate) loopback: bool,
@@ -67,7 +73,8 @@ pub(crate) struct Connections {
     table: Mutex<Table>,
     /// Notified when a connection that was closed for another is dropped.
     closed: Notify,
-    /// Connections accepted so far. The number also serves as the clock of idleness.
+    /// Connections accepted so far. The number also serves as a clock: the state of a connection
+    /// has the number at which the connection became idle.
     accepted: AtomicU64,
     /// Whether the process is about to end, so that no client should reuse its connection.
     ending: AtomicBool,
@@ -77,13 +84,15 @@ pub(crate) struct Connections {
 struct Table {
     open: Vec<Arc<OpenConnection>>,
     closing: usize,
-    /// When all connections were examined last: for one address, and for all.
+    /// When all connections were last examined. Index 0: to close one of a certain address. Index
+    /// 1: to close any.
     last_full_scan: [Option<Instant>; 2],
 }
 
 /// One open connection.
 struct OpenConnection {
-    /// State, flags, and idle since when, packed into one word.
+    /// State, flags, and the value of [`Connections::accepted`] when the connection became idle,
+    /// packed into one word.
     packed: AtomicU64,
     client: Arc<Client>,
     stream: Mutex<Option<Arc<TcpStream>>>,
@@ -124,10 +133,11 @@ impl OpenConnection {
         self.packed.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
     }
 
-    /// Closes the connection, unless a request has begun meanwhile.
+    /// Closes the connection, unless a request has begun meanwhile. Returns whether it was closed.
     fn evict(&self) -> bool {
         let evicted = self.change(|word| (word & STATE == IDLE).then_some(word | EVICTED));
-        // A task that waits for the stream to become readable finds its end.
+        // The shutdown wakes the task that waits for bytes on the stream, and the task finds the
+        // end of the stream.
         if let (true, Some(stream)) = (evicted, &*locked(&self.stream)) {
             let _ = rustix::net::shutdown(&**stream, Shutdown::Both);
         }
@@ -143,7 +153,8 @@ pub(crate) struct ConnectionSlot {
     _of_client: Option<Permit>,
 }
 
-/// A request under way. Its connection stays until this is dropped and the answer is flushed.
+/// A request under way. Its connection is not closed for another one until this value is dropped
+/// and the answer is flushed.
 pub(crate) struct Busy(Arc<ConnectionSlot>);
 
 impl Connections {
@@ -188,7 +199,8 @@ impl Connections {
         let mut table = locked(&self.table);
         let mut of_client = client.connections.take(limit);
         if of_client.is_none() && self.evict_one(&mut table, u64::MAX, Some(&client)) {
-            // The closed connection returns its permit a moment later.
+            // The connection that was closed returns its permit a moment later. Until then the
+            // client may exceed its limit.
             of_client = client.connections.take(limit + MAX_CLOSING);
         }
         let Some(of_client) = of_client else {
@@ -196,8 +208,8 @@ impl Connections {
             return self.refuse(address, ConnectionRefused::Client);
         };
         let since = self.accepted.fetch_add(1, Ordering::Relaxed);
-        // A recent connection has hardly had time to send a request. It stays while a spare slot is
-        // free.
+        // While a spare slot is free, the most recent connections are not closed for the newcomer:
+        // they have hardly had time to send a request.
         let has_slot_left = table.open.len() < self.limit.connections + SPARE;
         let recent = SPARE.min(self.limit.connections / 4) as u64;
         let before = if has_slot_left { since.saturating_sub(recent) } else { u64::MAX };
@@ -232,7 +244,7 @@ impl Connections {
                 reason = why.as_str(),
                 connections,
                 per_client,
-                "a connection was closed: as many as allowed are open"
+                "a new connection was closed, because the limit on open connections is reached"
             );
         }
         None
@@ -248,8 +260,10 @@ impl Connections {
         }
     }
 
-    /// Closes the first idle connection in the order of [`OpenConnection::rank`], of client `of` if
-    /// given. Returns false if it has been idle only since `before` or later, or if there is none.
+    /// Closes the first idle connection in the order of [`OpenConnection::rank`]. With `of`, only
+    /// connections of that client are considered. Returns false and closes nothing if no connection
+    /// is idle, if the first one became idle at `before` or later, or if too many are closing
+    /// already.
     fn evict_one(&self, table: &mut Table, before: u64, of: Option<&Arc<Client>>) -> bool {
         if table.closing >= MAX_CLOSING {
             return false;
@@ -318,26 +332,26 @@ impl ConnectionSlot {
         self.all.ending.load(Ordering::Acquire) || self.is_spare()
     }
 
-    /// Whether a request can be served. If the slot is a spare one, an idle connection is closed
-    /// for the request, even a very recent one.
+    /// Whether a request can be served. If the slot is a spare one, the request is served only if
+    /// an idle connection, even a very recent one, can be closed for it.
     pub(crate) fn may_serve(&self) -> bool {
         !self.is_spare() || self.all.evict_one(&mut locked(&self.all.table), u64::MAX, None)
     }
 
-    /// Attaches the stream to close for another connection. Returns false if that has happened
-    /// already.
+    /// Attaches the stream, which is needed to close this connection for another one. Returns false
+    /// if this connection was chosen for that already.
     pub(crate) fn attach(&self, stream: &Arc<TcpStream>) -> bool {
         *locked(&self.open.stream) = Some(stream.clone());
         !self.is_evicted()
     }
 
-    /// Whether the connection was closed for another. Nothing more may be read then.
+    /// Whether the connection was closed for another one. If so, nothing more may be read from it.
     pub(crate) fn is_evicted(&self) -> bool {
         self.open.packed.load(Ordering::Acquire) & STATE == EVICTED
     }
 
-    /// Marks a request whose head was read. `None` if the connection was closed for another: the
-    /// answer could not arrive.
+    /// Marks that the head of a request was read. `None` if the connection was closed for another
+    /// one, so that the answer could not arrive.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Busy> {
         let begin = |word| (word & STATE != EVICTED).then_some((word & !STATE) | BUSY | HEAD);
         self.open.change(begin).then(|| Busy(self.clone()))
@@ -372,7 +386,8 @@ impl Drop for Busy {
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut table = locked(&self.all.table);
-        // Read under the lock, because it changes only there.
+        // The state is read under the table's lock, because a connection is evicted only under this
+        // lock.
         if self.is_evicted() {
             table.closing -= 1;
             self.all.closed.notify_one();

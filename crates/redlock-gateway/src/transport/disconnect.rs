@@ -2,9 +2,9 @@
 //!
 //! The HTTP library notices a hung-up client when it reads from the connection. It does not read
 //! while it has bytes of a next request, or just a stray newline, that it cannot use yet. A request
-//! that waits for a lock would then wait for a client that is gone. It would be granted the lock,
-//! and keep it from others until it expires. So the stream is shared with [`Peer`], which asks the
-//! system.
+//! that waits for a lock would then wait for a client that is gone. Such a request would be granted
+//! the lock, and nobody else could get the lock until it expires. So the stream is shared with
+//! [`Peer`], which asks the system whether the client has closed the connection.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -23,7 +23,8 @@ use crate::transport::tls::ClientCertificate;
 
 /// How often the connection of a waiting client is checked.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
-/// How long an answer may stay unacknowledged before the connection is given up.
+/// How long sent bytes may stay unacknowledged by the client's system before the connection is
+/// given up.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 
 /// The other end of a connection.
@@ -33,7 +34,7 @@ pub(crate) struct Peer {
     address: SocketAddr,
     certificate: Option<Arc<ClientCertificate>>,
     slot: Arc<ConnectionSlot>,
-    /// The client that a trusted proxy speaks for.
+    /// The client that the other end, a trusted proxy, names for this request.
     behind: Option<(ClientAddress, Arc<Client>)>,
 }
 
@@ -48,13 +49,13 @@ impl Peer {
         self.behind.as_ref().map(|_| self.address)
     }
 
-    /// The client that its requests count for, where there are no keys. Connections count for the
-    /// other end of the connection.
+    /// The client that requests are charged to, on a gateway without keys. The connection itself is
+    /// charged to the address at its other end, which may be a proxy.
     pub(crate) fn client(&self) -> &Arc<Client> {
         self.behind.as_ref().map_or(self.slot.client(), |(_, client)| client)
     }
 
-    /// Returns the peer of one request, which came for `client`.
+    /// Returns the peer for one request, which this peer sent on behalf of `client`.
     pub(crate) fn speaking_for(&self, client: ClientAddress) -> Self {
         let is_other = client != self.address.into();
         let behind = is_other.then(|| (client, self.slot.client_at(client.ip)));
@@ -82,7 +83,8 @@ impl Peer {
         }
     }
 
-    /// Whether the system has reported the end of the stream, also with bytes left to read.
+    /// Whether the system has reported the end of the stream. There may still be bytes before this
+    /// end that nobody has read.
     fn is_gone(&self) -> bool {
         let readiness = pin!(self.stream.ready(Interest::READABLE));
         match readiness.poll(&mut Context::from_waker(Waker::noop())) {
@@ -133,15 +135,16 @@ impl AsyncRead for SharedStream {
     ) -> Poll<io::Result<()>> {
         loop {
             std::task::ready!(self.stream.poll_read_ready(context))?;
-            // Bytes that came since belong to a request that cannot be answered: it must not be
-            // carried out.
+            // The connection was closed for another one. Bytes that came since then may be a
+            // request. Its answer could not be sent, so the request must not be carried out.
             if self.slot.is_evicted() {
                 return Poll::Ready(Ok(()));
             }
             let room = buffer.remaining();
             let mut drained = false;
-            // A read that leaves room in the buffer has taken all there was. Reporting that saves
-            // the next read, which would find nothing; the stream's own reader does the same.
+            // A read that leaves room in the buffer has taken all bytes there were. `WouldBlock`
+            // reports that to the runtime, and so saves the next read, which would find nothing.
+            // Tokio's own reader does the same.
             let read = self.stream.try_io(Interest::READABLE, || {
                 let got = self.stream.try_read_buf(buffer)?;
                 drained = 0 < got && got < room;

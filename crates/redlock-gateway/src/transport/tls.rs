@@ -1,9 +1,9 @@
 //! HTTPS: the server's configuration from its files, and the subject of a client's certificate.
 //!
-//! When the files change, new connections get the new certificate; open ones keep theirs. An
-//! unusable certificate is not taken: the previous one stays, and the log says why. Clients may
-//! show a certificate of their own where `--tls-client-ca` is given; one that does not verify ends
-//! the handshake.
+//! When the files change, new connections get the new certificate; open ones keep theirs. If the
+//! new files cannot be used, the previous certificate stays, and the log has the reason. With
+//! `--tls-client-ca`, a client may show a certificate of its own. If this certificate does not
+//! verify, the handshake fails.
 //!
 //! This module does not know connections.
 
@@ -83,7 +83,8 @@ pub(crate) struct ClientCertificate {
     pub(crate) ends: SystemTime,
 }
 
-/// The client's certificate; `None` without one, or if it has no subject.
+/// The client's certificate. `None` if the client has shown no certificate, or one without a
+/// subject.
 pub(crate) fn client_certificate<S>(
     stream: &TlsStream<S>,
 ) -> io::Result<Option<ClientCertificate>> {
@@ -145,7 +146,8 @@ fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig,
             }
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider.clone());
-            // A client without a certificate may have a key instead.
+            // A client without a certificate is let in to the handshake: it may have an API key
+            // instead.
             verifier.allow_unauthenticated().build().map_err(|error| unusable(&error))?
         }
         _ => WebPkiClientVerifier::no_client_auth(),
@@ -169,7 +171,8 @@ fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig,
         })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     if files.client_ca.is_some() {
-        // A resumed session would not check the client's certificate again.
+        // Sessions cannot be resumed, because a resumed session would not check the client's
+        // certificate again.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
     }

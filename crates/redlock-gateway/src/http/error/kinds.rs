@@ -49,7 +49,8 @@ kinds! {
 }
 
 impl ProblemKind {
-    /// The section of the operators' documentation, for errors that an operator can mend.
+    /// The section of the operators' documentation about this error, if an operator can mend the
+    /// cause.
     pub(super) fn runbook(self) -> Option<&'static str> {
         match self.1 {
             "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
@@ -62,7 +63,7 @@ impl ProblemKind {
     }
 }
 
-/// For a client that is gone: nobody receives it.
+/// The error for a client that has gone away. Nobody receives it, but log and metrics show it.
 pub(crate) const ABANDONED: ProblemKind =
     ProblemKind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
 

@@ -13,12 +13,12 @@ use super::super::error::{
 };
 use crate::config::show;
 
-/// Limit on a body, in bytes. Legal bodies are far smaller: a label and 1 KiB of metadata, at worst
-/// all escaped.
+/// Limit on a body, in bytes. Legal bodies are far smaller. The largest has a label and 1 KiB of
+/// metadata, with every character escaped.
 const MAX_BODY: usize = 16 * 1024;
 /// Time limit for a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Limit on the bytes read of a body that is too large, so that its sender sees the answer.
+/// How many more bytes are read of a body that is too large, so that its sender sees the answer.
 const MAX_REST: usize = 1024 * 1024;
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -41,7 +41,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
             }
             Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
             Ok(Ok(None)) => {
-                // Boxed: otherwise the future of every request would have room for this one.
+                // Boxed, because an unboxed future would make the future of every request larger.
                 let _ = tokio::time::timeout(REST_TIMEOUT, Box::pin(read_rest(body))).await;
                 return Err(BODY_TOO_LARGE
                     .because(format!("the request body is larger than {MAX_BODY} bytes")));
@@ -61,7 +61,8 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
             );
             return Err(UNSUPPORTED_MEDIA_TYPE.because(detail));
         }
-        // A derived `Deserialize` accepts an array for a struct, field by field.
+        // This check is needed because a derived `Deserialize` also accepts an array with the
+        // values of the fields.
         if !bytes.trim_ascii_start().starts_with(b"{") {
             return Err(
                 INVALID_BODY.because("the body is no JSON object, such as {\"ttl_ms\": 30000}")
@@ -73,8 +74,9 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-/// Collects the body. Returns `None` when the body is too large. Chunks are copied, because a chunk
-/// keeps its read buffer: 8 KB for every byte from a client that sends bytes one by one.
+/// Collects the body. Returns `None` when the body is too large. Chunks are copied, because each
+/// chunk keeps its whole read buffer in memory. If a client sends its body byte by byte, that would
+/// be 8 KB for each byte.
 async fn collected(body: &mut Body) -> Result<Option<Vec<u8>>, axum::Error> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -88,8 +90,9 @@ async fn collected(body: &mut Body) -> Result<Option<Vec<u8>>, axum::Error> {
     Ok(Some(bytes))
 }
 
-/// Reads on, up to a limit. A client that still sends when its connection closes gets a reset, and
-/// never sees the answer.
+/// Reads the rest of a body, up to [`MAX_REST`] bytes, and discards it. Without this, the
+/// connection would be closed while the client still sends. The client would get a reset and never
+/// see the answer.
 async fn read_rest(mut body: Body) {
     let mut left = MAX_REST;
     while let Some(Ok(frame)) = body.frame().await {

@@ -1,15 +1,18 @@
-//! Detects whether a client is the only one. A sole client need not be held back for others.
+//! Detects whether only one client sends requests. While there is only one, nothing must be kept
+//! free for others.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Notes each client's requests, by the address in memory of a value that is the client's own.
+/// Notes which client sent the last request. When the next request comes from another client, the
+/// clients count as several for two seconds. A client is identified by the memory address of a
+/// value that belongs to this client alone.
 #[derive(Debug)]
 pub struct ContentionTracker {
     began: Instant,
     /// The client of the last request, as an address in memory; 0 before the first.
     last_client: AtomicUsize,
-    /// When the contention ends, in milliseconds since `began`.
+    /// Until when the clients count as several, in milliseconds since `began`.
     contended_until: AtomicU64,
 }
 
@@ -24,8 +27,8 @@ impl Default for ContentionTracker {
 }
 
 impl ContentionTracker {
-    /// Milliseconds. A client that asks once a second still finds the resources that are kept for
-    /// it.
+    /// How long the clients count as several after the last change of clients, in milliseconds. So
+    /// for a client with one request a second, resources stay free between its requests.
     const MEMORY_MILLIS: u64 = 2_000;
 
     /// Notes a request of this client. Returns whether no other client has come for two seconds.
@@ -39,7 +42,8 @@ impl ContentionTracker {
         self.is_alone(client)
     }
 
-    /// Returns the same without noting the request. A probe must not hold back others.
+    /// Returns the same as [`Self::is_sole_client`], but does not note a request. A probe is
+    /// checked in this way, because it must not count as a second client.
     pub fn is_alone<T>(&self, client: &T) -> bool {
         let last = self.last_client.load(Ordering::Relaxed);
         (last == 0 || last == std::ptr::from_ref(client).addr())

@@ -2,10 +2,11 @@
 //!
 //! A runtime polls ready tasks in the order in which they became ready. Consider a client with 64
 //! connections that asks again as soon as it is answered. Every step of another client's request
-//! (in, to the masters, back, out) would come after 64 of its steps. So a client that is not alone,
-//! and asks for more than a burst, waits in a queue of its own. The queues are served in turn, a
-//! few requests between two passes over all ready tasks. A client within its burst never waits
-//! here. While the threads keep up, a queue is served as fast as it fills.
+//! (in, to the masters, back, out) would come after 64 steps of the first client. So while there
+//! are several clients, the requests of a client that exceed a burst wait in a queue of that
+//! client. The queues are served in turn, a few requests between two passes over all ready tasks. A
+//! client within its burst never waits here. While the threads keep up, a queue is served as fast
+//! as it fills.
 //!
 //! ```text
 //!  request ─► within its client's burst? ─ yes ──────────────────────► served
@@ -27,12 +28,12 @@ use tokio::sync::oneshot;
 
 use super::contention::ContentionTracker;
 
-/// Requests of a client within a window that need not queue, for each thread: 7,800 a second. A
-/// thread answers two to six times as many.
+/// How many requests of a client need not queue in a window, for each thread. That is 7,800
+/// requests a second; a thread answers two to six times as many.
 const BURST: u64 = 4;
 /// Length of a window, in microseconds.
 const WINDOW: u64 = 512;
-/// Requests that are served between two passes, for each thread.
+/// How many queued requests are served between two passes over all ready tasks, for each thread.
 const BATCH: usize = 4;
 
 /// The queues of all clients.
@@ -48,7 +49,8 @@ pub struct FairQueue {
 /// The queue of one client.
 #[derive(Debug, Default)]
 pub struct ClientQueue {
-    /// The number of the client's last window; in the lower byte, its requests in that window.
+    /// In the lowest byte, how many requests of the client passed without queueing in its last
+    /// window. In the bits above it, the number of that window.
     window_and_count: AtomicU64,
     waiting: Mutex<VecDeque<oneshot::Sender<()>>>,
 }
@@ -63,7 +65,8 @@ impl FairQueue {
         })
     }
 
-    /// Waits for the turn of the client that owns `queue`. A probe holds nobody back.
+    /// Waits for the turn of the client that owns `queue`. A probe does not count as a second
+    /// client, so it makes no sole client wait.
     pub async fn take(self: &Arc<Self>, queue: &Arc<ClientQueue>, is_probe: bool) {
         let is_alone = if is_probe {
             self.contention.is_alone(&**queue)
@@ -96,7 +99,8 @@ impl FairQueue {
 
     /// Serves the queues until all are empty.
     async fn serve_all(self: Arc<Self>) {
-        // Also before the first batch: a spawned or woken task is polled before the ready ones.
+        // A pass comes before the first batch too. The runtime polls a task that was just spawned
+        // or woken before the tasks that have been ready for longer.
         loop {
             pass().await;
             if !self.serve_batch() {

@@ -1,12 +1,12 @@
 //! Estimates how much of the masters' memory a client uses through this gateway.
 //!
-//! The estimate bounds nothing by itself: the caller passes the limit, if there is one. It does not
-//! include other gateways' locks, and starts at zero after a restart.
+//! The estimate alone limits nothing: the caller passes the limit, if there is one. The estimate
+//! does not include locks that other gateways granted, and it starts at zero after a restart.
 //!
 //! Locks are counted in groups that end at about the same time. So a client costs a few kilobytes
-//! here, however many locks it has. A release or an extension does not say when its lock would have
-//! ended, so it takes one lock off the group that ends first. The number of locks stays right. A
-//! lock that nobody released may count for one TTL longer.
+//! here, however many locks it has. At a release or an extension, the ledger does not know when
+//! that lock would have ended. It removes one lock from the group that ends first. So the number of
+//! locks stays right, but a lock that nobody released may count for up to one TTL too long.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many recently counted names are remembered, so that the watermark of a name is not counted
-/// twice. A name's slot follows from its hash, and a newer name replaces it.
+/// twice. The hash of a name gives its place, and a newer name with the same place replaces it.
 const RECENT: usize = 256;
 /// When a refused client may try again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -25,13 +25,15 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// overhead.
 ///
 /// The figures are the growth of `used_memory` on redis-server 7.0.15, with the prefix `lock:`. A
-/// name of 6 bytes takes 336 to 399 bytes, depending on when the tables grow. A name of 20 takes
-/// 377 bytes, one of 235 takes 803. A name of 6 with 900 bytes of metadata takes 1,298.
+/// lock with a name of 6 bytes takes 336 to 399 bytes, depending on when Redis enlarges its tables.
+/// With a name of 20 bytes it takes 377 bytes, and with 235 bytes 803. With a name of 6 bytes and
+/// 900 bytes of metadata it takes 1,298.
 fn lock_bytes(name: &str, info: usize) -> u64 {
     (360 + 2 * name.len() + info) as u64
 }
 
-/// Bytes of the token watermark alone. Measured likewise: 161 with names of 20 bytes, 420 with 236.
+/// Bytes of the token watermark alone. The same measurement gave 161 bytes with names of 20 bytes,
+/// and 420 bytes with names of 236 bytes.
 fn watermark_bytes(name: &str) -> u64 {
     (185 + name.len()) as u64
 }
@@ -153,21 +155,22 @@ impl QuotaLedger {
         Ok((slot, bytes as Change))
     }
 
-    /// Moves the reserved bytes to a lock that was granted until `until`.
+    /// Moves the reserved bytes from the latest possible end of the lock to its real end, `until`.
     pub(super) fn record_grant(&self, slot: QuotaSlot, until: Instant, terms: &Terms) {
         let mut table = self.table();
         table.locks.remove(slot.group_end, slot.bytes);
         table.add(|table| &mut table.locks, slot.bytes, until + terms.watermark_life);
     }
 
-    /// Moves the bytes of one lock to an expiry of `until`.
+    /// Moves the bytes of one lock to its new end, `until`.
     pub(super) fn record_extension(&self, name: &str, until: Instant, terms: &Terms) {
         let mut table = self.table();
         let bytes = table.locks.take_earliest().unwrap_or_else(|| lock_bytes(name, 0));
         table.add(|table| &mut table.locks, bytes, until + terms.watermark_life);
     }
 
-    /// Replaces a lock by its token watermark, which stays for a while.
+    /// Replaces the bytes of a lock by those of its token watermark, which stays on the masters for
+    /// a while.
     pub(super) fn record_release(&self, name: &str, terms: &Terms) -> Change {
         let mut table = self.table();
         let freed = table.locks.take_earliest().unwrap_or_default() as Change;
@@ -260,7 +263,7 @@ impl Table {
         bytes as Change
     }
 
-    /// Returns whether the name was there already.
+    /// Remembers the hash of a name. Returns whether it was remembered already.
     fn remember(&mut self, name: u64) -> bool {
         if self.recent.is_empty() {
             self.recent = vec![0; RECENT];
@@ -270,8 +273,8 @@ impl Table {
 }
 
 impl ExpiringBytes {
-    /// Adds bytes, and returns the expiry of their group. It is at most an eighth of the remaining
-    /// time, or a second, after `end`.
+    /// Adds bytes, and returns the expiry of their group. The group expires at `end` or later: by
+    /// an eighth of the remaining time at most, or by about a second if that is more.
     ///
     /// Expiries are multiples of a power of two. So a lifetime of a day has at most 120 groups, one
     /// of five minutes 60.
@@ -285,7 +288,8 @@ impl ExpiringBytes {
         end
     }
 
-    /// Removes one entry from its group, unless the group has expired or releases have used it up.
+    /// Removes one entry from its group. Does nothing if the group has expired, or if releases have
+    /// already removed all of its entries.
     fn remove(&mut self, end: u64, bytes: u64) {
         let Some(group) = self.groups.get_mut(&end) else { return };
         let bytes = if group.count == 1 { group.bytes } else { bytes.min(group.bytes) };

@@ -1,4 +1,5 @@
-//! The subject of a client's certificate, as a text to compare with.
+//! The subject of a client's certificate, as a text that can be compared with the one in the keys
+//! file.
 
 use std::fmt::Write as _;
 
@@ -6,7 +7,8 @@ use x509_cert::Certificate;
 use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::der::{Encode, Error, Tag, Tagged};
 
-/// Fixed here, because permissions refer to this text and no library update may change it.
+/// The names of attributes in the text. The list is fixed here, because permissions refer to the
+/// text, and no update of a library may change it.
 const NAMES: [(&str, &str); 11] = [
     ("2.5.4.3", "CN"),
     ("2.5.4.7", "L"),
@@ -24,12 +26,13 @@ const NAMES: [(&str, &str); 11] = [
 /// The subject in the notation of RFC 4514, but in the order of the certificate:
 /// `C=DE,O=Example,CN=ci` for `openssl req -subj /C=DE/O=Example/CN=ci`.
 ///
-/// An attribute without a name above is written as its number, with `#` and the value's encoding in
-/// hexadecimal. So is the value of an attribute that is no text. Attributes of one RDN are joined
-/// by `+`. In values a backslash precedes `"`, `+`, `,`, `;`, `<`, `>`, `\`, a `#` in front, and a
-/// space at either end. A control character is written as a backslash and two hexadecimal digits.
+/// An attribute that has no name in [`NAMES`] is written as its number, and its value as `#` and
+/// the DER encoding in hexadecimal. A value that is no text is written in the same way, behind the
+/// name of its attribute. Attributes of one RDN are joined by `+`. In values a backslash precedes
+/// `"`, `+`, `,`, `;`, `<`, `>`, `\`, a `#` in front, and a space at either end. A control
+/// character is written as a backslash and two hexadecimal digits.
 ///
-/// `None` when the subject is empty, as it may be when all names are alternative ones.
+/// `None` when the subject is empty. A certificate may have only alternative names.
 pub(super) fn subject(certificate: &Certificate) -> Result<Option<String>, Error> {
     let mut text = String::new();
     for rdn in certificate.tbs_certificate().subject().iter_rdn() {
