@@ -26,6 +26,7 @@
 //! | `worker_pool` | workers on threads: run, count, stop |
 //! | `client` | the HTTP client of the load |
 //! | `load` | connections that acquire and release, their counts, and locks held meanwhile |
+//! | `pictures` | pictures and a table of finished runs |
 //! | `report` | results: rows of figures, and when they are worthless |
 //! | `contended` | one lock, waiting beside polling |
 //! | `waiters` | ten thousand waiting requests: their memory, and their effect on others |
@@ -38,6 +39,7 @@ mod load;
 mod masters;
 mod naive;
 mod network;
+mod pictures;
 mod report;
 mod servers;
 mod stage;
@@ -59,6 +61,7 @@ Examples:
   cargo build --release -p redlock-gateway && cargo run --release -p redlock-bench
   cargo run --release -p redlock-bench -- --quick
   cargo run --release -p redlock-bench -- --workload uncontended,stopped --only fred-fenced,gateway --json run.json
+  cargo run --release -p redlock-bench -- draw run.json
 
 Run it on an idle machine; it reports when other programs disturbed it. It exits with 1 after wrong
 answers: anything but 201 to an acquire and 204 to a release, overlapping grants, lost waiters.";
@@ -95,6 +98,8 @@ enum Role {
         #[arg(long)]
         master: Vec<SocketAddr>,
     },
+    /// Draw pictures of finished runs, and print a table
+    Draw(pictures::Options),
     /// Run as the network
     #[command(hide = true)]
     Network(network::Options),
@@ -105,6 +110,7 @@ fn main() -> ExitCode {
     let result = match role {
         Some(Role::Naive { design, listen, master }) => naive::serve(design, listen, &master),
         Some(Role::Network(options)) => network::serve(&options),
+        Some(Role::Draw(options)) => pictures::draw(&options),
         None => until_interrupted(suite::measure(&suite)),
     };
     match result {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use procfs::{CpuInfo, Current as _};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Rounds of one row that differ by more than this share of their median had unequal conditions.
 const MAX_SPREAD: f64 = 0.15;
@@ -23,7 +23,7 @@ pub(crate) const LOAD_BUSY: &str = "load busy";
 const NOTHING: &str = "–";
 
 /// The unit of a figure.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Unit {
     /// Per second. The rounds of a fair measurement agree on it.
@@ -48,7 +48,7 @@ impl Unit {
     }
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Figure {
     pub(crate) name: String,
     pub(crate) unit: Unit,
@@ -60,7 +60,8 @@ pub(crate) struct Figure {
 }
 
 /// One contender under one workload.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) figures: Vec<Figure>,
@@ -70,7 +71,8 @@ pub(crate) struct Row {
 }
 
 /// One workload.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) description: String,
@@ -81,7 +83,8 @@ pub(crate) struct Table {
 }
 
 /// The results of one run of this program.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Run {
     /// When the run began, RFC 3339.
     pub(crate) date: String,
