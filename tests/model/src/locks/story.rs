@@ -8,8 +8,8 @@ use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Node, Owner, Token, Vote};
 
 impl Locks {
-    /// A path, step by step. The nodes of a state are sorted; the story gives each node one name
-    /// throughout.
+    /// Narrates a path step by step. The nodes of a state are sorted, so a node changes its
+    /// position. The story gives each node one name from beginning to end.
     pub(super) fn story(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
         let mut story = path.first().map(|(state, _)| begin(state)).unwrap_or_default();
@@ -211,7 +211,7 @@ impl Locks {
     }
 }
 
-/// Proposals that have begun in the first state, in which nothing else has happened yet.
+/// The proposals that have begun in the first state. No other event has happened yet.
 fn begin(s: &State) -> Vec<String> {
     let begun = s.proposals.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
     begun.map(|(i, t)| start(s, i, t.phase)).collect()
@@ -224,7 +224,7 @@ fn start(s: &State, i: usize, phase: Phase) -> String {
     format!("{} with {} {again}{then}", name(owner(i)), token(s.proposals[i].token))
 }
 
-/// The number of the extension.
+/// Names an extension by its number.
 fn nth(renewal: u8) -> String {
     format!(" (extension {})", renewal + 1)
 }
