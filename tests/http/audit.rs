@@ -200,7 +200,7 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
 
 #[tokio::test]
 async fn a_hung_disk_delays_no_request() {
-    // Nobody reads this pipe. It takes a limited number of lines and then blocks.
+    // Nobody reads this pipe. It takes a limited number of lines, and then no more.
     let pipe = Scratch::new("pipe", "");
     std::fs::remove_file(pipe.path()).unwrap();
     let made =

@@ -1,5 +1,6 @@
-//! Requests from pages of other sites, and through names of others that resolve to this machine. A
-//! browser adds credentials to requests by itself. They must give such pages no access.
+//! Requests from pages of other sites, and through foreign names that resolve to this machine. A
+//! browser adds credentials to such requests by itself. These credentials must give the pages no
+//! access.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;

@@ -1,6 +1,6 @@
 //! Waiting at several gateways over the same masters. A release at one gateway reaches a waiter at
-//! another: soon by a hint, and by a poll without a hint. When many clients compete, each of them
-//! gets its turn, and no two of them hold the lock at once.
+//! another one: soon if a hint arrives, and otherwise at the next poll. When many clients compete,
+//! each of them gets its turn, and no two of them hold the lock at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

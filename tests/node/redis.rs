@@ -1,5 +1,5 @@
 //! Behaviour that only a real redis-server can show: lost connections, restarts, credentials, and
-//! servers that cannot be used as nodes.
+//! nodes that are not eligible to vote.
 
 use std::sync::Arc;
 use std::time::Duration;

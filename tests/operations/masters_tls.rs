@@ -111,8 +111,8 @@ async fn a_master_gets_the_client_certificate_now_in_the_file() {
     check(&good, &["marker ours", "1 of 1"]).await;
     check(&other, &["UNREACHABLE"]).await;
 
-    // Only the files change, and then the connection breaks. The new connection must use the new
-    // certificate, because the master refuses the old one.
+    // Only the files change. They now have a certificate that the master refuses. As soon as the
+    // connection breaks, the previous certificate no longer helps.
     copy(&other.cert, &live.cert);
     copy(&other.key, &live.key);
     // Connections that are open stay open.

@@ -19,8 +19,8 @@ impl Samples {
         Self::parse(answer.text())
     }
 
-    /// Parses the part of the exposition format that the gateway uses. No label value may contain a
-    /// quote, a comma, or a brace followed by an equals sign.
+    /// Parses the part of the exposition format that the gateway uses. This relies on label values
+    /// without quotes.
     fn parse(text: String) -> Self {
         let mut values = BTreeMap::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {

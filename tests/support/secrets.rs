@@ -76,8 +76,8 @@ impl Secrets {
             "idempotency-key" if text.len() >= 16 && text.bytes().all(is_plain) => {
                 self.other("an idempotency key", text)
             }
-            // If the text is an API key, only its secret part is a secret. Otherwise it is the
-            // whole text. A shorter text is no secret: it may be a word in any line.
+            // Of an API key, only the secret part is collected. Of any other text, the last word
+            // is. A shorter text is no secret: it may be a word in any line.
             "authorization" => {
                 let shown = text.rsplit([' ', '.']).next().unwrap_or_default();
                 if shown.len() >= 10 {

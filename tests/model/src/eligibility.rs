@@ -61,7 +61,7 @@ pub use self::state::State;
 use self::state::{Change, Gateway, Site, Stored};
 use crate::explore::Narrated;
 
-/// No two locks are held at once.
+/// At no time are two locks held.
 pub const ONE_HOLDER: &str = "one holder";
 /// No node votes for a gateway while a lock may still live that the node granted and lost.
 pub const NO_VOTE_AFTER_LOSS: &str = "no vote of a node that has lost a lock";

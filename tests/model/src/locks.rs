@@ -103,10 +103,10 @@ impl Locks {
                     && lock.owner == owner(i)
                     && lock.token <= s.proposals[i].token
             };
-            // The undo spares an extended lock, because an extension means that another request has
-            // confirmed the grant. The second exception is a node that got the lock by catching up:
-            // a majority of the others stored the grant after the undo had passed this node, and
-            // their undos were still on their way.
+            // There are two exceptions. The undo spares an extended lock, because an extension
+            // means that another request has confirmed the grant. A node may also have got the lock
+            // by catching up: a majority of the others stored the grant after the undo had passed
+            // this node, and their undos were still on their way.
             let given_back = |i: usize| site.caught_up_with(&s.asked(i));
             let undone = |i: usize| {
                 site.undos[i] == Release::Arrived

@@ -97,8 +97,8 @@ rules! {
     plain_fence_stays
     /// An undo sets the watermark back only if its own proposal has set it.
     only_own_fence_goes
-    /// When an undo sets back to a watermark with the mark of an extension, it restores the mark
-    /// too.
+    /// If the earlier watermark had the mark of an extension, an undo restores that mark together
+    /// with the T.
     fence_before_is_restored
     /// A release may find that a watermark at its T or above stands already. It then makes that
     /// watermark permanent, so that no undo sets it back.
@@ -113,8 +113,8 @@ rules! {
     /// A release may rely on a watermark that stands already. It then prolongs that watermark to
     /// the life of a new one.
     release_prolongs_fence
-    /// Recovery reads the other nodes only when no node accepts a token any more that the lost node
-    /// may have stored.
+    /// Recovery reads the other nodes only when no node accepts a token any more that the
+    /// recovering node may have stored before its loss.
     adoption_waits_for_clocks
     /// Recovery reads the other nodes only when every round that was open at the loss has stopped
     /// counting answers.
@@ -132,8 +132,8 @@ rules! {
     adoption_blocks_longest
     /// A later recovery treats a blocker that it reads (a record of nobody) like a grant.
     adoption_remembers_blockers
-    /// If a release arrives at the recovering node that may be for a grant, recovery does not set
-    /// that grant again.
+    /// If a release that may be for a grant has arrived at the recovering node, recovery does not
+    /// set that grant again.
     adoption_minds_releases
     /// After its admission a node catches up with every lock that a majority of the others stores.
     /// The next node is stopped only afterwards.

@@ -18,7 +18,7 @@
 //!    time is not lost.
 //! 7. *Order*: of two waiters for a lock in one process, the one that came first gets the smaller
 //!    T.
-//! 8. *Answered*: a waiter gets its answer no later than its patience ends. At the end no process
+//! 8. *Answered*: a waiter gets its answer when its patience ends, or sooner. At the end no process
 //!    counts waiters.
 //! 9. *Promised*: an answer is not undone by another request for the same owner.
 //! 10. *Idle*: without faults, a lock for which clients wait is not free for longer than a poll

@@ -253,7 +253,7 @@ impl Connection {
         }
     }
 
-    /// Whether the connection has ended, for either reason and on either side.
+    /// Whether the connection has ended, on the gateway's or on the master's side.
     pub fn has_ended(&self) -> bool {
         self.link().ended.is_some()
     }

@@ -1,6 +1,6 @@
 //! The floor: what five masters cost at least, however a gateway is written. It is a hand-written
-//! Redis client for SET NX PX and compare-and-delete only. One task owns it, with one connection
-//! for each master.
+//! Redis client for SET NX PX and compare-and-delete only. It has one connection for each master,
+//! and one task owns each connection.
 //!
 //! A request puts its command into the buffer of every node. A node's task writes its whole buffer
 //! at once and reads the replies in order. The number of calls in flight has no limit. A round has

@@ -4,9 +4,9 @@
 //! Reading one node is one step, and the admission is another. Any event may happen between the
 //! steps. Before the first reading, three times `max_clock_skew` pass: twice for the distance of a
 //! token from a node's clock, once for the distance between two gateways' clocks. Then two
-//! conditions hold. No node accepts a token that the lost node may have stored. No round that was
-//! open at the loss counts another answer, though its messages may still arrive. For acquires the
-//! first condition implies the second. Extensions need the second, because their T may have any
+//! conditions hold. No node accepts a token that the recovering node may have stored. No round that
+//! was open at the loss counts another answer, though its messages may still arrive. For acquires
+//! the first condition implies the second. Extensions need the second, because their T may have any
 //! age.
 //!
 //! A grant that was read on a minority only keeps others out: the node stores a record of nobody.
@@ -76,8 +76,8 @@ impl Locks {
         under_way.or_else(|| s.sites.iter().position(|site| site.suspicion.is_some()))
     }
 
-    /// How many other nodes must be read, so that each grant that may have counted the lost node's
-    /// vote is on one of them.
+    /// How many other nodes must be read, so that each grant that may have counted the recovering
+    /// node's lost vote is on one of them.
     fn readers(&self) -> usize {
         NODES - self.quorum.size() + usize::from(self.rules.adoption_needs_enough)
     }

@@ -10,7 +10,7 @@ use crate::history::{History, Moment};
 pub enum Demand {
     /// Two owners held one lock at the same time.
     Exclusion,
-    /// A grant's token was not larger than an earlier one.
+    /// A grant's token was not larger than that of an earlier grant.
     Fencing,
     /// A register took a stale write, or refused a write of the rightful holder.
     Register,
