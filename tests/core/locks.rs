@@ -121,7 +121,7 @@ async fn whole_life_on(size: usize) {
     .await;
     assert!(
         since.elapsed() > Duration::from_millis(295),
-        "granted to another after {:?}",
+        "granted to another owner after {:?}",
         since.elapsed()
     );
     assert_eq!(
@@ -161,7 +161,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     let Err(LockError::Held(HeldBy { info, fencing, expires_in, .. })) =
         acquire(&locks, &lock, LONG).await
     else {
-        panic!("granted beside another client")
+        panic!("granted beside another client's lock")
     };
     assert_eq!((info, fencing), (Vec::new(), None));
     assert!(expires_in.unwrap() > Duration::from_secs(45));

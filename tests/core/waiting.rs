@@ -143,8 +143,8 @@ async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
 #[tokio::test]
 async fn a_handoff_within_the_process_is_one_call_to_every_node() {
     const ROUNDS: usize = 20;
-    /// No poll has caused a handoff that was faster than this: a waiter that was refused polls only
-    /// after 500 ms.
+    /// A waiter that is granted the lock within this time has not polled yet: after the refusal of
+    /// its first attempt it polls only after 500 ms.
     const BEFORE_THE_POLL: Duration = Duration::from_millis(400);
     let servers = masters(5);
     let lock = name("job");
@@ -185,7 +185,7 @@ async fn a_handoff_within_the_process_is_one_call_to_every_node() {
             assert_eq!(
                 carried(&recorder, 2).await,
                 vec![vec![2]; 5],
-                "release and acquire in one call"
+                "a handoff is one call with a release and an acquire"
             );
             assert_eq!(*recorder.hand_overs.lock().unwrap(), [HandoffRoute::Local]);
         }

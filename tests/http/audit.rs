@@ -223,7 +223,7 @@ async fn a_hung_disk_delays_no_request() {
     let log = gateway.stdout();
     let mut lost = log.lines().filter(|line| line.contains("a line could not be written"));
     let last = "n-299";
-    assert!(lost.any(|line| line.contains(last)), "the log has the records that found no disk");
+    assert!(lost.any(|line| line.contains(last)), "the log has the records that no disk took");
 }
 
 fn audit_lines(log: &Scratch) -> Vec<Value> {

@@ -55,7 +55,7 @@ async fn bad_lock_names_are_refused_with_the_reason() {
         ),
         ("a percent sign", "/locks/100%25", 400, "invalid_name", ["'%' at byte 3", allowed]),
         (
-            "a percent sign of its own",
+            "a percent sign that encodes nothing",
             "/locks/100%",
             400,
             "invalid_name",
@@ -436,7 +436,7 @@ async fn bad_query_parameters_of_a_listing_are_named() {
         ("a parameter twice", get("limit=5&limit=6"), 400, "invalid_parameter", &["limit"]),
         // If the gateway ignored this field, the client would get the default TTL without noticing.
         (
-            "a ttl beside the path",
+            "a TTL in the query",
             gateway.call(Method::POST, "/locks/job?ttl_ms=5"),
             400,
             "invalid_parameter",
@@ -454,7 +454,7 @@ async fn unknown_paths_and_methods_get_the_existing_ones() {
     };
     assert_all_bad(vec![
         ("another path", call("POST", "/lock/job"), 404, "not_found", &["/openapi.json"]),
-        ("an asset that is none", call("GET", "/docs/secret.txt"), 404, "not_found", &["/docs"]),
+        ("a file that is no asset", call("GET", "/docs/secret.txt"), 404, "not_found", &["/docs"]),
     ])
     .await;
     for (method, path, allowed) in [

@@ -195,7 +195,7 @@ async fn slashes_and_documentation_work_behind_nginx() {
         assert_eq!(
             document.json()["servers"][0]["url"],
             ".",
-            "relative to the document, wherever that is"
+            "the server's URL is relative to the document"
         );
     }
 }

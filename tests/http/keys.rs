@@ -228,7 +228,7 @@ async fn a_key_file_open_to_others_causes_a_warning() {
     gateway.signal(Signal::HUP);
     eventually("the log has the line", async || (warnings() == 1).then_some(())).await;
     let other = with_keys(&file).start().await;
-    assert!(other.stdout().contains("its mode is 0644"), "at the start too");
+    assert!(other.stdout().contains("its mode is 0644"), "the start warns of the mode, too");
 
     // If the program's output goes to a file, that file contains the key. So the mode of the file
     // matters.

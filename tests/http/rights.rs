@@ -121,7 +121,7 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
     }
     let refused =
         worker.call(&gateway, Method::POST, "/locks/held").send().await.problem(409, "lock_held");
-    assert_eq!(refused["holder"], "somebody", "the contract of acquiring");
+    assert_eq!(refused["holder"], "somebody", "a refused acquire names the holder");
     assert_eq!(holder.delete(&gateway, "held", &lease.token).await.status, 204);
 }
 
@@ -205,7 +205,7 @@ async fn a_key_beyond_its_rate_sees_only_the_public_readyz() {
     assert_eq!(
         (bare.status, bare.json()),
         (200, json!({ "status": "ready" })),
-        "a probe is not sent away"
+        "a probe is not refused because of its rate"
     );
 }
 

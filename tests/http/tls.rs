@@ -71,7 +71,7 @@ async fn locks_are_served_over_https_to_trusting_clients() {
     let mut open = Client::trusting(&ours).open(gateway.address()).await.unwrap();
     let (status, _) = open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap();
     assert_eq!(status, 201);
-    assert_eq!(open.get("/locks/job").await, Ok(200), "on the same connection");
+    assert_eq!(open.get("/locks/job").await, Ok(200), "the same connection serves another request");
     let refused = Client::trusting(&theirs).get(gateway.address(), "/livez").await.unwrap_err();
     assert!(refused.contains("certificate"), "{refused}");
 

@@ -110,7 +110,7 @@ async fn a_second_loss_during_quarantine_restarts_the_count() {
     let voted = first_vote(remote.as_ref()).await;
     assert!(
         voted - lost >= cluster.quarantine(),
-        "a vote {:?} after the second loss",
+        "the master voted {:?} after the second loss",
         voted - lost
     );
 }
@@ -142,7 +142,7 @@ fn a_count_from_before_a_loss_admits_nobody_after_it() {
         for voted in [votes.0, votes.1] {
             assert!(
                 voted - lost >= cluster.quarantine(),
-                "a vote {:?} after the loss",
+                "the master voted {:?} after the loss",
                 voted - lost
             );
         }

@@ -40,7 +40,7 @@ async fn a_repeated_request_voids_no_answer(rules: SafetyRules, kind: Kind) -> R
     let t = now();
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     let again = subject.ask(lock.acquire(1 | AGAIN, t + 1, LONG_MS)).await;
-    let what = format!("the repeated one was answered {again:?}, and the extension of the first");
+    let what = format!("the repetition was answered {again:?}, and the first grant's extension");
     demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, &what)
 }
 
@@ -74,7 +74,7 @@ async fn the_undo_of_a_proposal_deletes_no_other_grant(
     let _ = subject.ask(lock.undo(1 | AGAIN, t)).await;
     demand_extended(
         subject.ask(lock.extend(1, t, LONG_MS)).await,
-        "an extension after the undo of the other",
+        "an extension after the other request's undo",
     )
 }
 
@@ -132,7 +132,7 @@ async fn one_bad_clock_does_not_lock_everybody_out(
     demand(
         subject.ask(lock.acquire(2, t, LONG_MS)).await,
         Vote::Granted,
-        "a good clock after the bad one",
+        "an acquire with a right clock after the wrong one",
     )
 }
 
@@ -144,7 +144,7 @@ async fn a_slow_clock_gets_no_token(rules: SafetyRules, kind: Kind) -> Result<()
     let t = now();
     match subject.ask(lock.acquire(1, t - HOUR, LONG_MS)).await {
         Vote::Failed(_) => Ok(()),
-        vote => Err(format!("a T of an hour ago: {vote:?}")),
+        vote => Err(format!("an acquire with a T from an hour ago: {vote:?}")),
     }
 }
 

@@ -169,7 +169,7 @@ async fn a_total_loss_is_reported_until_the_quarantine_ends() {
     })
     .await;
     let back = lost.elapsed();
-    assert!(back >= QUARANTINE, "a lock {back:?} after the loss of all data");
+    assert!(back >= QUARANTINE, "a lock was granted {back:?} after the loss of all data");
     assert!(back <= QUARANTINE + SOON, "no lock until {back:?} after the loss of all data");
     gateway.all_nodes_admitted().await;
     let samples = Samples::of(&gateway).await;
@@ -428,7 +428,7 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     let before = refusals().await;
     let lease = gateway.acquire("job").await;
     eventually("the master refuses", async || (refusals().await > before).then_some(())).await;
-    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1], "the others carry on");
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1], "the other masters still grant");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     servers[0].kill();
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");

@@ -75,7 +75,7 @@ async fn holds(
     let stated = stated(launch, flag).await;
     let each = grown / 1e3 / count as f64;
     println!(
-        "{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB",
+        "{count} {what}: {each:.1} kB each, {:.0} MB; estimated as {:.0} MB",
         grown / 1e6,
         stated / 1e6
     );

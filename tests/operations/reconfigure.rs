@@ -453,7 +453,7 @@ async fn a_stated_old_max_ttl_never_shortens_the_wait() {
     }
     let both = reconfigure(&["--yes", "--no-old-nodes", "--old-max-ttl", "1s"]).await;
     assert_refused(
-        "there were none, and they had locks",
+        "no old nodes, but a TTL of old locks",
         &both,
         &["--no-old-nodes", "--old-max-ttl"],
     );

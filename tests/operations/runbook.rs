@@ -233,7 +233,7 @@ async fn one_run_changes_nodes_and_max_ttl_and_stops_old_gateways() {
         format!("{}: joins; it has no marker yet\n", name(d)),
     ];
     let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
-    assert!(took >= Duration::from_millis(5_100), "by the longer of the two max_ttl: {took:?}");
+    assert!(took >= Duration::from_millis(5_100), "the longer of the two max_ttl counts: {took:?}");
     // One of the old masters was lost for ever.
     old.post("other", json!({})).await.problem(503, "quorum_unavailable");
     let urls = [a.url(), b.url(), d.url()];
@@ -330,7 +330,7 @@ async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     gateway.acquire("job").await;
     servers[2].restart();
     until_state(&gateway, &servers[2], "admitted", 1).await;
-    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "it has caught up");
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "the master has caught up");
     // The third master does not store the lock, as if it had been too slow.
     servers[2].cmd(&["DEL", "lock:job", "{lock:job}:fence"]);
     servers[0].kill();

@@ -140,12 +140,12 @@ impl ClusterSettings {
         let wait = self.quarantine();
         assert!(
             waited >= wait,
-            "{}: a vote {waited:?} after a loss, quarantine {wait:?}",
+            "{}: voted {waited:?} after a loss, before the {wait:?} of a quarantine",
             node.name()
         );
         assert!(
             waited <= wait + SOON,
-            "{}: no vote until {waited:?} after a loss, quarantine {wait:?}",
+            "{}: voted only {waited:?} after a loss, with a quarantine of {wait:?}",
             node.name()
         );
         assert!(seen.detail.contains(why) && seen.remedy.is_some(), "{why:?} is not in {seen:?}");

@@ -67,7 +67,7 @@ public class Example {
       expect("application/problem+json", refusal.getResponseHeaders().firstValue("content-type").orElse(""));
       return client.getObjectMapper().readValue(refusal.getResponseBody(), Problem.class);
     }
-    throw new AssertionError("this was to be refused with " + status);
+    throw new AssertionError("this call should have been refused with " + status);
   }
 
   static void expect(Object wanted, Object found) {

@@ -13,13 +13,13 @@ const SHELL: &str = "A shell script with curl only";
 async fn runs_of_a_curl_script_exclude_each_other_and_release() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.file("report.sh", &place.block(SHELL, "sh", 0));
-    assert!(!place.block(SHELL, "sh", 0).contains("--json"), "curl has it since 7.82 only");
+    assert!(!place.block(SHELL, "sh", 0).contains("--json"), "curl before 7.82 has no --json");
     together(5, || place.command(&["dash", &script])).await;
     place.assert_one_at_a_time(5);
     place.assert_free("reports/nightly").await;
     place.file("code", "3");
     let (code, output) = run(place.command(&["dash", &script])).await;
-    assert_eq!(code, Some(3), "the work's own code: {output}");
+    assert_eq!(code, Some(3), "the exit code is the work's: {output}");
     place.assert_free("reports/nightly").await;
     // A signal arrives during the work. First the work ends, and then the lock is released.
     std::fs::remove_file(place.path("code")).unwrap();
@@ -38,7 +38,7 @@ async fn runs_of_a_curl_script_exclude_each_other_and_release() {
 async fn a_curl_script_distinguishes_a_held_lock_from_other_errors() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.block(SHELL, "sh", 0);
-    assert!(!script.contains("$answer."), "a predictable file name: {script}");
+    assert!(!script.contains("$answer."), "the script uses a predictable file name: {script}");
     let code =
         async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
     let _lease =

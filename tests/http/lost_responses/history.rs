@@ -180,7 +180,7 @@ fn the_checker_finds_a_denial_without_another_holder() {
     assert_eq!(
         judged(denial("b", Some("closed"), 4_000, 4_005)),
         0,
-        "the undo of a left client may be late"
+        "an undo may be a little late"
     );
-    assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "but not for ever");
+    assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "an undo may not be this late");
 }

@@ -200,7 +200,7 @@ impl<'a> Order<'a> {
                 self.seen.count("repeated: the same grant")
             }
             Some(_) => self.wrong(&format!("another grant: {lease:?}, replayed: {replayed}")),
-            None if replayed && !asked_before => self.wrong("replayed, and never asked before"),
+            None if replayed && !asked_before => self.wrong("replayed, but never asked before"),
             None => {
                 let how = match (asked_before, replayed) {
                     (false, _) => "first answer: granted to the first request",

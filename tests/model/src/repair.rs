@@ -368,7 +368,7 @@ impl Narrated for Repair {
                         on.join(", ")
                     };
                     let decision = match (next.lost, next.granted) {
-                        (true, _) => "refused: it is lost",
+                        (true, _) => "refused: the lock is lost",
                         (_, true) => "granted",
                         _ => "no majority",
                     };
@@ -377,9 +377,9 @@ impl Narrated for Repair {
                     let repaired = if before == after {
                         String::new()
                     } else {
-                        format!("; repaired, it stands on {after}")
+                        format!("; after the repair it stands on {after}")
                     };
-                    format!("A extends, the lock stands on {before}: {decision}{repaired}")
+                    format!("A extends the lock, which stands on {before}: {decision}{repaired}")
                 }
                 Action::Lose(at) => format!("{} loses all its data", node(at)),
                 Action::Outage(at) if self.held.catches_up() => {
@@ -390,7 +390,7 @@ impl Narrated for Repair {
                 }
                 Action::Return(at) if !state.granted => {
                     format!(
-                        "{} votes again, but the lock was not extended meanwhile: it is lost",
+                        "{} votes again; nobody extended the lock meanwhile, so it is lost",
                         node(at)
                     )
                 }
@@ -401,7 +401,7 @@ impl Narrated for Repair {
                         Some(_) => "with the lock",
                     };
                     let lost =
-                        if next.lost { ": no majority stores the lock, it is lost" } else { "" };
+                        if next.lost { ": no majority stores the lock, so it is lost" } else { "" };
                     format!("{} votes again, {stored}{lost}", node(at))
                 }
                 Action::Return(at) => format!("{} votes again", node(at)),

@@ -24,7 +24,7 @@ async fn refused<T>(
     let refusal = match answer {
         Err(Error::ErrorResponse(refusal)) => refusal,
         Err(other) => return Err(other.to_string().into()),
-        Ok(_) => return Err("this was to be refused".into()),
+        Ok(_) => return Err("this call should have been refused".into()),
     };
     let status = refusal.status().as_u16();
     let mut body = Vec::new();
