@@ -518,7 +518,7 @@ async fn a_lock_expires_by_itself(kind: Kind) {
         }
     })
     .await;
-    assert!(granted >= Duration::from_millis(25), "another owner granted after {granted:?} of 30 ms");
+    assert!(granted >= Duration::from_millis(25), "granted again after {granted:?} of 30 ms");
     assert_held(&subject.ask(lock.extend(1, t, LONG_MS)).await, &record(2, t + 1), LONG_MS);
 }
 

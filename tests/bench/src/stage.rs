@@ -229,8 +229,8 @@ impl Stage<'_> {
         tally.add_latencies_to(row);
         if spec.condition.is_far_away() {
             row.add("round trip ms", Unit::Millis, round_trip);
-            // If one master is late, the other four decide. Then the round trip to the late one is no
-            // bound for the latency.
+            // If one master is late, the other four decide. Then the round trip to the late one is
+            // no bound for the latency.
             if let (Some(p50), false) = (row.median(P50), self.workload.breaks_masters()) {
                 row.add("p50 ÷ round trip", Unit::Ratio, p50 / round_trip);
             }

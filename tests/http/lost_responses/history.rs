@@ -182,5 +182,5 @@ fn the_checker_finds_a_denial_without_another_holder() {
         0,
         "an undo may be a little late"
     );
-    assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "an undo may not be this late");
+    assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "an undo may not be so late");
 }

@@ -9,9 +9,9 @@ use crate::callgrind::Counts;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baseline.toml");
 const HEAD: &str = "\
-# What each path costs per time it is done: instructions, and requests for memory. Written by
+# The cost of one repetition of each path: instructions, and requests for memory. Written by
 #     cargo run --release -p redlock-instructions -- --bless
-# Other compilers, C libraries and processors count differently: then instructions are shown and not judged.
+# With another compiler, C library or processor the counts differ. Then instructions are shown, but not judged.
 ";
 
 /// How much a path may become worse before it counts as a regression. Two runs differ by less than

@@ -42,7 +42,7 @@ impl Eligibility {
                 let view = view(next, gateway, node);
                 let effect = match (&view.session, &view.put, &view.waits) {
                     (Some(_), ..) => "the node votes".into(),
-                    (_, Some((_, to)), _) => format!("its next step writes the marker {}", kind(to)),
+                    (_, Some((_, to)), _) => format!("it wants to write the marker {}", kind(to)),
                     (.., Some(waits)) => {
                         format!("the node is quarantined as {}, so it waits", kind(&waits.marker))
                     }
