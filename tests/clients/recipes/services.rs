@@ -19,7 +19,7 @@ async fn receiver(place: &Place, program: &str) -> (Child, u16) {
     (child, port)
 }
 
-/// Sends a delivery and prints the status of the answer.
+/// A command that sends a delivery and prints the status of the answer.
 fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
     let id = format!("X-Delivery-Id: {id}");
     let url = format!("http://127.0.0.1:{port}/");

@@ -251,7 +251,7 @@ async fn without_pidfd_processes_outside_the_group_are_killed() {
     }
 }
 
-/// Runs `redlock` as an unprivileged user, with a program that becomes root.
+/// A command that runs `redlock` as an unprivileged user, with a program that becomes root.
 async fn as_nobody(gateway: &Gateway, dir: &TempDir, before: &str, work: &str) -> Command {
     let other = compiled(dir, "other", OTHER).await;
     // The user `nobody` may not read the build directory, so the program is copied.

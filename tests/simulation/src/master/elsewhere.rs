@@ -28,9 +28,10 @@ impl Master {
         self.memory.limit_sets(left);
     }
 
-    /// Moves the name to a new process. Open connections still lead to the old one. If every write
-    /// was synced and `with_file` is set, the new process has the old one's data until now;
-    /// otherwise it has no data. Returns false if the master cannot be moved.
+    /// Moves the name to a new process. Open connections still lead to the old one. With
+    /// `with_file` the new process has the old one's data until now; this needs a master that syncs
+    /// every write. Otherwise the new process has no data. Returns false if the master cannot be
+    /// moved.
     pub fn move_name(&self, with_file: bool) -> bool {
         let mut process = self.process();
         if !process.up
