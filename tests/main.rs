@@ -1,5 +1,5 @@
-//! Black-box tests: the core by its public API, on masters in memory and on real redis-servers, and
-//! the gateway as a process.
+//! Black-box tests. They use the core through its public API, on masters in memory and on real
+//! redis-servers. They run the gateway as a process.
 
 /// Support for the tests: processes, certificates, clocks, clients.
 mod support {
@@ -18,7 +18,7 @@ mod support {
     pub(crate) mod waiters;
 }
 
-/// One node behind the `Node` trait.
+/// One node, called through the `Node` trait.
 mod node {
     mod agreement;
     mod batches;
@@ -37,7 +37,7 @@ mod node {
     mod subject;
 }
 
-/// Whole locks through the core's public API.
+/// Whole locks, through the core's public API.
 mod core {
     mod catch_up;
     mod examples;
@@ -84,14 +84,14 @@ mod http {
     mod waiting_places;
 }
 
-/// Clients that hold locks: the Rust client and `redlock`.
+/// Clients that hold locks: the Rust client and the command line tool `redlock`.
 mod clients {
     mod guard;
     mod recipes;
     mod run;
 }
 
-/// Settings and observations of an operator.
+/// What operators set and what they observe.
 mod operations {
     mod config;
     mod connections;
@@ -112,7 +112,7 @@ mod operations {
     mod upgrade;
 }
 
-/// The source tree itself.
+/// The files of the source tree themselves.
 mod repository {
     mod architecture;
     mod layout;

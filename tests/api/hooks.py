@@ -20,32 +20,33 @@ def without_deceptive(value):
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
-    # A request that waits a day for a held lock is valid, and its answer takes a day.
+    # A request that waits a day for a held lock is valid. But its answer would take a day.
     body = case.body if isinstance(case.body, dict) else {}
     if isinstance(body.get("wait_ms"), (int, float)) and 50 < body["wait_ms"] <= DAY_MS:
         body["wait_ms"] = 50
-    # A lock with a short TTL may expire before the next request, which then correctly gets "not
-    # found".
+    # A lock with a short TTL may expire before the next request. That request would rightly get
+    # "not found", and the tool would report an error.
     if isinstance(body.get("ttl_ms"), (int, float)) and 10 <= body["ttl_ms"] < 10_000:
         body["ttl_ms"] += 10_000
-    # Stored texts may hold no line separators and no direction marks. No pattern syntax that all
-    # languages share can express this.
+    # Stored texts may not contain line separators or direction marks. The pattern syntax that all
+    # languages share cannot express this.
     for field in ("owner", "metadata"):
         if field in body:
             body[field] = without_deceptive(body[field])
-    # A cursor comes from the previous page of the same listing, and nobody can invent one. Without
-    # a cursor the first page is listed.
+    # A cursor comes from the previous page of the same listing, so an invented one is refused.
+    # Without a cursor, the first page is listed.
     if case.query and case.query.get("cursor"):
         case.query["cursor"] = ""
-    # The second part of a token is a time. For a token from the future the nodes cannot decide
-    # whether the lock was released (503, outcome_unknown). One second in the past is safe on every
-    # clock.
+    # The second part of a token is a time. If the time is in the future, nodes cannot decide
+    # whether the lock was released (503, outcome_unknown). A time one second in the past is safe on
+    # every clock.
     token = (case.headers or {}).get("Lock-Token")
     if isinstance(token, str) and TOKEN.fullmatch(token) and int(token[2:18]) > (time.time() - 1) * 1_000_000:
         case.headers["Lock-Token"] = token[:2] + "10" + token[4:]
-    # A release takes a token, a key or force, and OpenAPI cannot express this choice. A request
-    # meant to be valid gets a valid token, even if the tool put an invalid one beside the parameter
-    # under test. A key beside a token is ignored, so the key is sent alone.
+    # A release takes a token, a key or `force`, and OpenAPI cannot express this choice. The tool
+    # may put an invalid token beside the parameter that it tests. So a request that is meant to be
+    # valid gets a valid token here. The gateway ignores a key beside a token, so a key is sent
+    # alone.
     forced = str((case.query or {}).get("force")).lower() == "true"
     is_right = case.meta is not None and case.meta.generation.mode.is_positive
     is_token = isinstance(token, str) and TOKEN.fullmatch(token)

@@ -1,5 +1,5 @@
-//! The Rust client over real gateways and masters: the scenarios that the guards of all languages
-//! run.
+//! The Rust client over real gateways and masters. These scenarios are the same as those of the
+//! guards in all other languages.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn client(gateways: &[&Gateway]) -> Client {
         .expect("these are URLs")
 }
 
-/// Waits until `times` extensions have been confirmed.
+/// Waits until this many further extensions have been confirmed.
 async fn extended(guard: &Guard, times: usize) {
     let mut deadlines = guard.deadlines();
     for _ in 0..times {
@@ -139,7 +139,7 @@ async fn a_guard_survives_a_killed_gateway_and_a_hung_one() {
     hung.signal(Signal::CONT);
 }
 
-/// A proxy in front of a gateway: swallows the answers to the first requests.
+/// A proxy in front of a gateway. It swallows the answers to the first requests.
 async fn swallowing_proxy(to: SocketAddr, limit: usize) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -306,7 +306,7 @@ async fn extensions_reuse_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let client = Client::new(format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let to = gateway.address();
-    // No second connection succeeds, as if names could no longer be resolved.
+    // The proxy accepts no second connection, as if the gateway's name could no longer be resolved.
     tokio::spawn(async move {
         let (mut client, _) = listener.accept().await.unwrap();
         drop(listener);

@@ -1,6 +1,6 @@
-//! Executes the recipes page. The blocks are found by heading and language and run unchanged,
-//! except for the values that [`Place::put`] replaces: the gateway's address and the directory of
-//! the programs that the recipes call.
+//! Executes the recipes page. A block is found by its heading and language, and runs as it is on
+//! the page. Only the values that [`Place::put`] replaces differ: the gateway's address, and the
+//! directory of the programs that the recipes call.
 
 mod ci;
 mod databases;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::support::gateway::{Gateway, Launch, built, source_root};
 use crate::support::harness::{PATIENCE, RedisServer, TempDir, dies_with_us, eventually, masters};
 
-/// The test of each recipe; `None`: the page marks the recipe as not run.
+/// The test that runs each recipe. `None` if the page says that no test runs the recipe.
 const RUN: &[(&str, Option<&str>)] = &[
     ("A shell script with curl only", Some("jobs::runs_of_a_curl_script")),
     ("Cron on several hosts", Some("jobs::a_crontab")),
@@ -39,7 +39,7 @@ fn page() -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Each recipe's heading, with the text below the heading.
+/// The heading of each recipe, with the text below it.
 fn recipes(page: &str) -> Vec<(&str, &str)> {
     page.split("\n## ")
         .skip(1)
@@ -47,7 +47,7 @@ fn recipes(page: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// The blocks of a recipe in one language.
+/// The blocks of one recipe that are in one language.
 fn blocks(page: &str, heading: &str, language: &str) -> Vec<String> {
     let recipes = recipes(page);
     let (_, text) = recipes
@@ -88,7 +88,8 @@ fn every_recipe_marked_as_run_is_run() {
     }
 }
 
-/// The work that recipes run: logs its begin, waits while a file `hold` exists, and logs its end.
+/// The work that recipes run. It logs its beginning, waits while a file named `hold` exists, and
+/// logs its end.
 const WORK: &str = r#"#!/bin/sh
 cd "DIR"
 echo "begin $$ ${0##*/}" >> log
@@ -141,7 +142,7 @@ impl Place {
         path
     }
 
-    /// A block of the page with the addresses of this place.
+    /// A block of the page, in which the addresses of this place have been put.
     fn block(&self, heading: &str, language: &str, number: usize) -> String {
         let block = blocks(&page(), heading, language).into_iter().nth(number);
         self.put(&block.unwrap_or_else(|| panic!("{heading}: no block {number} in {language}")))
@@ -160,7 +161,7 @@ impl Place {
         format!("{}:{}", self.path("bin"), std::env::var("PATH").unwrap_or_default())
     }
 
-    /// Runs a program in this place; the program dies with the test.
+    /// A command that runs in this place. Its process dies with the test.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = dies_with_us(words[0]);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
@@ -177,7 +178,7 @@ impl Place {
         command
     }
 
-    /// The log of the work so far, one list of words for each line.
+    /// What the work has logged so far. Each line is a list of words.
     fn log(&self) -> Vec<Vec<String>> {
         let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
         log.lines().map(|line| line.split(' ').map(str::to_owned).collect()).collect()
@@ -187,7 +188,7 @@ impl Place {
         self.log().iter().filter(|line| line[0] == word).count()
     }
 
-    /// Keeps started work from ending until [`Self::go`].
+    /// The work that is started from now on does not end until [`Self::go`].
     fn hold(&self) {
         self.file("hold", "");
     }
@@ -200,7 +201,7 @@ impl Place {
         eventually("the work begins", async || (self.count("begin") >= count).then_some(())).await;
     }
 
-    /// The work has run `runs` times, and never two runs at once.
+    /// Checks that the work has run `runs` times, and that no two runs overlapped.
     fn assert_one_at_a_time(&self, runs: usize) {
         let log = self.log();
         assert_eq!(log.len(), 2 * runs, "{log:?}");
@@ -218,7 +219,7 @@ impl Place {
     }
 }
 
-/// Exit code and output of a process.
+/// The exit code and the output of a process.
 async fn ended(child: Child) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } =
         timeout(PATIENCE * 2, child.wait_with_output()).await.expect("the process ends").unwrap();
@@ -232,7 +233,7 @@ async fn run(mut command: Command) -> (Option<i32>, String) {
     ended(command.spawn().expect("setpriv (util-linux) starts")).await
 }
 
-/// Starts `count` copies of a command at once. Every copy has to exit with 0.
+/// Starts `count` copies of a command at the same time. Each of them must exit with 0.
 async fn together(count: usize, command: impl Fn() -> Command) {
     let children: Vec<Child> =
         (0..count).map(|_| command().spawn().expect("setpriv (util-linux) starts")).collect();
@@ -242,7 +243,7 @@ async fn together(count: usize, command: impl Fn() -> Command) {
     }
 }
 
-/// Whether a program is installed. Reports a missing program.
+/// Whether a program is installed. Prints a message if not.
 async fn is_here(place: &Place, words: &[&str]) -> bool {
     let (code, output) = run(place.command(words)).await;
     if code != Some(0) {
@@ -251,7 +252,7 @@ async fn is_here(place: &Place, words: &[&str]) -> bool {
     code == Some(0)
 }
 
-/// The value at a path of keys and numbers in a YAML text, as JSON.
+/// The value in a YAML text at a path of keys and numbers, as JSON.
 async fn yaml(place: &Place, text: &str) -> serde_json::Value {
     let path: PathBuf = place.file("parsed.yml", text).into();
     let read = "import json, sys, yaml; print(json.dumps(yaml.safe_load(open(sys.argv[1]))))";

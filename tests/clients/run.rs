@@ -1,5 +1,5 @@
-//! `redlock run` with the real program, real commands and real masters. The tests see the effects
-//! of a command in the files that it writes.
+//! `redlock run` with the real program, real commands and real masters. A command writes files, and
+//! the tests read in them what it did.
 
 mod endings;
 mod terminal;
@@ -26,7 +26,8 @@ fn binary() -> &'static Path {
 }
 
 fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
-    // A shell starts background jobs with SIGINT ignored, and no shell below can trap SIGINT then.
+    // A shell starts background jobs with SIGINT ignored. A shell below such a job cannot trap
+    // SIGINT, so this resets it.
     let mut command = Command::new("env");
     command.arg("--default-signal=INT,QUIT").arg(binary());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("REDLOCK_")) {
@@ -52,7 +53,7 @@ async fn code_and_words(child: Child) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// The first line on standard error. Later lines are discarded.
+/// The first line on standard error. All later lines are thrown away.
 async fn line(child: &mut Child) -> String {
     let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
     let mut line = String::new();
@@ -64,7 +65,8 @@ async fn line(child: &mut Child) -> String {
     line
 }
 
-/// Runs a script under the lock `job`. The script's `$1` is a directory for its output.
+/// The arguments to run a script under the lock `job`. The script's `$1` is a directory for its
+/// output.
 fn script<'a>(dir: &'a TempDir, flags: &[&'a str], script: &'a str) -> Vec<&'a str> {
     let dir = dir.path().to_str().unwrap();
     [&["run", "job"], flags, &["--", "sh", "-c", script, "sh", dir]].concat()
@@ -79,7 +81,7 @@ async fn number(dir: &TempDir, file: &str) -> i32 {
 
 fn lives(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // A zombie runs nothing.
+    // A zombie no longer runs.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| state != 'Z')
         && test_kill_process(Pid::from_raw(pid).unwrap()).is_ok()
@@ -89,7 +91,7 @@ async fn gone(pid: i32) -> Instant {
     eventually("the process is gone", async || (!lives(pid)).then(Instant::now)).await
 }
 
-/// A command and its child, both endless.
+/// A command and its child, neither of which ends by itself.
 const TWO: &str = r#"sleep 1000 & echo $! > "$1/grandchild"; echo $$ > "$1/child"; wait"#;
 
 #[tokio::test]
@@ -183,7 +185,7 @@ async fn a_hundred_runs_of_one_name_never_overlap() {
     let servers = masters(3);
     let gateways = [Launch::over(&servers).ready().await, Launch::over(&servers).ready().await];
     let dir = TempDir::new();
-    // A second run would write between the two lines.
+    // If a second run overlapped, it would write between these two lines.
     let work = r#"echo "begin $$" >> "$1/log"; sleep 0.01; echo "end $$" >> "$1/log""#;
     let run = |n: usize| {
         redlock(&gateways[n % 2], &script(&dir, &["--wait", "2m"], work)).spawn().unwrap()
@@ -227,14 +229,14 @@ async fn a_killed_runner_takes_its_command_along() {
 async fn a_stopped_runners_command_ends_before_the_lock() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
-    // A command that ignores TERM has to be killed.
+    // The command ignores TERM, so it must be killed.
     let dir = TempDir::new();
     let ignores_term = format!("trap '' TERM; {TWO}");
     let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &ignores_term)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::STOP).unwrap();
-    // From here on nobody extends the lock.
+    // From now on nobody extends the lock.
     let left = gateway.inspect("job").await["expires_in_ms"].as_u64().unwrap_or(0);
     let expires = Instant::now() + Duration::from_millis(left);
     let end = gone(child).await.max(gone(grandchild).await);
@@ -251,8 +253,8 @@ async fn without_masters_a_command_ends_before_the_lock() {
     let runner = redlock(&gateway, &script(&dir, &["--ttl", "2s"], &ignores_term)).spawn().unwrap();
     let grandchild = number(&dir, "grandchild").await;
     let child = number(&dir, "child").await;
-    // With a majority stopped no extension is confirmed any more. The third master's PTTL shows how
-    // long the lock lives.
+    // A majority of masters is stopped, so no extension is confirmed any more. The PTTL on the
+    // third master shows how long the lock still lives.
     servers[..2].iter().for_each(|server| server.stop());
     let left =
         u64::try_from(servers[2].cmd(&["PTTL", "lock:job"]).integer()).expect("the lock is held");
@@ -311,7 +313,7 @@ async fn a_lost_lock_kills_a_command_that_ignores_term_after_grace() {
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
-/// The processes that `timeout` and `setsid` start have left the command's group. Their pids are in
+/// `timeout` and `setsid` start processes outside the command's process group. Their pids are in
 /// the files `timed` and `session`.
 const LEFT: &str = r#"
     trap '' TERM
@@ -345,7 +347,8 @@ async fn descendants_outside_the_group_end_with_lock_and_runner() {
     }
 }
 
-/// An orphan in its own session, whose process title has overwritten its environment.
+/// An orphan in its own session. The title that it gives its process has overwritten its
+/// environment.
 const TITLED: &str = r#"
     (setsid perl -e '$SIG{TERM} = "IGNORE"; $0 = "x" x 100000; open F, ">", "$ARGV[0]/titled"; print F "$$\n"; close F; sleep 1000' "$1" &)
     echo "$REDLOCK_TOKEN" > "$1/token"; trap '' TERM; while :; do sleep 1; done"#;
@@ -369,7 +372,7 @@ async fn an_orphan_with_overwritten_environment_ends_with_the_lock() {
             || std::fs::read_to_string(&token).ok()?.strip_suffix('\n').map(str::to_owned);
         let token = eventually("the command runs", async || written()).await;
         let process = Pid::from_raw(runner.id().unwrap() as i32).unwrap();
-        // The watchdog kills the orphan if the runner cannot.
+        // If the runner is stopped and cannot kill the orphan, the watchdog does.
         match is_stopped {
             true => kill_process(process, Signal::STOP).unwrap(),
             false => assert_eq!(gateway.delete("job", &token).await.status, 204),
@@ -400,7 +403,8 @@ async fn ended_orphans_are_reaped_and_the_exit_code_is_kept() {
 async fn processes_the_shell_started_before_the_runner_survive() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();
-    // One process stays the runner's child; one is orphaned while the command runs.
+    // One process is and stays a child of the runner. Another becomes an orphan while the command
+    // runs.
     let before = r#"sleep 1000 & echo $! > "$2/child"
         sh -c 'sleep 1000 & echo $! > "$1/orphan"; while [ -d "$1" ] && [ ! -e "$1/go" ]; do sleep 0.05; done' sh "$2" &
         exec "$1" run job --ttl 3s -- sh -c 'echo $$ > "$1/command"; while :; do sleep 1; done' sh "$2""#;
@@ -465,7 +469,7 @@ async fn a_waiting_runner_names_the_holder_and_ends_on_interrupt() {
     assert!(!dir.path().join("ran").exists());
 }
 
-/// A proxy in front of the gateway that loses the answers on its first connection.
+/// A proxy in front of the gateway. It loses the answers on its first connection.
 async fn losing_first_answers(gateway: &Gateway) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Real servers for the tests of a client in any language: three masters, two gateways, and a proxy
-that loses answers.
+"""Real servers for the tests of a client in any language: three masters, two gateways over them, a proxy
+that loses answers, and a separate gateway that requires a key.
 
     tests/clients/servers.py GATEWAY        the path of a built redlock-gateway; needs redis-server
 
@@ -8,9 +8,9 @@ One line of JSON on stdout gives their addresses:
 
     {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY}
 
-`proxy` stands in front of the first gateway. `keyed` is a separate gateway that requires the API key
-`key`, which is valid for names that begin with "jobs/". Then each line of JSON on stdin is carried out
-and answered by a line, {} or {"error": TEXT}:
+`proxy` stands in front of the first gateway. `keyed` is the separate gateway. Its API key is
+`key`, which is valid for names that begin with "jobs/". Then the program reads orders from stdin, one
+JSON object in each line. It carries out each order and answers with a line, {} or {"error": TEXT}:
 
     {"do": "stop-masters", "count": N}      the first N masters stop answering (SIGSTOP)
     {"do": "continue-masters"}
@@ -36,7 +36,7 @@ import time
 import urllib.request
 
 PATIENCE = 30
-# All children die with this process, even when it is killed.
+# The kernel kills all children when this process ends, even if it is killed.
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 
 
@@ -60,7 +60,8 @@ def wait_until(what, is_so, process):
 
 def stop(process):
     process.send_signal(signal.SIGSTOP)
-    # On a busy machine the other threads of the process continue for a moment.
+    # On a busy machine other threads of the process run on for a moment, so this waits until all
+    # have stopped.
     os.waitpid(process.pid, os.WUNTRACED)
 
 
@@ -80,7 +81,7 @@ def accepts(port):
 
 
 class Proxy:
-    """Passes everything on; closes the connection instead of the next `swallows` answers."""
+    """Passes everything on. Instead of each of the next `swallows` answers it closes the connection."""
 
     def __init__(self, target):
         self.target = target
@@ -146,7 +147,8 @@ class Servers:
         *master_ports, first, second, keyed = free_ports(6)
         self.masters = [self.start_master(port) for port in master_ports]
         nodes = [argument for port in master_ports for argument in ("--node", f"redis://127.0.0.1:{port}")]
-        # A gateway decides about new masters only once, so the first gateway starts alone.
+        # A gateway decides only once whether all masters are new. So the first gateway starts
+        # alone.
         self.arguments = [nodes, nodes]
         self.ports = [first, second]
         self.gateways = [self.start_gateway(index) for index in range(2)]
@@ -167,7 +169,7 @@ class Servers:
     def run_gateway(self, port, arguments):
         log = open(os.path.join(self.folder, f"gateway-{port}.log"), "ab")
         command = [*DIES_WITH_US, self.binary, "--listen", f"127.0.0.1:{port}", *arguments]
-        # The gateway would read this program's REDLOCK_ variables as its settings.
+        # The gateway would take this program's REDLOCK_ variables for its settings.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REDLOCK_")}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

@@ -1,5 +1,5 @@
 //! Masters restart one after the other, or as many at a time as may be missing. No lock is lost:
-//! neither a lock that was granted while a master was away, nor a lock that nobody extends.
+//! neither one that was granted while a master was away, nor one that nobody extends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,10 +15,10 @@ use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{RedisOptions, RedisServer};
 use crate::support::nodes::{in_state, name, ttl};
 
-/// Locks that outlast every test.
+/// Locks and quarantines that outlast every test.
 const CLUSTER: ClusterSettings = ClusterSettings::ENDLESS_QUARANTINE;
-/// From a restart until the next master may be restarted: 10 to 12 s until the master votes, 4 s
-/// until it has caught up, and the rest for a busy machine.
+/// The time from a restart until the next master may restart. It takes 10 to 12 s until the master
+/// votes, and 4 s until it has caught up. The rest allows for a busy machine.
 const SOON: Duration = Duration::from_secs(40);
 /// The pause between two grants.
 const GAP: Duration = Duration::from_millis(120);
@@ -30,7 +30,7 @@ struct Rolling {
     locks: [Redlock; 2],
 }
 
-/// Takes one lock after the other, through both gateways in turn, and extends every second one
+/// Takes one lock after another, through the two gateways in turn. It extends every second lock
 /// once.
 struct Loader {
     held: Arc<Mutex<Vec<(LockName, Lease)>>>,
@@ -55,7 +55,7 @@ impl Loader {
                     gateway.acquire(&lock, ttl(600_000), AcquireOptions::default()).await
                 {
                     if number % 4 < 2 {
-                        // An unknown outcome leaves the lock unchanged.
+                        // An extension with an unknown outcome leaves the lock as it was.
                         drop(gateway.extend(&lock, &lease.token, ttl(600_000)).await);
                     }
                     taken.lock().unwrap().push((lock, lease));
@@ -89,8 +89,8 @@ impl Rolling {
         Self { servers, remotes, locks }
     }
 
-    /// As the runbook says: the next masters restart when both gateways show the last ones as
-    /// admitted.
+    /// Restarts the masters as the runbook says. The next masters restart when both gateways show
+    /// that the last ones are admitted, which includes catching up.
     async fn roll(&mut self, groups: &[&[usize]], restart: impl Fn(&mut RedisServer)) {
         for group in groups {
             let seen_by_each =
@@ -198,8 +198,9 @@ async fn without_catching_up_a_rolling_restart_loses_locks() {
     assert!(lost > 0, "nothing goes wrong without catching up: {lost} of {held} lost");
 }
 
-/// Short locks are extended for the first time while a master is away: its copies end beside their
-/// own watermarks. Returns how many of them were lost in a rolling restart.
+/// Short locks are extended for the first time while one master is away. So on that master each
+/// lock ends, but its watermark stays, without the mark of an extension. Returns how many of the
+/// locks a rolling restart has lost.
 async fn first_extended_while_away(sync: &str, millis: u64) -> usize {
     const LOCKS: usize = 8;
     let file = ["--appendonly", "yes", "--appendfsync", sync].map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The examples of the core compile, run, and print the lines that their texts show.
+//! The core's examples compile, run, and print the lines that their documentation shows.
 
 use std::process::Output;
 

@@ -1,5 +1,5 @@
-//! Whole locks while nodes fail: every set of failing nodes with every kind of failure. Nothing may
-//! be left behind afterwards.
+//! Whole locks while nodes fail: every set of failing nodes, with every kind of failure. Afterwards
+//! nothing may be left behind.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::harness::{DeadPort, eventually};
 use crate::support::nodes::{Cluster, in_state, name, redlock, remote_node, ttl};
 use crate::support::resp::Resp;
 
-/// Every set of nodes without a listener.
+/// For every set of nodes: nobody listens at their addresses.
 async fn every_subset_down_on(size: usize) {
     let cluster = Cluster::start(size).await;
     let ports: Vec<_> = (0..size).map(|_| DeadPort::new()).collect();
@@ -29,7 +29,7 @@ async fn every_subset_down_on(size: usize) {
     }
 }
 
-/// Every set of nodes that answer with an error.
+/// For every set of nodes: they answer with an error.
 async fn every_subset_erring_on(size: usize) {
     let cluster = Cluster::start(size).await;
     for set in 0..1u32 << size {
@@ -56,7 +56,7 @@ async fn every_subset_erring_on(size: usize) {
     }
 }
 
-/// Every set of nodes that stop while the lock is requested, and continue afterwards.
+/// For every set of nodes: they stop while the lock is requested, and continue afterwards.
 async fn every_subset_hung_on(size: usize) {
     let cluster = Cluster::start(size).await;
     let locks = redlock(cluster.nodes.clone(), Duration::from_millis(400));
@@ -229,8 +229,8 @@ async fn a_late_acquire_in_a_dead_connection_leaves_no_orphan() {
     let lock = name("job");
     cluster.servers[4].stop();
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
-    // The acquire lies in the socket that the worker abandons here. The release finds no connection
-    // and becomes pending.
+    // The acquire is in a socket whose connection the worker gives up here. The release has no
+    // connection to go to, so it becomes pending.
     in_state(cluster.nodes[4].as_ref(), NodeState::Connecting).await;
     locks.release(&lock, &lease.token).await.unwrap();
     locks.drained().await;
@@ -244,8 +244,8 @@ async fn a_release_that_keeps_failing_delays_no_later_release() {
     let locks = cluster.redlock();
     let bad = name("bad");
     let good = name("good");
-    // Node 2 can never release this lock, so its release stays pending for as long as a lock may
-    // live.
+    // Node 2 can never carry out the release of this lock, because the key has another type. So
+    // that release stays pending for as long as a lock may live.
     cluster.servers[2].cmd(&["RPUSH", &key(&bad), "no lock"]);
     let lease = acquire(&locks, &bad, LONG).await.unwrap();
     locks.release(&bad, &lease.token).await.unwrap();
@@ -267,7 +267,7 @@ async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
     eventually("all nodes store the lock", async || all().then_some(())).await;
-    // Two nodes release. The three hung nodes do not answer.
+    // Two nodes carry out the release. The three stopped nodes do not answer.
     cluster.servers[2..].iter().for_each(|server| server.stop());
     let released = locks.release(&lock, &lease.token).await;
     assert!(matches!(released, Err(LockError::Unknown(_))), "{released:?}");
@@ -277,7 +277,8 @@ async fn a_release_is_unknown_while_a_majority_may_hold_the_grant() {
         in_state(node.as_ref(), NodeState::Admitted).await;
     }
 
-    // Two nodes release and two store nothing. The one dead node cannot form a majority.
+    // Two nodes carry out the release, and two store nothing. The fifth node is dead, and one node
+    // cannot form a majority.
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     let all = || cluster.stored_on(&lock, |_| true).len() == 5;
     eventually("all nodes store the lock", async || all().then_some(())).await;

@@ -1,8 +1,8 @@
-//! Fencing tokens, end to end: every later grant of a lock has a larger token, whichever gateway
+//! Fencing tokens from end to end: each later grant of a lock has a larger token, whichever gateway
 //! granted it and whatever that gateway's clock shows.
 //!
-//! Two gateways, each with its own workers, use the same five masters, and the clock of one gateway
-//! is ahead. Contenders note their token while they hold the lock, so the notes are in the order of
+//! Two gateways, each with its own workers, use the same five masters. The clock of one gateway is
+//! ahead. Each contender notes its token while it holds the lock. So the notes are in the order of
 //! the grants.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use redlock_core::{
 
 use crate::support::nodes::{Cluster, LONG_MS, PREFIX, name, ttl};
 
-/// A wall clock that is ahead by this many microseconds, or behind if negative.
+/// A wall clock that is ahead by this many microseconds, or behind if the number is negative.
 struct OffsetClock(i64);
 
 impl Clock for OffsetClock {
@@ -32,7 +32,7 @@ impl Clock for OffsetClock {
 const HALF_A_SECOND: i64 = 500_000;
 const HOUR: i64 = 3_600_000_000;
 
-/// A separate gateway over a cluster's servers.
+/// Another gateway over the servers of a cluster.
 async fn gateway(cluster: &Cluster, ahead_micros: i64, rules: SafetyRules) -> Redlock {
     let nodes =
         Cluster::remote_nodes(&cluster.servers, NodeSettings::default().with_rules(rules)).await;
@@ -54,7 +54,7 @@ async fn tokens_increase_for_64_contenders_on_skewed_gateways() {
         gateway(&cluster, 0, SafetyRules::ALL).await,
         gateway(&cluster, HALF_A_SECOND, SafetyRules::ALL).await,
     ];
-    // Grants in order: gateway and token.
+    // The grants in order, each with its gateway and its token.
     let grants = Arc::new(Mutex::new(Vec::new()));
     let count = Arc::new(AtomicUsize::new(0));
     let inside = Arc::new(AtomicBool::new(false));
@@ -82,7 +82,7 @@ async fn tokens_increase_for_64_contenders_on_skewed_gateways() {
                         .unwrap();
                     assert!(!inside.swap(true, Ordering::SeqCst), "two holders at once");
                     grants.lock().unwrap().push((which, lease.token.fencing()));
-                    // Other tasks may run while this task holds the lock.
+                    // Gives other tasks a chance to run while this task holds the lock.
                     tokio::task::yield_now().await;
                     count.fetch_add(1, Ordering::SeqCst);
                     assert!(inside.swap(false, Ordering::SeqCst), "two holders at once");
@@ -107,8 +107,8 @@ async fn tokens_increase_for_64_contenders_on_skewed_gateways() {
     println!("{} grants, {changes} changes of gateway", grants.len());
 }
 
-/// A request is repeated on a gateway with a slow clock. The owner is the same, so the gateway
-/// returns the existing grant.
+/// A client repeats its request at a gateway whose clock is slow. The owner is the same, so the
+/// gateway returns the existing grant.
 async fn a_repeated_request_gets_the_same_token(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
     let ahead = gateway(&cluster, HALF_A_SECOND, rules).await;
@@ -131,8 +131,8 @@ async fn a_retry_on_a_slower_clock_gets_the_same_token_by_rule_1() {
     assert!(a_repeated_request_gets_the_same_token(off).await.is_err());
 }
 
-/// A gateway that is an hour ahead takes locks if it can. Then a gateway with a good clock wants
-/// the same lock.
+/// A gateway whose clock is an hour ahead tries to take locks. Then a gateway with a right clock
+/// asks for the same lock.
 async fn a_bad_clock_harms_only_its_own_gateway(rules: SafetyRules) -> Result<(), String> {
     let cluster = Cluster::start(3).await;
     let bad = gateway(&cluster, HOUR, rules).await;
@@ -161,7 +161,8 @@ async fn a_gateway_an_hour_ahead_harms_only_itself_by_rule_4() {
     assert!(a_bad_clock_harms_only_its_own_gateway(off).await.is_err());
 }
 
-/// 1.5 s is more than a clock learns to be ahead permanently, and less than nodes refuse.
+/// The clocks are up to 1.5 s apart. That is more than the lead that a gateway learns to keep, and
+/// less than the distance that nodes refuse.
 #[tokio::test]
 async fn a_slower_gateway_gets_the_lock_with_larger_tokens() {
     let cluster = Cluster::start(3).await;

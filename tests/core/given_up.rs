@@ -1,5 +1,5 @@
-//! Releases the grants of an owner whose client never got the token. No grant of that owner stays
-//! or arrives later, and no other owner's lock changes.
+//! A release for an owner whose client never received the token. Afterwards no grant of that owner
+//! is stored, and none that arrives later stays. No other owner's lock changes.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use redlock_core::{AcquireOptions, LockError, Owner, OwnerChoice, Redlock};
 
 use crate::support::nodes::{LONG_MS, Lock, intercepted, name, pass_on, redlock, ttl};
 
-/// An operation in flight, and the node that it has not reached yet.
+/// An operation in flight, and the node that it will reach later.
 type OnItsWay = (Arc<dyn Node>, Task);
 
 fn memory() -> Vec<Arc<MemoryNode>> {
@@ -38,7 +38,7 @@ fn of(owner: Owner) -> AcquireOptions {
     AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() }
 }
 
-/// The gateway of the first request has died. Its requests are still in the masters' sockets.
+/// The gateway of the first request has died. Its operations are still in the masters' sockets.
 #[tokio::test]
 async fn an_acquire_in_flight_sets_nothing_after_release_by_owner() {
     let lock = name("job");
@@ -76,7 +76,7 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
     let owner = OsEntropy.owner();
     let locks = over(&nodes);
     let lease = locks.acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the lock is free");
-    // Another gateway returns the same grant to the same client, and extends it.
+    // Another gateway returns this grant to the same client, and extends it.
     let again =
         over(&nodes).acquire(&lock, ttl(LONG_MS), of(owner)).await.expect("the owner has the lock");
     assert!(again.replayed && again.token == lease.token);
@@ -87,7 +87,8 @@ async fn release_by_owner_takes_every_grant_of_that_owner() {
     assert!(!next.replayed && next.token.fencing() > up_to);
 }
 
-/// A watermark above a holder's token would prevent the repair of the lock on a node that loses it.
+/// A release that left a watermark above another holder's token would prevent the repair of that
+/// holder's lock on a node that loses it.
 #[tokio::test]
 async fn release_by_owner_leaves_no_watermark_under_another_holder() {
     let lock = name("job");
@@ -109,7 +110,8 @@ async fn release_by_owner_leaves_no_watermark_under_another_holder() {
     let before = records(fences());
     let refused = locks.release_owner(&lock, &OsEntropy.owner()).await;
     assert!(matches!(refused, Err(LockError::NotHolder(_))), "{refused:?}");
-    // While one node is silent, the other two may be part of another owner's majority.
+    // While one node is silent, the locks on the other two may belong to another owner's majority.
+    // So the release must leave the watermarks of both as they are.
     let silent = intercepted(nodes[2].clone(), |_, task| drop(task));
     let two = vec![nodes[0].clone() as Arc<dyn Node>, nodes[1].clone(), silent];
     let refused =
@@ -129,7 +131,7 @@ async fn release_by_owner_is_unknown_without_a_majority() {
     let one = redlock(vec![silent(0), silent(1), silent(2)], Duration::from_secs(1));
     let unknown = one.release_owner(&lock, &owner).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
-    // The grants that were found are released, but the answer does not claim that these were all.
+    // The grants that were found are released. But the answer does not claim that no others exist.
     let one_answers = redlock(vec![nodes[0].clone(), silent(1), silent(2)], Duration::from_secs(1));
     let unknown = one_answers.release_owner(&lock, &owner).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");

@@ -1,5 +1,5 @@
-//! Hints between processes: which hints are published and received, and how waiters do without
-//! hints or with forged ones.
+//! Hints between gateway processes. These tests show which hints are published and received. They
+//! also show that waiters get their locks without hints, and despite forged ones.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -120,8 +120,8 @@ async fn a_waiter_that_leaves_during_a_handoff_publishes_a_hint() {
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
-/// Anybody who may write to the nodes can publish hints. Forged hints must not make true ones look
-/// old, nor fill the memory.
+/// Everybody who may write to the nodes can publish hints. A forged hint must not make true hints
+/// look old, and many forged hints must not fill the memory.
 #[tokio::test]
 async fn forged_hints_do_not_hide_true_ones() {
     let cluster = Cluster::start(3).await;

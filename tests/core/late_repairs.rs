@@ -1,5 +1,5 @@
-//! A repair that arrives late: a lock that was released, or granted to another owner meanwhile,
-//! stays so.
+//! A repair arrives late. Meanwhile the lock was released, or granted to another owner. The repair
+//! must not change that.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,8 +15,8 @@ use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{PATIENCE, eventually};
 use crate::support::nodes::{Recorder, intercepted, pass_on};
 
-/// Holds inspections back on demand, and passes all other operations on. A repair begins with an
-/// inspection.
+/// While asked to, holds inspections back and passes all other operations on. A repair begins with
+/// an inspection, so this holds repairs back.
 #[derive(Default)]
 struct HeldBack {
     inspections: AtomicBool,
@@ -32,7 +32,7 @@ impl HeldBack {
         }
     }
 
-    /// Passes the held inspections on. Returns their number.
+    /// Passes on the inspections that were held back. Returns their number.
     fn let_go(&self) -> usize {
         self.inspections.store(false, Ordering::SeqCst);
         let tasks = std::mem::take(&mut *self.tasks.lock().unwrap());
@@ -44,7 +44,8 @@ impl HeldBack {
     }
 }
 
-/// The clock of a machine that can be suspended: meanwhile all its other clocks stand still.
+/// The clock of a machine that can be suspended. During that time all other clocks of the machine
+/// stand still.
 #[derive(Default)]
 struct SuspendedClock(AtomicU32);
 
@@ -57,7 +58,7 @@ impl Clock for SuspendedClock {
     }
 }
 
-/// Node 4 has lost the lock, an extension has noticed the loss, and its repair is held back.
+/// Node 4 has lost the lock. An extension has noticed the loss, and its repair is held back.
 async fn with_a_repair_in_flight(
     rules: SafetyRules,
 ) -> (FiveNodes, Lease, Arc<HeldBack>, Arc<Recorder>) {
@@ -87,7 +88,7 @@ async fn with_a_repair_in_flight_by(
     (five, lease, held, votes)
 }
 
-/// Lets the repair continue. Returns node 4's answer to it.
+/// Lets the repair continue. Returns node 4's vote on it.
 async fn answer_to_the_repair(held: &HeldBack, votes: &Recorder) -> Vote {
     votes.take_votes();
     assert_eq!(held.let_go(), 1);
@@ -95,7 +96,7 @@ async fn answer_to_the_repair(held: &HeldBack, votes: &Recorder) -> Vote {
 }
 
 /// The lock is released everywhere before its repair arrives. Returns the nodes that store the lock
-/// afterwards.
+/// after the repair.
 async fn stored_after_a_late_repair(rules: SafetyRules) -> Vec<usize> {
     let (five, lease, held, votes) = with_a_repair_in_flight(rules).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
@@ -121,8 +122,8 @@ async fn a_repair_after_the_release_restores_nothing() {
     );
 }
 
-/// By then the node may have lost its data once more, finished its quarantine, and granted the lock
-/// to another owner.
+/// When the repair arrives, the node may have lost its data once more, finished its quarantine, and
+/// granted the lock to another owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn nothing_is_repaired_after_the_extended_lease_has_ended() {
     let clock = Arc::new(SuspendedClock::default());
@@ -131,7 +132,8 @@ async fn nothing_is_repaired_after_the_extended_lease_has_ended() {
     clock.0.store(61, Ordering::SeqCst);
     votes.take_votes();
     assert_eq!(held.let_go(), 1);
-    // The nodes answer this inspection after the operations that were held back.
+    // The nodes answer this inspection after the operations that were held back, because they
+    // answer in order.
     five.locks.inspect(&five.lock).await;
     five.locks.drained().await;
     assert_eq!(votes.take_votes().iter().filter(|vote| matches!(vote, Vote::Granted)).count(), 0);
@@ -147,7 +149,7 @@ async fn a_repair_after_a_grant_to_another_changes_nothing() {
     assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
     assert_eq!(five.stored_on(&next), [0, 1, 2, 3, 4]);
 
-    // In this case the next holder has released, too.
+    // Here the next holder has released the lock, too.
     let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     let next = five.held(&CLUSTER).await;

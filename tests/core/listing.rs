@@ -1,4 +1,4 @@
-//! The majority's view of one lock, and of all locks with a prefix.
+//! The majority's view of one lock, and of all locks with a given prefix.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ async fn an_inspection_follows_the_majority() {
     let locks = cluster.redlock();
     let lock = name("job");
     assert_eq!(locks.inspect(&lock).await.state, LockState::Free);
-    // A foreign key on a minority holds nothing.
+    // A foreign key on a minority does not hold the lock.
     cluster.servers[0].cmd(&["SET", &key(&lock), "their-uuid"]);
     let minority = locks.inspect(&lock).await;
     assert_eq!(minority.state, LockState::Free, "{minority:?}");
@@ -78,7 +78,7 @@ async fn list_all(locks: &Redlock, prefix: &str, limit: usize) -> (Vec<String>, 
         found.extend(page.locks.into_iter().filter(held).map(|(lock, _)| lock.to_string()));
         pages += 1;
         match page.next {
-            // The cursor travels with a client as text.
+            // A client receives and returns the cursor as text.
             Some(next) => cursor = next.to_string().parse::<ListCursor>().unwrap(),
             None => return (found, pages),
         }
@@ -149,7 +149,7 @@ async fn a_listing_returns_each_lock_once_beside_a_hung_master() {
         (cluster.stored_on(&wanted[129], |_| true).len() == 3).then_some(())
     })
     .await;
-    // Also over connections that listings had opened before the master hung.
+    // Listings must also get past connections that they had opened before the master hung.
     for hung in 0..3 {
         cluster.servers[hung].stop();
         for limit in [20, 1_000] {
@@ -162,7 +162,7 @@ async fn a_listing_returns_each_lock_once_beside_a_hung_master() {
 
 fn connections(server: &RedisServer) -> BTreeSet<String> {
     let id = |line: &str| line.split([' ', '=']).nth(1).expect("id=N").to_owned();
-    // The connection that runs CLIENT LIST does not count.
+    // The connection on which CLIENT LIST runs does not count.
     server
         .cmd(&["CLIENT", "LIST"])
         .text()
@@ -172,15 +172,15 @@ fn connections(server: &RedisServer) -> BTreeSet<String> {
         .collect()
 }
 
-/// A master may close connections, for example by `timeout` in its configuration. The listing must
-/// still use that master.
+/// A master may close connections, for example because of the option `timeout`. The listing must
+/// use that master again.
 #[tokio::test]
 async fn a_listing_is_complete_after_its_connections_closed() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let wanted = acquire_all(&locks, (0..20).map(|n| format!("a/{n}"))).await;
     let before: Vec<_> = cluster.servers.iter().map(connections).collect();
-    // A listing may leave out a master that is slow just then.
+    // A listing may leave out a master that happens to be slow, so this repeats.
     let own = eventually("a listing has a connection to each master", async || {
         assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
         let own = cluster
@@ -197,7 +197,7 @@ async fn a_listing_is_complete_after_its_connections_closed() {
     assert_once_each(list_all(&locks, "a/", 100).await.0, &wanted);
 }
 
-/// The connections of votes carry only votes.
+/// Votes have connections of their own, which listings do not use.
 #[tokio::test]
 async fn a_listing_bypasses_the_vote_queues() {
     let cluster = Cluster::start(3).await;
@@ -225,7 +225,7 @@ async fn a_listing_without_time_reports_that_it_read_nothing() {
     assert!(began.elapsed() < PATIENCE);
 }
 
-/// A gateway refuses cursors beyond a maximum length.
+/// A gateway refuses a cursor that is longer than the limit.
 #[tokio::test]
 async fn a_cursor_does_not_grow_with_locks_shown_and_ended() {
     let cluster = Cluster::start(3).await;

@@ -1,8 +1,8 @@
 //! Whole locks over real masters: the life of a lock on 1 to 5 nodes, and other Redlock clients
-//! beside this one. Cancelled and repeated requests leave nothing behind.
+//! beside this one. Requests that are cancelled or repeated leave nothing behind.
 //!
-//! Node timeouts are generous except in tests of timeouts, so that a busy machine does not look
-//! like a fault.
+//! Except in tests of timeouts, the node timeout is long, so that a busy machine does not look like
+//! a fault.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,8 @@ pub(super) async fn acquire(
     locks.acquire(lock, ttl(millis), AcquireOptions::default()).await
 }
 
-/// A round gets a tenth of the TTL. With a short TTL a busy machine may miss that.
+/// Acquires a lock with a short TTL, and repeats that until it is granted. A round gets only a
+/// tenth of the TTL, so a busy machine may miss it.
 async fn acquire_short(locks: &Redlock, lock: &LockName, millis: u64) -> Lease {
     eventually("a short lock is granted", async || match acquire(locks, lock, millis).await {
         Ok(lease) => Some(lease),
@@ -53,7 +54,7 @@ pub(super) fn key(lock: &LockName) -> String {
     format!("{PREFIX}{lock}")
 }
 
-/// The same token with another owner.
+/// The same token, but with another owner.
 fn forged(token: &LockToken) -> LockToken {
     format!("1.{}.{}", token.fencing(), "ab".repeat(20)).parse::<LockToken>().unwrap()
 }
@@ -120,7 +121,7 @@ async fn whole_life_on(size: usize) {
     .await;
     assert!(
         since.elapsed() > Duration::from_millis(295),
-        "granted to another after {:?}",
+        "granted to another owner after {:?}",
         since.elapsed()
     );
     assert_eq!(
@@ -160,7 +161,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     let Err(LockError::Held(HeldBy { info, fencing, expires_in, .. })) =
         acquire(&locks, &lock, LONG).await
     else {
-        panic!("granted beside another client")
+        panic!("granted beside another client's lock")
     };
     assert_eq!((info, fencing), (Vec::new(), None));
     assert!(expires_in.unwrap() > Duration::from_secs(45));
@@ -181,8 +182,8 @@ async fn our_lock_keeps_another_redlock_client_from_a_majority() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("shared");
-    // A foreign lock on a minority does not exclude this client, and this client's lock on the rest
-    // excludes the foreign one.
+    // A foreign lock on a minority does not keep this client from its lock. This client's lock on
+    // the other nodes keeps the foreign client out.
     for server in &cluster.servers[..2] {
         server.cmd(&["SET", &key(&lock), "their-uuid", "NX", "PX", "60000"]);
     }
@@ -216,8 +217,8 @@ async fn a_cancelled_acquire_leaves_no_lock() {
         assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
         cluster.servers.iter().for_each(|server| server.cont());
         locks.drained().await;
-        // The token of the cancelled acquire is unknown here, but a newer watermark shows that its
-        // release has run.
+        // The token of the cancelled acquire is not known here. But a newer watermark shows that
+        // the release of that acquire has run.
         cluster.clean_for_good(&lock, before + 1).await;
         assert!(acquire(&locks, &lock, LONG).await.is_ok());
     }
@@ -246,7 +247,7 @@ async fn a_repeated_request_gets_the_same_grant_and_voids_no_answer() {
     let locks = cluster.redlock();
     let lock = name("job");
     let first = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
-    // Another gateway gets the repeated request.
+    // The client sends its repeated request to another gateway.
     let other = redlock(
         Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await,
         Duration::from_secs(2),
@@ -291,7 +292,8 @@ async fn an_undelivered_repetition_keeps_the_first_grant() {
     let cancelled = tokio::time::timeout(Duration::from_millis(100), repeated).await;
     assert!(cancelled.is_err(), "the nodes are stopped: {cancelled:?}");
     cluster.servers.iter().for_each(|server| server.cont());
-    // The nodes answer this acquire after any operation of the cancelled one.
+    // The nodes answer in order. So when they answer this acquire, they have handled every
+    // operation of the cancelled one.
     let undelivered = locks.acquire(&lock, ttl(LONG), keyed(&lock)).await.unwrap();
     locks.abandon(&lock, &undelivered);
     locks.drained().await;
@@ -308,14 +310,15 @@ async fn split_votes_are_resolved_and_name_no_holder() {
     let cluster = Cluster::start(5).await;
     let locks = cluster.redlock();
     let lock = name("job");
-    // Three contenders with two, two and one vote. They give up after a moment, as in a race.
+    // Three contenders have two votes, two votes and one vote. They give up after a moment, as
+    // contenders in a race do.
     for (index, server) in cluster.servers.iter().enumerate() {
         server.cmd(&["SET", &key(&lock), &format!("contender-{}", index / 2), "PX", "10"]);
     }
     let lease = acquire(&locks, &lock, LONG).await.unwrap();
     locks.release(&lock, &lease.token).await.unwrap();
 
-    // Against one holder there is no second attempt: the first answer counts.
+    // Against a single holder there is no second attempt: the first refusal is the answer.
     cluster
         .servers
         .iter()
@@ -333,8 +336,8 @@ async fn a_failed_proposal_on_a_minority_names_no_holder() {
     cluster.servers[..2]
         .iter()
         .for_each(|server| drop(server.cmd(&["SET", &key(&lock), "loser", "PX", "60000"])));
-    // Three nodes have no lock. Whichever nodes answer first, the result must not name another
-    // holder.
+    // On three nodes the lock is free. So whichever nodes answer first, the result must not name
+    // another holder.
     for _ in 0..20 {
         assert_eq!(locks.release(&lock, &lease.token).await, Err(LockError::Lost));
     }
@@ -387,7 +390,7 @@ async fn retrying_gets_a_freed_lock_and_gives_up_on_a_held_one() {
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
-/// A clock on which 31 s pass between any two readings.
+/// A clock that advances by 31 s between any two readings.
 struct LeapingClock(AtomicU64);
 
 impl Clock for LeapingClock {
@@ -426,8 +429,8 @@ async fn a_ttl_beyond_the_maximum_asks_no_node() {
     assert!(matches!(refused, Err(LockError::TtlTooLong { .. })), "{refused:?}");
 }
 
-/// Anybody can invent tokens. If nodes refuse a token as too far from their time, it was never
-/// granted. Repeating such a release would only delay real releases.
+/// Anybody can invent a token. If nodes refuse the release of a token as too far from their time,
+/// no node can have granted it. To repeat such a release would only delay real ones.
 #[tokio::test(start_paused = true)]
 async fn the_release_of_an_invented_token_is_not_repeated() {
     let asked = Arc::new(AtomicU64::new(0));

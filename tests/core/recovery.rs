@@ -1,5 +1,5 @@
-//! Masters that restart without their data vote again in seconds, because the other masters supply
-//! the lost locks. No lock is granted twice or lost.
+//! Masters that restart without their data vote again within seconds, because they recover their
+//! lost locks from the other masters. No lock is granted twice, and none is lost.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::support::resp::Resp;
 const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
-/// The time from a restart to the first vote, with a margin for a busy machine.
+/// The limit for the time from a restart to the first vote. It allows for a busy machine.
 const SOON: Duration = Duration::from_secs(15);
 
 struct Five {
@@ -60,8 +60,8 @@ impl Five {
         .await
     }
 
-    /// Restarts masters without their data. Returns the time until both gateways let all of them
-    /// vote.
+    /// Restarts masters without their data. Returns the time until both gateways let all of these
+    /// masters vote.
     async fn restart_empty(&mut self, victims: &[usize]) -> Duration {
         victims.iter().for_each(|at| self.servers[*at].kill());
         victims.iter().for_each(|at| self.servers[*at].restart());
@@ -83,8 +83,8 @@ struct Outcome {
     lost: Option<LockError>,
 }
 
-/// One lock is held for its whole TTL, and one is extended. Another client polls for both while
-/// groups of masters restart without their data, one group after the other.
+/// One client holds a lock for its whole TTL, and another lock is extended. A further client polls
+/// for both locks, while one group of masters after the other restarts without data.
 async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
     let mut five = Five::start(cluster).await;
     let held = name("held");
@@ -134,7 +134,7 @@ fn two_of_five_masters_vote_seconds_after_data_loss() {
     assert_good(&repeated(runs(2), 2, async || restarts(&CLUSTER, &[&[0, 1]]).await));
 }
 
-/// In the end every master that granted the lock has lost its data.
+/// In the end every master that granted the lock at first has lost its data.
 #[test]
 fn a_lock_survives_the_loss_of_every_master_group_by_group() {
     assert_good(&repeated(runs(2), 2, async || {
@@ -157,7 +157,8 @@ fn without_recovery_a_lock_is_granted_twice() {
     );
 }
 
-/// Three of five: the two remaining masters cannot show all majorities.
+/// Three of five masters lose their data. The two others cannot show every majority, so nothing is
+/// recovered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn with_too_few_sources_the_full_quarantine_is_waited() {
     let mut five = Five::start(&CLUSTER).await;
@@ -168,12 +169,12 @@ async fn with_too_few_sources_the_full_quarantine_is_waited() {
     let quarantined = |at: usize| in_state(five.remotes[0][at].as_ref(), NodeState::Quarantined);
     let (first, ..) = tokio::join!(quarantined(0), quarantined(1), quarantined(2));
     assert!(first.until_micros.expect("an end") - first.since_micros > 60_000_000, "{first:?}");
-    // With enough sources, recovery would have finished within this time.
+    // If enough masters could be read, recovery would have finished within this time.
     tokio::time::sleep(Duration::from_secs(14)).await;
     assert!((0..3).all(|at| five.remotes[0][at].status().borrow().state == NodeState::Quarantined));
 }
 
-/// The master votes at once for clients that know no quarantine.
+/// Clients of other libraries do not know the quarantine. For them the master votes at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn recovery_overwrites_no_lock_of_another_client() {
     let mut five = Five::start(&CLUSTER).await;
@@ -199,7 +200,7 @@ async fn recovery_overwrites_no_lock_of_another_client() {
 
 const T: u64 = 1_763_725_165_000_000;
 
-/// Stores the record by which recovery keeps a lock free, for a minute.
+/// Stores a kept-free record for a minute, as recovery would.
 fn keep_free(server: &RedisServer, lock: &str) {
     server.cmd(&[
         b"SET".as_slice(),
@@ -223,7 +224,7 @@ async fn force_ends_a_lock_that_is_kept_free() {
     five.granted(&lock, 1_000).await;
 }
 
-/// The minority record may belong to a grant that the kept-free records stand for.
+/// The record on a minority may belong to a grant for which the kept-free records stand.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn force_releases_a_minority_record_before_kept_free_ones() {
     let five = Five::start(&CLUSTER).await;
@@ -254,8 +255,8 @@ async fn force_leaves_a_lock_kept_free_while_a_master_is_silent() {
     assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
 }
 
-/// Two masters are not read at the same moment: a lock on the first may be gone when the second is
-/// read.
+/// Two masters are not read at the same moment. So a lock that was read on the first may be gone
+/// when the second is read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_lock_released_between_readings_is_not_kept_free() {
     let mut servers = masters(3);
@@ -292,8 +293,7 @@ async fn a_lock_released_between_readings_is_not_kept_free() {
     assert!(gone(2), "{:?}", servers[2].cmd(&["GET", "lock:job"]));
 }
 
-/// A record that keeps a lock free stands for a grant elsewhere. The record must not expire before
-/// the grant it was copied from.
+/// A kept-free record stands for a grant on another master. It must not expire before that grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_slow_second_reading_shortens_no_remaining_life() {
     let mut servers = masters(3);
@@ -316,12 +316,12 @@ async fn a_slow_second_reading_shortens_no_remaining_life() {
     };
     let copied = life(2);
     let source = life(1);
-    // Both remaining lives are rounded to milliseconds. The validity of a lock allows 2 ms for
-    // that.
+    // Both remaining lives are rounded to milliseconds. The validity of a lock has 2 ms to allow
+    // for that.
     assert!(copied + 2 >= source, "the copy ends {} ms before its source", source - copied);
 }
 
-/// A node whose reads take a while, as behind a slow link.
+/// A node whose reads take some time, as on a slow link.
 struct ReadsSlowly(Arc<dyn Node>);
 
 impl Node for ReadsSlowly {
@@ -355,8 +355,8 @@ impl LockReader for ReadsSlowly {
     }
 }
 
-/// A majority's grant ends, but not the lock: one node is down, and another stores a kept-free
-/// record.
+/// The grant of a majority ends, but the lock does not become free: one node is down, and another
+/// stores a kept-free record.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn force_releases_a_majority_beside_a_kept_free_record() {
     let mut five = Five::start(&CLUSTER).await;
@@ -370,14 +370,14 @@ async fn force_releases_a_majority_beside_a_kept_free_record() {
     five.locks[0].force_release(&lock, |_| ()).await.expect("a majority has released");
 }
 
-/// Signals when a read is wanted, and lets the read continue.
+/// Reports that a read was requested, and lets the read continue when the test wants it.
 #[derive(Default)]
 struct Gate {
     wanted: Notify,
     open: Notify,
 }
 
-/// A node whose stored locks are read only when the gate is open.
+/// A node whose stored locks can be read only when the gate is open.
 struct ReadLate {
     node: Arc<dyn Node>,
     gate: Arc<Gate>,

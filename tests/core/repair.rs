@@ -1,6 +1,6 @@
-//! An extended lock outlives the loss of every node, one after the other, because an extension
-//! repairs the lock where it is lost. A lock that was released, or granted to another owner, stays
-//! so, however late a repair arrives.
+//! An extended lock outlives the loss of every node, one after the other, because each extension
+//! repairs the lock where it was lost. A lock that was released, or granted to another owner, stays
+//! released or granted, however late a repair arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -57,7 +57,8 @@ impl FiveNodes {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
-            // A node that received the acquire too late never stores the lock.
+            // A node that received the acquire too late never stores this lock, so the attempt is
+            // repeated.
             if tokio::time::timeout(cluster.max_ttl / 3, everywhere()).await.is_ok() {
                 return Some(lease);
             }
@@ -78,15 +79,15 @@ impl FiveNodes {
         }
     }
 
-    /// The nodes that store exactly this grant under its label.
+    /// The nodes that store exactly this grant, with its label.
     pub(super) fn stored_on(&self, lease: &Lease) -> Vec<usize> {
         let t = lease.token.fencing().to_string();
         let ours = |value: &String| value.starts_with(&t) && value.ends_with(LABEL);
         (0..self.servers.len()).filter(|at| self.raw(*at).as_ref().is_some_and(ours)).collect()
     }
 
-    /// Deletes the lock on one node as if the node had lost only the lock: the eligibility marker
-    /// remains.
+    /// Deletes the lock on one node, as if the node had lost only the lock. The marker stays, so
+    /// the node still votes.
     pub(super) fn lose_lock(&self, at: usize) {
         let fence = Keys::new(PREFIX, &self.lock).fence;
         self.servers[at].cmd(&[b"DEL".as_slice(), self.key().as_bytes(), &fence]);
@@ -101,7 +102,7 @@ impl FiveNodes {
     }
 }
 
-/// Locks of a minute, and a quarantine that no test sees.
+/// Locks live for a minute. A quarantine outlasts every test.
 pub(super) const CLUSTER: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_secs(60), ..ClusterSettings::ENDLESS_QUARANTINE };
 
@@ -130,7 +131,8 @@ impl Extender {
             while !stopped.load(Ordering::Relaxed) {
                 match locks.extend(&lock, &lease.token, ttl).await {
                     Ok(extended) => lease = extended,
-                    // The old deadline stands.
+                    // The outcome is unknown, but the deadline from before the extension has not
+                    // passed. So the extender goes on.
                     Err(LockError::Unknown(_)) if locks.validity(&lease).is_some() => {}
                     Err(error) => {
                         *ends.lock().unwrap() = Some(error);
@@ -154,7 +156,7 @@ impl Drop for Extender {
     }
 }
 
-/// A client that polls for the lock all the time. Counts its grants.
+/// A client that polls for the lock without a pause. It counts its grants.
 pub(super) fn poll_for(
     locks: &Redlock,
     lock: &LockName,
@@ -175,9 +177,9 @@ pub(super) fn poll_for(
     (granted, task.abort_handle())
 }
 
-/// Restarts every node without its data, one at a time, each after the previous one is back in
-/// service, for this many rounds. Meanwhile another client polls for the lock. Returns the error
-/// with which the lock was lost.
+/// Restarts every node without its data, one after the other, for this many rounds. Each restart
+/// waits until the node restarted before is back in service. Meanwhile another client polls for the
+/// lock. If the lock is lost, returns the error by which its holder learned that.
 async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<LockError> {
     let mut five = FiveNodes::start(cluster).await;
     let lease = five.held(cluster).await;
@@ -197,8 +199,8 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
                 lost.elapsed()
             );
         }
-        // As an operator would do: the next node restarts when this node is back in service and
-        // stores its locks again.
+        // An operator would do the same: the next node restarts only when this node is back in
+        // service and stores its locks again.
         eventually("the node stores the lock again, or the lock is lost", async || {
             let there = five.stored_on(&lease).contains(&at);
             (there || !cluster.rules.missing_is_repaired || extender.lost().is_some()).then_some(())
@@ -224,7 +226,7 @@ async fn rolling_restart(cluster: &ClusterSettings, rounds: usize) -> Option<Loc
     None
 }
 
-/// The TTL is long enough for timely extensions on a machine that is busy with 35 servers. The
+/// The TTL is long enough for extensions in time, even on a machine that is busy with 35 servers. A
 /// quarantine lasts a second and a half.
 const ROLLING: ClusterSettings = ClusterSettings {
     max_ttl: Duration::from_millis(1_200),
@@ -245,7 +247,7 @@ fn an_extended_lock_outlives_three_empty_restarts_of_every_node() {
 
 #[test]
 fn without_repair_empty_restarts_end_an_extended_lock() {
-    // Catching up would restore the lock, too.
+    // Catching up would restore the lock too, so it is off as well.
     let rules = SafetyRules {
         missing_is_repaired: false,
         admitted_is_caught_up: false,
@@ -279,7 +281,8 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
             five.left_ms(at)
         );
     }
-    // The repaired node counts like any other: two nodes that always had the lock may now lose it.
+    // The repaired node counts like any other node. So two nodes that have always stored the lock
+    // may now lose it.
     [0, 2].iter().for_each(|at| five.lose_lock(*at));
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.release(&five.lock, &lease.token).await.unwrap();
@@ -289,14 +292,14 @@ async fn a_repaired_node_stores_token_label_and_ttl_of_the_extension() {
     .await;
 }
 
-/// A poller gets a vote of the node that lost the lock, and returns it each time.
+/// A poller gets the vote of the node that lost the lock, and undoes it each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn failed_acquires_of_others_do_not_prevent_a_repair() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.lose_lock(4);
-    // Node 4 stands for a node that was down for longer than the TTL: the lock has ended there, and
-    // was extended before.
+    // Node 4 stands for a node that was down for longer than the TTL. The lock has expired there.
+    // Its watermark has the mark of an earlier extension.
     five.extend(&lease, 30_000).await.unwrap();
     eventually("the lock is repaired", async || {
         (five.stored_on(&lease) == [0, 1, 2, 3, 4]).then_some(())
@@ -349,8 +352,8 @@ async fn a_node_that_answers_after_the_decision_is_repaired_too() {
     .await;
 }
 
-/// Another client's failed attempt is stored on the one node that lost the lock. The repair must
-/// not touch it.
+/// Another client's failed proposal is stored on the one node that lost the lock. The repair must
+/// not replace it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_repair_overwrites_no_lock_of_another_client() {
     let five = FiveNodes::start(&CLUSTER).await;
@@ -359,7 +362,8 @@ async fn a_repair_overwrites_no_lock_of_another_client() {
     five.servers[4].cmd(&["SET", &five.key(), "their-uuid", "PX", "60000"]);
     five.extend(&lease, 30_000).await.unwrap();
     five.locks.drained().await;
-    // The nodes have answered this later inspection, so they have answered the repair, too.
+    // The nodes answer in order. They have answered this inspection, so they have answered the
+    // repair before it too.
     five.locks.inspect(&five.lock).await;
     assert_eq!(five.raw(4).as_deref(), Some("their-uuid"));
     assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
@@ -370,7 +374,8 @@ async fn an_extension_that_repairs_shortens_nothing() {
     let five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
     five.extend(&lease, 60_000).await.unwrap();
-    // Otherwise the node that loses the lock next may receive the long extension only afterwards.
+    // Without this wait, the node that loses the lock next might receive the long extension only
+    // after its loss.
     eventually("all nodes have extended the lock", async || {
         (0..5).all(|at| five.left_ms(at) > 50_000).then_some(())
     })
@@ -392,13 +397,14 @@ async fn an_extension_that_repairs_shortens_nothing() {
 async fn lost_and_unknown_extensions_differ_and_repair_nothing() {
     let mut five = FiveNodes::start(&CLUSTER).await;
     let lease = five.held(&CLUSTER).await;
-    // Two of five still hold the lock and one does not answer: the lock may have a majority.
+    // Two of five nodes store the lock, and one does not answer. So the lock may still have a
+    // majority.
     five.lose_lock(0);
     five.lose_lock(1);
     five.servers[2].kill();
     let unknown = five.extend(&lease, 30_000).await;
     assert!(matches!(unknown, Err(LockError::Unknown(_))), "{unknown:?}");
-    // A third node without the lock excludes a majority.
+    // Now three nodes do not store the lock. So it has no majority.
     five.lose_lock(3);
     let lost = five.extend(&lease, 30_000).await;
     assert!(matches!(lost, Err(LockError::Lost)), "{lost:?}");

@@ -1,5 +1,6 @@
-//! Several attempts of one owner at once, as when a client repeats an idempotency key while the
-//! first request is still in flight. No attempt takes away a grant that another one has promised.
+//! Several attempts of one owner run at the same time. That happens when a client repeats an
+//! idempotency key while its first request is still in flight. No attempt may take away a grant
+//! that another attempt has promised to the client.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +18,7 @@ use crate::support::nodes::{
     AGAIN, LONG_MS, Lock, PREFIX, assert_extended, intercepted, name, now, pass_on, redlock, ttl,
 };
 
-/// Calls `second` instead of the node for every acquire after the first.
+/// The node gets only the first acquire. For each later one, `second` is called instead.
 fn with_second_acquire(
     node: Arc<dyn Node>,
     second: impl Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static,
@@ -32,7 +33,7 @@ fn with_second_acquire(
     })
 }
 
-/// Acquires on nodes in memory, which answer at once.
+/// Acquires a lock on nodes in memory, which answer at once.
 fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lease, LockError> {
     let options = AcquireOptions { owner: OwnerChoice::Shared(owner), ..AcquireOptions::default() };
     let attempt = pin!(locks.acquire(lock, ttl(LONG_MS), options));
@@ -42,9 +43,9 @@ fn acquire_at_once(locks: &Redlock, lock: &LockName, owner: Owner) -> Result<Lea
     }
 }
 
-/// Only node 0 grants the first proposal of attempt A. Before A's second proposal arrives there,
-/// nodes 0 and 1 grant the lock to attempt B of the same owner. Then A is dropped. By then node 0's
-/// vote belongs to B, so A must not delete it.
+/// Attempt A proposes, and only node 0 grants. Before A's second proposal arrives there, nodes 0
+/// and 1 grant the lock to attempt B of the same owner. Then A is dropped. By then node 0's vote
+/// belongs to B, so the undo of A must not delete it.
 #[tokio::test]
 async fn a_cancelled_attempt_spares_its_owners_other_grants() {
     let lock = name("job");
@@ -58,10 +59,10 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants() {
         })
         .collect();
     let node = |n: usize| memory[n].clone() as Arc<dyn Node>;
-    // The gateway has no connection to this node.
+    // A gateway that has no connection to this node.
     let away = |n: usize| intercepted(node(n), |_, task| drop(task));
-    // This watermark makes the first attempt propose again, with a token beyond the second
-    // attempt's.
+    // Because of this watermark the first attempt proposes again, with a token larger than that of
+    // the second attempt.
     let keys = Keys::new(PREFIX, &lock);
     for (n, ahead) in [(1, 250_000), (2, 400_000)] {
         memory[n].set_foreign(
@@ -84,7 +85,7 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants() {
             pass_on(node, task);
         }
     });
-    // Never answers: dropping the reply would count as an answer.
+    // This node never answers. If it dropped the reply, that would count as an answer.
     let silent = |n: usize| {
         let unanswered = Mutex::new(Vec::new());
         with_second_acquire(node(n), move |_, task| unanswered.lock().unwrap().push(task))
@@ -100,8 +101,8 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants() {
     assert!(second_holder.is_err(), "{lease:?} was promised, and now {second_holder:?}");
 }
 
-/// Two such requests, each with a vote on another master, would block the lock for everybody for a
-/// whole TTL.
+/// Two requests of one owner each get a vote from another master. If neither were undone, nobody
+/// could get the lock for a whole TTL.
 #[tokio::test]
 async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     let lock = name("job");
@@ -120,7 +121,7 @@ async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
         let keys = keys.clone();
         let fence = (now() + 300_000).to_string();
         node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(60)));
-        // Free for the first proposal, held by another owner at the second.
+        // The lock is free for the first proposal. Another owner holds it at the second.
         with_second_acquire(memory[n].clone(), move |inner, task| {
             node.set_foreign(&keys.lock, b"somebody", Some(Duration::from_secs(60)));
             pass_on(inner, task);
@@ -136,8 +137,8 @@ async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     assert_eq!(memory[0].run(&Op::Inspect { keys }), Vote::Missing);
 }
 
-/// A hedged copy must not wait behind the lock that the first request got, and then be refused with
-/// `lock_held` because of its own lock.
+/// A hedged copy of a request must not wait behind the lock that the first copy has got. If it did,
+/// it would finally be refused with `lock_held`, because of its own lock.
 #[tokio::test]
 async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     let locks = Redlock::builder().embedded(3).connect().expect("settings");
@@ -180,9 +181,9 @@ async fn a_waiting_copy_gets_the_grant_of_the_first_request() {
     other.await.expect("no panic").expect("the waiter is served");
 }
 
-/// A duplicate found grant B on a majority; then B is undone. Meanwhile a third request of the same
-/// owner is promised grant A. A's token is smaller, because the undo restored the watermark. The
-/// duplicate then releases only B.
+/// A duplicate request finds grant B on a majority, and then B is undone. Meanwhile a third request
+/// of the same owner is promised grant A. A's token is smaller than B's, because the undo has set
+/// the watermark back. The duplicate then gives up, and must release only B.
 #[tokio::test]
 async fn a_failed_confirmation_spares_an_older_promised_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());
@@ -194,13 +195,13 @@ async fn a_failed_confirmation_spares_an_older_promised_grant() {
     assert!(matches!(node.run(&lock.extend(1, t + 1, LONG_MS)), Vote::Held(_)));
     assert!(matches!(node.run(&lock.release_exactly(1, t + 1)), Vote::Held(_)));
     assert_extended(&node.run(&lock.extend(1 | AGAIN, t, LONG_MS)));
-    // An exact release deletes the grant that it has marked as extended; an undo would spare the
-    // grant.
+    // The duplicate has marked grant B as extended. An undo would spare an extended grant, but an
+    // exact release deletes it.
     assert_eq!(node.run(&lock.release_exactly(1 | AGAIN, t)), Vote::Released);
 }
 
-/// Two gateways over three masters mint the same token for one owner, and each has one vote. The
-/// undo of one gateway must not delete the vote of the other.
+/// Two gateways over three masters mint the same token for one owner, and each gets one vote. The
+/// undo of one gateway must not delete the other gateway's vote.
 #[tokio::test]
 async fn an_undo_with_an_equal_token_deletes_no_other_grant() {
     let node = MemoryNode::new("node", Arc::new(SystemClock), NodeSettings::default());

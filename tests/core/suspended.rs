@@ -11,8 +11,8 @@ use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{eventually, masters};
 use crate::support::nodes::{Recorder, in_state, name, stored_on, ttl};
 
-/// A clock that jumps when a given number of nodes has agreed, as on a machine that is suspended at
-/// that moment.
+/// A clock that jumps at the moment when a given number of nodes has agreed. This is what a gateway
+/// sees after its machine was suspended at that moment.
 struct SuspendedClock {
     recorder: Arc<Recorder>,
     enough: usize,
@@ -73,7 +73,7 @@ async fn votes_counted_after_a_sleep_beyond_the_ttl_are_undone() {
         .await;
     }
 
-    // An extension that took so long promises nothing, but takes nothing away.
+    // An extension that took so long gives no new promise. But it does not end the lock either.
     let locks = cluster.redlock_with(remotes.clone(), env(Duration::from_secs(60), 5));
     let lease = locks.acquire(&lock, ttl, AcquireOptions::default()).await.unwrap();
     eventually("all nodes have the lock", async || {

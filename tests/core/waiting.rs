@@ -1,5 +1,6 @@
-//! Waiting through the core's own interface, over real masters: the order of the queue, the cost of
-//! a handoff for the nodes, hints and their loss, and a waiter dropped at any moment.
+//! Waiting through the core's own API, over real masters. The tests cover the order of the queue,
+//! the cost of a handoff for the nodes, hints and their loss, and waiters that are dropped at any
+//! moment.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,7 +36,7 @@ async fn wait_for(
     locks.acquire_within(lock, ttl(LONG_MS), AcquireOptions::default(), patience, || Ok(())).await
 }
 
-/// Starts to wait. Returns when the waiter is queued.
+/// Starts to wait for a lock. Returns when the waiter is in the queue.
 pub(super) async fn start_waiting(
     locks: &Redlock,
     lock: &LockName,
@@ -54,7 +55,7 @@ pub(super) async fn start_waiting(
     waiter
 }
 
-/// Another process over the same masters.
+/// The core of another gateway process over the same masters.
 pub(super) async fn another(cluster: &Cluster) -> Redlock {
     redlock(
         Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await,
@@ -127,8 +128,8 @@ async fn grants_follow_the_queue_order_when_some_waiters_leave() {
     nothing_is_left(&cluster, &locks, &lock).await;
 }
 
-/// Waits until every node has carried this many operations since the last check. Returns the sizes
-/// of each node's calls.
+/// Waits until every node has carried out this many operations since the last check. Returns the
+/// sizes of each node's calls.
 async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
     eventually("every node is asked", async || {
         let mut calls = recorder.calls.lock().unwrap();
@@ -142,14 +143,15 @@ async fn carried(recorder: &Recorder, operations: usize) -> Vec<Vec<usize>> {
 #[tokio::test]
 async fn a_handoff_within_the_process_is_one_call_to_every_node() {
     const ROUNDS: usize = 20;
-    /// A refused first waiter polls after 500 ms.
+    /// A waiter that is granted the lock within this time has not polled yet: after the refusal of
+    /// its first attempt it polls only after 500 ms.
     const BEFORE_THE_POLL: Duration = Duration::from_millis(400);
     let servers = masters(5);
     let lock = name("job");
     let mut undisturbed = 0;
     for _ in 0..ROUNDS {
-        // A fresh recorder for each round, so that a late poll on a slow machine is in no later
-        // count.
+        // Each round has a new recorder. So a poll that comes late on a slow machine is not counted
+        // in a later round.
         let recorder = Arc::new(Recorder::default());
         let mut nodes: Vec<Arc<dyn Node>> = Vec::new();
         for server in &servers {
@@ -164,7 +166,8 @@ async fn a_handoff_within_the_process_is_one_call_to_every_node() {
         let settings = Settings { node_timeout: Duration::from_secs(2), ..Settings::default() };
         let env = Env { observer: recorder.clone(), ..Env::default() };
         let locks = Redlock::new(nodes.clone(), settings, env).expect("good settings");
-        // Catching up may repair the lock, by calls of its own.
+        // Catching up may repair the lock, with calls of its own. So this waits until all nodes
+        // have caught up.
         for node in &nodes {
             let is_caught_up = |status: &NodeStatus| status.state == NodeState::Admitted;
             node.status().wait_for(is_caught_up).await.expect("the worker lives");
@@ -173,7 +176,7 @@ async fn a_handoff_within_the_process_is_one_call_to_every_node() {
         carried(&recorder, 1).await;
         let since = Instant::now();
         let waiter = start_waiting(&locks, &lock).await;
-        // All nodes refused the waiter's own attempt.
+        // The waiter's own attempt was refused by all nodes before the release.
         carried(&recorder, 1).await;
         locks.release(&lock, &held.token).await.expect("the lock is held");
         let (lease, granted) = waiter.await.expect("no panic");
@@ -182,7 +185,7 @@ async fn a_handoff_within_the_process_is_one_call_to_every_node() {
             assert_eq!(
                 carried(&recorder, 2).await,
                 vec![vec![2]; 5],
-                "release and acquire in one call"
+                "a handoff is one call with a release and an acquire"
             );
             assert_eq!(*recorder.hand_overs.lock().unwrap(), [HandoffRoute::Local]);
         }
@@ -202,8 +205,8 @@ async fn waiters_dropped_at_any_moment_leave_no_lock_and_no_slot() {
     let lock = name("job");
     let mut chance = Chance::of(seed("WAITING_SEED"), 0);
     for _ in 0..BATCHES {
-        // The lock may be held when the waiters arrive, here or elsewhere, and is released at any
-        // moment.
+        // When the waiters arrive, the lock may be held by this gateway, by the other one, or by
+        // nobody. It is released at a random moment.
         let holder = [Some(&locks), Some(&other), None][chance.below(3)];
         let held = match holder {
             Some(holder) => Some((holder, acquire(holder, &lock).await)),
@@ -325,9 +328,9 @@ async fn contenders_in_three_processes_need_few_rounds_a_grant() {
     let rounds: usize = distribution.iter().map(|(rounds, count)| *rounds as usize * count).sum();
     let mean = rounds as f64 / grants as f64;
     println!("{grants} grants, {mean:.2} rounds each: {distribution:?}");
-    // A waiter that loses against two others competes again after each of their handoff quotas,
-    // rarely for long. Measured on two busy cores: 1.5 rounds on average, one in a hundred above
-    // 10, the worst of 2,300 around 40.
+    // A waiter may lose against two waiters of other processes. It competes again after each of
+    // their handoff quotas, so it rarely loses for long. On two busy cores a grant took 1.5 rounds
+    // on average. One in a hundred took more than 10, and the worst of 2,300 took about 40.
     let above = |limit: u32| distribution.range(limit + 1..).map(|(_, count)| count).sum::<usize>();
     assert!(mean < 3.0, "{mean:.2}: {distribution:?}");
     assert!(above(25) <= grants.div_ceil(100) && above(100) == 0, "{distribution:?}");
@@ -336,7 +339,8 @@ async fn contenders_in_three_processes_need_few_rounds_a_grant() {
     }
 }
 
-/// Nodes in memory, of which only some are reachable, and the number of acquires that they receive.
+/// Nodes in memory, only some of which can be reached, and the number of acquires that they
+/// receive.
 fn in_memory(
     count: usize,
     reached: impl Fn(usize) -> bool,
@@ -360,8 +364,8 @@ fn in_memory(
     (nodes, asked, redlock(counted, Duration::from_secs(1)))
 }
 
-/// The waiter only inspects whether the lock is its own. An acquire of its own would overtake
-/// earlier waiters if the lock were just free.
+/// The waiter only inspects whether its owner has the lock. If it sent an acquire instead, and the
+/// lock had just become free, it would overtake waiters that came before it.
 #[tokio::test]
 async fn a_waiter_with_another_owner_asks_only_when_it_is_first() {
     let (_, asked, locks) = in_memory(3, |_| true);

@@ -1,5 +1,5 @@
-//! How often waiters ask the nodes: with many waiters, with waiters that can never be granted a
-//! lock, and without a quorum.
+//! How often waiters ask the nodes. The tests have many waiters, waiters that can never be granted
+//! a lock, and nodes without a quorum.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -55,14 +55,14 @@ fn counted() -> (Redlock, Arc<AtomicU32>, Arc<AtomicBool>) {
     (locks, asked, silent)
 }
 
-/// Rounds of acquires within a period.
+/// How many rounds of acquires happen within a period.
 async fn rounds_in(asked: &AtomicU32, length: Duration) -> u32 {
     let before = asked.load(Ordering::Relaxed);
     sleep(length).await;
     (asked.load(Ordering::Relaxed) - before) / NODES as u32
 }
 
-/// Queues with a TTL until the lock is granted or an error ends the wait.
+/// Waits in the queue with this TTL, until the lock is granted or an error ends the wait.
 async fn start_waiting(
     locks: &Redlock,
     lock: &LockName,
@@ -96,8 +96,8 @@ async fn start_waiting_for_each(
     waiters
 }
 
-// The remaining tests cover past faults. With paused time, the clock advances only when all tasks
-// are idle.
+// Each of the following tests covers a bug of the past. The time is paused: the clock advances only
+// while all tasks are idle.
 
 #[tokio::test(start_paused = true)]
 async fn thousands_of_awaited_names_are_polled_at_a_bounded_rate() {
@@ -105,7 +105,7 @@ async fn thousands_of_awaited_names_are_polled_at_a_bounded_rate() {
     let (locks, asked, _) = counted();
     let waiters = start_waiting_for_each(&locks, NAMES).await;
     assert_eq!(locks.waiting().locks, NAMES);
-    // The first waiters were still sole clients.
+    // During these seconds each first waiter still counts as the sole client of its lock.
     sleep(Duration::from_secs(2)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
     assert!((5_000..=12_000).contains(&rounds), "{rounds} rounds in 20 s");
@@ -121,7 +121,7 @@ async fn a_queue_without_quorum_backs_off_and_resumes_soon() {
     for _ in 0..5 {
         waiters.push(start_waiting(&locks, &lock, LONG_MS).await);
     }
-    // Long enough to notice the missing quorum.
+    // Waits long enough for the gateway to notice that there is no quorum.
     silent.store(true, Ordering::Relaxed);
     sleep(Duration::from_secs(3)).await;
     let rounds = rounds_in(&asked, Duration::from_secs(20)).await;
@@ -155,7 +155,7 @@ async fn thousands_of_queues_without_quorum_spare_the_nodes() {
     waiters.iter().for_each(JoinHandle::abort);
 }
 
-/// A node that is slow for every operation, one after the other.
+/// A node that carries out one operation after another, each of them slowly.
 fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
     let queue = Arc::new(Mutex::new(VecDeque::<Task>::new()));
     let micros = micros.clone();
@@ -173,7 +173,7 @@ fn slow(node: Arc<MemoryNode>, micros: &Arc<AtomicU64>) -> Arc<dyn Node> {
         let node = node.clone();
         tokio::spawn(async move {
             sleep_until(due).await;
-            // In order of arrival, whichever task wakes first.
+            // The oldest operation comes next, whichever task wakes first.
             let next = queue.lock().unwrap().pop_front();
             next.into_iter().for_each(|task| pass_on(&node, task));
         });
@@ -186,7 +186,7 @@ async fn a_tiny_ttl_at_the_head_of_a_queue_blocks_nobody_behind() {
     let locks = locks(|node| slow(node, &micros), Duration::from_millis(500));
     let lock = name("job");
     let held = acquire(&locks, &lock).await;
-    // Rounds get a tenth of the TTL: 1 and 2 ms.
+    // A round gets a tenth of the TTL: 1 ms and 2 ms here.
     let short_ttls =
         [start_waiting(&locks, &lock, 10).await, start_waiting(&locks, &lock, 20).await];
     let first = start_waiting(&locks, &lock, LONG_MS).await;
@@ -232,8 +232,8 @@ async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum() {
         asked == tiny && round >= Duration::from_millis(6) && least.millis() >= 80,
         "{refused:?}"
     );
-    // On a busy machine the stated minimum may be slightly too short, and rounds may need time to
-    // become faster.
+    // On a busy machine the minimum in the error may be slightly too short, and rounds may need
+    // time to become faster again. So this repeats.
     let least = Mutex::new(least);
     let lease = eventually("the stated minimum is accepted", async || {
         let ttl = *least.lock().unwrap();
@@ -244,7 +244,7 @@ async fn a_ttl_too_short_for_slow_rounds_is_refused_with_a_minimum() {
         None
     })
     .await;
-    // The lock may have expired.
+    // The lock may have expired before this release.
     let _ = locks.release(&name("job"), &lease.token).await;
 
     micros.store(0, Ordering::Relaxed);

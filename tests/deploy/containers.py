@@ -1,5 +1,5 @@
-"""Containers without an engine, made of namespaces, as an image's process sees them. For
-`tests/deploy/start`.
+"""Containers without an engine, made of namespaces. A process in one sees what it would see in a container
+of its image. Used by `tests/deploy/start`.
 
 Each container has its own network with resolvable names, a root folder with its files and nothing of
 this repository, its user, its environment, and no privileges. Not modelled: cgroups (memory), seccomp,
@@ -27,7 +27,7 @@ def ip(*words, check=True):
 
 
 class Cluster:
-    """Networks and their containers; always taken down at the end."""
+    """Networks and the containers in them. All are removed at the end, also after an error."""
 
     def __init__(self):
         self.dir = Path(tempfile.mkdtemp(prefix="containers-"))
@@ -46,7 +46,7 @@ class Cluster:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def network(self, name):
-        """The bridge of a network, for IPv4 and IPv6."""
+        """The bridge of a network, for IPv4 and IPv6. It is made when it is first needed."""
         if name not in self.networks:
             number = len(self.networks) + 1
             bridge = self.networks[name] = f"{PREFIX}b{number}"
@@ -55,7 +55,7 @@ class Cluster:
         return self.networks[name]
 
     def connect(self, netns, networks, number):
-        """Puts a namespace into networks. Returns its addresses."""
+        """Makes a network namespace and connects it to networks. Returns its addresses in each network."""
         ip("netns", "add", netns)
         ip("-n", netns, "link", "set", "lo", "up")
         found = {}
@@ -80,7 +80,8 @@ class Cluster:
         return container
 
     def hosts(self, container):
-        """The names of containers that share a network, IPv6 first, as a dual-stack cluster may answer."""
+        """The hosts file of a container: the names of all containers with which it shares a network. IPv6 comes
+        first, as in the answers of a dual-stack cluster."""
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for other in self.containers.values():
             for network in set(container.networks) & set(other.networks):
@@ -93,8 +94,8 @@ class Cluster:
 class Container:
     def __init__(self, name, command, networks, user="0:0", env=None, files=None, data=None, root=None, aliases=(),
                  read_only=True, six_only=False):
-        """`files`: path inside -> (path here); `data`: folders that outlive the container; `root`: the image as a folder, or
-        the programs of this machine."""
+        """`files`: path inside -> path here. `data`: folders that outlive the container. `root`: the image as a folder;
+        without it the container has the programs of this machine."""
         self.name, self.command, self.networks, self.user = name, command, networks, user
         self.env, self.files, self.data, self.root = env or {}, files or {}, data or [], root
         self.aliases, self.read_only, self.six_only, self.process = aliases, read_only, six_only, None
@@ -124,14 +125,14 @@ class Container:
         return (self.dir / "log").read_text(errors="replace")
 
     def run(self, command, timeout=10):
-        """Runs a command inside as the container's user, such as a probe."""
+        """Runs a command, for example a probe, inside the container as the container's user."""
         uid, gid = self.user.split(":")
         enter = ["nsenter", "--target", str(self.process.pid), "--mount", "--net", "--root", "--wd", "--setuid", uid, "--setgid", gid]
         return subprocess.run([*enter, "--", *command], capture_output=True, text=True, timeout=timeout,
                               env={"PATH": "/usr/local/bin:/usr/bin:/bin"})
 
     def stop(self, grace):
-        """Sends SIGTERM, and SIGKILL after the grace. Returns the exit status."""
+        """Sends SIGTERM, and SIGKILL if the process still runs after the grace. Returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(grace)
@@ -145,7 +146,7 @@ class Container:
             self.process.wait()
 
     def wipe(self):
-        """The content of a new disk."""
+        """Deletes all data, as if the disk had been replaced."""
         for folder in self.spec()["folders"].values():
             shutil.rmtree(folder)
 
@@ -155,7 +156,7 @@ class Container:
 
 
 def until(what, holds, limit, alive=()):
-    """Asks ten times a second. Returns the answer, or raises an error after the limit."""
+    """Asks ten times a second until the answer is true. Returns it, or raises an error after the limit."""
     end = time.monotonic() + limit
     while True:
         for container in alive:
@@ -170,7 +171,7 @@ def until(what, holds, limit, alive=()):
 
 
 def enter(spec):
-    """In the new network: makes the root folder, changes into it, drops all privileges, and becomes the program."""
+    """Runs in the new network: makes the root folder, changes into it, drops all privileges, and becomes the program."""
     root = spec["mount"]
 
     def mount(*words):

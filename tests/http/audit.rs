@@ -1,4 +1,4 @@
-//! The audit record of clients with keys: in its own file, or in the log.
+//! The audit records of clients with keys. They go to a file of their own, or to the log.
 
 use http::Method;
 use rustix::process::Signal;
@@ -36,7 +36,7 @@ async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     let both =
         chief.call(&gateway, Method::DELETE, &format!("{}?force=true", lock_path("deploy/app")));
     both.header("lock-token", &lease.token).send().await.problem(400, "invalid_parameter");
-    // Force does not release the lock of another Redlock client.
+    // A forced release does not delete the lock of another Redlock library.
     servers.iter().for_each(|server| {
         drop(server.cmd(&["SET", "lock:deploy/theirs", "somebody", "PX", "60000"]))
     });
@@ -54,7 +54,7 @@ async fn force_takes_a_lock_from_its_holder_and_records_the_caller() {
     assert_eq!(holder.delete(&gateway, "deploy/app", &next.token).await.status, 204);
     force(&chief, "deploy/app", "force=true").await.problem(404, "lock_not_found");
 
-    // Waits for the last record.
+    // Waits until the last record is written.
     let lines = eventually("all records are written", async || {
         let lines = audit_lines(&log);
         let is_last = |line: &Value| line["what"] == "force" && line["outcome"] == "lock_not_found";
@@ -105,7 +105,7 @@ async fn a_rotated_log_is_opened_again() {
     std::fs::remove_file(moved).unwrap();
 }
 
-/// An audit file on a full disk, until [`Self::replace_disk`].
+/// An audit file on a full disk. [`Self::replace_disk`] makes room.
 struct FullDisk(Scratch);
 
 impl FullDisk {
@@ -116,7 +116,7 @@ impl FullDisk {
         Self(path)
     }
 
-    /// Replaces the full disk and signals the gateway to open the file again.
+    /// Replaces the full disk, and signals the gateway to open its audit file again.
     fn replace_disk(&self, gateway: &Gateway) {
         std::fs::remove_file(self.0.path()).unwrap();
         gateway.signal(Signal::HUP);
@@ -152,7 +152,7 @@ async fn a_full_disk_delays_audit_records_and_no_locks() {
         lines.iter().map(|line| line["lock"].as_str().unwrap().to_owned()).collect();
     let expected: Vec<_> = (0..50).flat_map(|n| [format!("job-{n}"), format!("job-{n}")]).collect();
     assert_eq!(locks, expected, "the records are in order, each once");
-    // The shutdown waits for records in flight.
+    // A shutdown waits until the records of requests in flight are written.
     for n in 0..50 {
         gateway.acquire(&format!("late-{n}")).await;
     }
@@ -167,7 +167,7 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
     let launch =
         Launch::embedded().flag("--audit-log", disk.0.path()).flag("--audit-on-failure", "refuse");
     let mut gateway = launch.start().await;
-    // No write has failed yet.
+    // The gateway has not noticed the full disk yet, because no write has failed.
     let lease = gateway.acquire("job").await;
     let refused = eventually("the failure is noticed", async || {
         let answer = gateway.post("other", json!({})).await;
@@ -200,19 +200,19 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
 
 #[tokio::test]
 async fn a_hung_disk_delays_no_request() {
-    // Nobody reads the pipe: it takes a limited number of lines, and then no more.
+    // Nobody reads this pipe. It takes a limited number of lines, and then no more.
     let pipe = Scratch::new("pipe", "");
     std::fs::remove_file(pipe.path()).unwrap();
     let made =
         std::process::Command::new("mkfifo").arg(pipe.path()).status().expect("mkfifo starts");
     assert!(made.success());
-    // Opening a pipe for reading and writing does not block.
+    // A pipe that is opened for reading and writing does not block.
     let _other_end = std::fs::File::options().read(true).write(true).open(pipe.path()).unwrap();
     let mut gateway =
         Launch::embedded().flag("--audit-log", pipe.path()).env("RUST_LOG", "info").start().await;
     let since = std::time::Instant::now();
     let name = |n| format!("{}-{n}", "n".repeat(200));
-    // Twice the capacity of a pipe.
+    // The records need twice the capacity of a pipe.
     for n in 0..300 {
         gateway.acquire(&name(n)).await;
     }
@@ -223,12 +223,12 @@ async fn a_hung_disk_delays_no_request() {
     let log = gateway.stdout();
     let mut lost = log.lines().filter(|line| line.contains("a line could not be written"));
     let last = "n-299";
-    assert!(lost.any(|line| line.contains(last)), "the log has the records that found no disk");
+    assert!(lost.any(|line| line.contains(last)), "the log has the records that no disk took");
 }
 
 fn audit_lines(log: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(log.path()).unwrap();
-    // The last line may be incomplete.
+    // The pipe may have taken only a part of the last line.
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole.map(|line| serde_json::from_str(line).expect("one object a line")).collect()
 }
@@ -264,7 +264,7 @@ async fn without_an_audit_file_records_go_to_the_log_at_any_level() {
     assert_eq!(what, expected.each_ref().map(|(what, lock)| (what, lock)), "denials only");
 }
 
-/// The audit records in the log.
+/// The audit records that are in the log.
 pub(super) fn audit_in_log(gateway: &Gateway) -> Vec<Value> {
     let log = gateway.stdout();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -1,5 +1,5 @@
-//! API keys: who is admitted, which operations and names a key allows, and which principal a lock
-//! belongs to.
+//! API keys: which callers are admitted, which operations and names a key allows, and to which
+//! principal a lock belongs.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;
@@ -20,7 +20,7 @@ pub(super) async fn is_ready(gateway: &Gateway) {
     .await;
 }
 
-/// Status and problem code; the code is empty on success.
+/// The status and the problem code of an answer. The code is empty if the request succeeded.
 fn outcome(answer: &Answer) -> (u16, String) {
     let code = match answer.header("content-type") {
         "application/problem+json" => answer.json()["code"].as_str().expect("a string").to_owned(),
@@ -39,11 +39,11 @@ const ALL_VERBS: [&str; 7] =
 /// The callers of a gateway that knows the keys `right`, `elsewhere`, `without` and an expired one.
 struct Callers {
     right: Key,
-    /// A key for other names.
+    /// A key that allows only other names.
     elsewhere: Key,
-    /// One key for each verb, with every right except that verb.
+    /// For each verb, the verb and a key that has every right except this one.
     without: Vec<(&'static str, Key)>,
-    /// Credentials of strangers.
+    /// Authorization headers of callers whom the gateway does not know; `None` for no header.
     strangers: Vec<Option<String>>,
 }
 
@@ -80,7 +80,8 @@ impl Callers {
     }
 }
 
-/// An endpoint with its answers to a key with the right, and to a key that has the right elsewhere.
+/// An endpoint, with the status for a key that has the right and the status for a key that has it
+/// only for other names.
 struct Endpoint {
     method: Method,
     path: String,
@@ -117,7 +118,8 @@ fn endpoints() -> impl Iterator<Item = Endpoint> {
 }
 
 impl Endpoint {
-    /// Makes the lock free for a POST, and held otherwise. Returns the lease of a held lock.
+    /// Makes the lock free if the endpoint is a POST, and held otherwise. Returns the lease of the
+    /// held lock.
     async fn prepare(&self, gateway: &Gateway, right: &Key) -> Option<Lease> {
         right
             .call(gateway, Method::DELETE, &format!("{}?force=true", lock_path(LOCK)))
@@ -145,7 +147,7 @@ impl Endpoint {
         call.send().await
     }
 
-    /// Tries every kind of caller.
+    /// Calls the endpoint as every kind of caller, and checks the answers.
     async fn is_guarded(&self, gateway: &Gateway, callers: &Callers) {
         let Callers { right, elsewhere, without, strangers } = callers;
         let at = |who: &str| format!("{who} at {} {}", self.method, self.path);
@@ -209,10 +211,10 @@ async fn a_key_opens_only_its_own_locks_and_operations() {
     for endpoint in endpoints() {
         endpoint.is_guarded(&gateway, &callers).await;
     }
-    // A listing shows only the locks that its reader may list; the lock of the last round is still
-    // held.
+    // A listing contains only locks that its reader may list. The lock of the last round is still
+    // held, so each listing could contain it.
     for query in ["", "?prefix=deploy%2Fapp&limit=1", "?prefix=none&limit=1"] {
-        // Not even a page's end may reveal a lock that the reader must not see.
+        // Not even the end of a page may show that a lock exists which the reader must not see.
         let listed = callers.elsewhere.get(&gateway, &format!("/locks{query}")).await.json();
         assert_eq!(listed, json!({ "locks": [] }), "{query}");
     }
@@ -235,7 +237,7 @@ async fn a_stolen_token_is_useless_with_another_key() {
     }
 
     let lease = holder.acquire(&gateway, "job").await;
-    // Nodes store another token than the client shows.
+    // Nodes do not store the client's token, but a value that is derived from it.
     let all_store =
         || servers.iter().map(|server| server.cmd(&["GET", "lock:job"]).text()).collect::<Vec<_>>();
     eventually("all nodes have the lock", async || {
@@ -250,7 +252,7 @@ async fn a_stolen_token_is_useless_with_another_key() {
         thief.delete(gateway, "job", &lease.token).await.problem(409, "not_holder");
         assert_eq!(all_store(), before);
     }
-    // The token and owner that the nodes store do not make a valid lock token either.
+    // The token and owner that nodes store cannot be used as a lock token either.
     let raw = format!("1.{}.{}", &stored[..16], &stored[17..57]);
     holder.delete(&gateway, "job", &raw).await.problem(409, "not_holder");
 
@@ -289,7 +291,8 @@ async fn a_refused_release_does_not_change_anothers_lock() {
         let key = format!("{{lock:{name}}}:fence");
         servers.iter().map(|server| server.cmd(&["GET", &key])).collect::<Vec<_>>()
     };
-    // The flag of an extended lock allows its repair on a master that loses the lock.
+    // After an extension, nodes store the lock with a mark. The mark allows a repair on a master
+    // that loses the lock.
     let marked = eventually("all nodes have set the extended flag", async || {
         let fences = fences("job");
         fences
@@ -309,7 +312,7 @@ async fn a_refused_release_does_not_change_anothers_lock() {
         thief.delete(&gateway, "job", &token).await.problem(409, "not_holder");
         assert_eq!(fences("job"), marked, "{token}");
     }
-    // A token from the future would drive the fencing tokens of other locks ahead.
+    // A token from the future would lead the fencing tokens of other locks ahead too.
     let late = std::time::SystemTime::now() + std::time::Duration::from_secs(60);
     let late = late.duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
     for future in [format!("1.{late}.{invented}"), format!("1.{}.{invented}", late - 30_000_000)] {
@@ -362,7 +365,8 @@ async fn an_idempotency_key_leads_only_its_own_principal_to_its_lock() {
     assert_eq!((&first.token, first.fencing), (&again.token, again.fencing));
     acquire(&two).await.problem(409, "lock_held");
     assert_eq!(one.delete(&gateway, "job", &again.token).await.status, 204);
-    // An idempotency key does not reveal the token that it leads to.
+    // Two clients with the same idempotency key get different tokens. So the key does not reveal
+    // the token.
     assert_ne!(Lease::from(&acquire(&two).await).owner(), first.owner());
 }
 
@@ -392,7 +396,7 @@ async fn only_the_named_paths_are_public() {
         }
         gateway.get("/locks").await.problem(401, "unauthenticated");
         gateway.get("/locks/a").await.problem(401, "unauthenticated");
-        // The list of nodes is not public.
+        // The list of nodes is only for callers with a key.
         for path in ["/readyz", "/healthz"] {
             let wrong =
                 gateway.call(Method::GET, path).header("authorization", "Bearer x").send().await;
@@ -447,7 +451,7 @@ async fn without_keys_force_and_addresses_are_local_only() {
         both.stderr
     );
     let world = with_keys(&file).flag("--listen", "0.0.0.0:0").argument("--embedded").start().await;
-    // The banner comes after the first line of the log.
+    // The banner appears after the first line of the log, so this waits for it.
     let caution = "CAUTION: keys and tokens travel as plain text";
     eventually(caution, async || world.stderr().contains(caution).then_some(())).await;
 

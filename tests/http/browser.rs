@@ -1,5 +1,5 @@
-//! Headers for browsers: where pages may be framed, what pages may load, and whose scripts may
-//! call.
+//! Headers for browsers. They say where pages may be framed, what pages may load, and which sites'
+//! scripts may call the API.
 
 use http::{HeaderMap, Method};
 use serde_json::json;
@@ -52,7 +52,7 @@ async fn pages_declare_their_sources_and_forbid_framing() {
             assert_eq!(answer.header(name), value, "{path}");
         }
     }
-    // The policy forbids inline scripts and styles, so the page must have none.
+    // The policy forbids inline scripts and styles, so the page must contain none.
     let page = gateway.get("/docs/").await.text();
     for inline in ["<style", "style=", "onload=", "onclick=", "javascript:"] {
         assert!(!page.contains(inline), "{inline} in\n{page}");
@@ -62,7 +62,7 @@ async fn pages_declare_their_sources_and_forbid_framing() {
         "{page}"
     );
 
-    // The digest is made by: openssl dgst -sha256 -binary | base64.
+    // This command makes such a digest: openssl dgst -sha256 -binary | base64.
     let logo = ".logo_small_svg__cls-2{fill:#fff}.logo_small_svg__cls-3{fill:#85ea2d}";
     let script = gateway.get("/docs/swagger-ui-standalone-preset.js").await.text();
     assert!(

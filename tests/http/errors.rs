@@ -1,5 +1,6 @@
-//! Errors of requests, as one table of bad requests with status, code, and the words that help to
-//! correct the request. The gateway clamps nothing and guesses nothing.
+//! Errors of requests: a table of bad requests, each with the status, the code, and the words that
+//! help to correct it. The gateway never changes a bad value into an allowed one, and never
+//! guesses.
 
 use bytes::Bytes;
 use http::Method;
@@ -8,7 +9,7 @@ use serde_json::json;
 use crate::support::client::{Answer, Call, lock_path};
 use crate::support::gateway::{Gateway, Launch};
 
-/// A token from another time.
+/// A well-formed token that belongs to no lock of this test.
 const FOREIGN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
 
 #[track_caller]
@@ -27,7 +28,7 @@ async fn assert_all_bad(cases: Vec<(&str, Call, u16, &str, &[&str])>) {
     }
 }
 
-/// A body as text for each call that takes a body.
+/// For each call that takes a body: this text as its body.
 fn with_body(gateway: &Gateway, text: impl Into<Bytes>) -> Call {
     gateway.call(Method::POST, "/locks/job").header("content-type", "application/json").body(text)
 }
@@ -54,7 +55,7 @@ async fn bad_lock_names_are_refused_with_the_reason() {
         ),
         ("a percent sign", "/locks/100%25", 400, "invalid_name", ["'%' at byte 3", allowed]),
         (
-            "a percent sign of its own",
+            "a percent sign that encodes nothing",
             "/locks/100%",
             400,
             "invalid_name",
@@ -176,7 +177,7 @@ async fn bad_bodies_are_refused_with_their_defect() {
         let answer = with_body(&gateway, body.to_vec()).send().await;
         assert_bad(what, &answer, 400, "invalid_body", words);
     }
-    // These characters disguise a text.
+    // These characters can make a text look like another one.
     for c in "\u{2028}\u{2029}\u{61c}\u{200e}\u{200f}\u{202a}\u{202e}\u{2066}\u{2069}".chars() {
         let text = format!("a{c}b");
         let asked = [
@@ -240,7 +241,8 @@ async fn a_body_beyond_the_limit_is_413_however_it_is_sent() {
 
     let mut raw = gateway.raw().await;
     raw.announce("POST", "job", "", two_mebibytes.len()).await;
-    // The gateway may stop reading at any time; only its answer has to arrive.
+    // The gateway may stop reading at any time, so the write may fail. The answer must still
+    // arrive.
     let _ = raw.try_write(&two_mebibytes).await;
     assert_bad("by content-length", &raw.answer().await, 413, "body_too_large", &limit);
 
@@ -432,9 +434,9 @@ async fn bad_query_parameters_of_a_listing_are_named() {
         ("a long prefix", get(&long), 400, "invalid_parameter", &["prefix", "256 bytes"]),
         ("an unknown parameter", get("offset=5"), 400, "invalid_parameter", &["offset", "prefix"]),
         ("a parameter twice", get("limit=5&limit=6"), 400, "invalid_parameter", &["limit"]),
-        // An ignored field would silently give the default TTL.
+        // If the gateway ignored this field, the client would get the default TTL without noticing.
         (
-            "a ttl beside the path",
+            "a TTL in the query",
             gateway.call(Method::POST, "/locks/job?ttl_ms=5"),
             400,
             "invalid_parameter",
@@ -452,7 +454,7 @@ async fn unknown_paths_and_methods_get_the_existing_ones() {
     };
     assert_all_bad(vec![
         ("another path", call("POST", "/lock/job"), 404, "not_found", &["/openapi.json"]),
-        ("an asset that is none", call("GET", "/docs/secret.txt"), 404, "not_found", &["/docs"]),
+        ("a file that is no asset", call("GET", "/docs/secret.txt"), 404, "not_found", &["/docs"]),
     ])
     .await;
     for (method, path, allowed) in [
@@ -511,7 +513,8 @@ async fn two_requests_on_one_connection_get_two_answers() {
     for status in [201, 409] {
         raw.announce("POST", "job", "", 16).await;
         raw.write("{\"ttl_ms\": 60000}".get(..16).unwrap()).await;
-        // The body is one byte short of JSON: the rest of the connection must not complete it.
+        // The body is one byte short of being JSON. The next bytes on the connection must not
+        // complete it.
         assert_eq!(raw.answer().await.status, 400);
         raw.announce("POST", "job", "", 2).await;
         raw.write("{}").await;

@@ -1,6 +1,7 @@
-//! Fencing tokens as a resource sees them: every later grant of a lock carries a larger token,
-//! whichever gateway granted it and whatever that gateway's clock shows. A preloaded library lets
-//! one of two gateways run half a second ahead; the machine's clock stays unchanged.
+//! Fencing tokens as a protected resource sees them: each later grant of a lock carries a larger
+//! token, whichever gateway granted it and whatever that gateway's clock shows. A preloaded library
+//! puts the clock of one of two gateways half a second ahead. The clock of the machine itself is
+//! not changed.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -25,7 +26,8 @@ async fn two_gateways(servers: &[RedisServer]) -> (Gateway, Gateway) {
         .env("CLOCK_SHIM_OFFSET_MS", &AHEAD.as_millis().to_string());
     let ahead = shifted.ready().await;
     let exact = Launch::over(servers).ready().await;
-    // The shifted gateway is asked first. Without the shift its token would be the smaller one.
+    // The gateway with the shifted clock is asked first. Without the shift, its token would be the
+    // smaller one.
     let since = Instant::now();
     let early = ahead.acquire("which-clock-ahead").await.fencing;
     let late = exact.acquire("which-clock-exact").await.fencing;
@@ -51,7 +53,8 @@ async fn a_gateway_with_a_slow_clock_grants_larger_tokens() {
 async fn tokens_grow_for_64_clients_of_two_skewed_gateways() {
     let servers = masters(5);
     let (exact, ahead) = two_gateways(&servers).await;
-    // Clients write only while they hold the lock, so the list has the order of the grants.
+    // A client writes to the list only while it holds the lock. So the list has the order of the
+    // grants.
     let grants = Arc::new(Mutex::new(Vec::<(u64, usize)>::new()));
     let clients: Vec<_> = (0..CLIENTS)
         .map(|client| {
@@ -74,7 +77,8 @@ async fn tokens_grow_for_64_clients_of_two_skewed_gateways() {
                             assert_eq!(released.status, 204, "{released:?}");
                             pause = Duration::from_millis(2 + client as u64);
                         }
-                        // All masters are up, so a split vote mostly appears as "held" (409).
+                        // All masters are up. So if the votes are split, the answer is mostly
+                        // "held" (409).
                         409 => pause = (pause * 2).min(Duration::from_millis(100)),
                         503 => {
                             answer.problem(503, "quorum_unavailable");

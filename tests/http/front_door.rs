@@ -1,5 +1,5 @@
-//! First steps of a newcomer: the way to the documentation, names with slashes, small requests, and
-//! all of it behind a real proxy.
+//! What a new user tries first: finding the documentation, names with slashes, and small requests.
+//! All of this must also work behind a real proxy.
 
 use std::net::SocketAddr;
 use std::process::{Child, Stdio};
@@ -71,8 +71,8 @@ async fn the_holders_label_is_shown_to_everyone() {
 #[tokio::test]
 async fn a_client_still_sending_a_too_large_body_gets_the_answer() {
     let gateway = Launch::embedded().start().await;
-    // More than the connection's buffers hold: a gateway that does not read the rest closes while
-    // the client sends.
+    // These bodies are larger than the connection's buffers. A gateway that does not read the rest
+    // closes the connection while the client still sends.
     for length in [20_000, 900_000] {
         let mut raw = gateway.raw().await;
         raw.announce("POST", "job", "connection: close\r\n", length).await;
@@ -108,7 +108,7 @@ async fn an_invalid_end_date_of_a_key_is_reported_as_such() {
     );
 }
 
-/// A real nginx in front of a gateway.
+/// A real nginx as a proxy in front of a gateway.
 struct Nginx {
     address: SocketAddr,
     process: Child,
@@ -121,8 +121,8 @@ impl Nginx {
         let port = free_port();
         let here = folder.path().display();
         let to = gateway.address();
-        // With a path, proxy_pass decodes the request's path and replaces the prefix; without a
-        // path it passes the original on.
+        // If the URL of proxy_pass has a path, nginx decodes the request's path and replaces its
+        // prefix. Without a path it passes the original on.
         let text = format!(
             "daemon off; worker_processes 1; pid {here}/pid; error_log stderr;
              events {{}}
@@ -161,7 +161,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // nginx's worker ends with its master.
+        // When nginx's main process ends, its worker ends too.
         let _ = rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.process),
             rustix::process::Signal::QUIT,
@@ -195,7 +195,7 @@ async fn slashes_and_documentation_work_behind_nginx() {
         assert_eq!(
             document.json()["servers"][0]["url"],
             ".",
-            "relative to the document, wherever that is"
+            "the server's URL is relative to the document"
         );
     }
 }

@@ -1,13 +1,13 @@
-//! Ten thousand hostile requests on several connections at once, against a gateway over real
-//! masters. The gateway refuses them or does what they say. No answer breaks the contract. The
-//! masters store only keys of named locks and receive only the gateway's commands. Holders of locks
-//! come to no harm.
+//! Ten thousand hostile requests arrive on several connections at once, at a gateway over real
+//! masters. The gateway refuses each request, or does what it says. No answer breaks the API's
+//! contract. The masters store only keys of locks that requests have named, and receive only the
+//! gateway's commands. Clients that hold locks keep them.
 //!
-//! The HTTP library itself answers requests that it cannot read, with 400, 414 or 431 without a
-//! body and without an id, and closes the connection. The test accepts that, and also a missing
-//! answer to an incomplete request.
+//! If the HTTP library cannot read a request, it answers by itself: with 400, 414 or 431, without a
+//! body and without a request id. Then it closes the connection. The test accepts such an answer.
+//! If a request is incomplete, the test also accepts that no answer comes.
 //!
-//! Every run draws new requests and prints their seed; `REDLOCK_FUZZ_SEED=<seed>` repeats them.
+//! Every run draws new requests and prints its seed. `REDLOCK_FUZZ_SEED=<seed>` repeats the run.
 
 mod dictionary;
 mod requests;
@@ -29,10 +29,11 @@ use crate::support::resp::Resp;
 const REQUESTS: usize = 10_000;
 const CONNECTIONS: usize = 8;
 const HOUR_MS: u64 = 3_600_000;
-/// The names differ in more than one letter: a changed byte does not turn one into another.
+/// Any two of these names differ in more than one letter. So no changed byte turns one name into
+/// another.
 const HELD: [&str; 6] =
     ["held/alpha", "held/bravo-2", "CHARLIE", "d:e:l:t:a", "echo@host~1", "..foxtrot"];
-/// Names that only their holders know.
+/// Names of locks whose holders alone know them. No request names them.
 const ELSEWHERE: [&str; 4] =
     ["elsewhere/one", "elsewhere/second", "elsewhere/No-3", "elsewhere/fourth+"];
 
@@ -68,10 +69,10 @@ const COMMANDS: [&str; 25] = [
 /// The answers to the requests.
 #[derive(Default)]
 struct Seen {
-    /// Counts by status, and by code where the answer has one.
+    /// Counts of answers, by status and by the code if the answer has one.
     answers: BTreeMap<String, usize>,
     unanswered: usize,
-    /// Violations.
+    /// Answers that break the contract, in words.
     wrong: Vec<String>,
     /// Names that a request may have locked.
     names: BTreeSet<String>,
@@ -143,7 +144,8 @@ async fn ten_thousand_hostile_requests_get_valid_answers() {
     servers.iter().for_each(|server| holds_nothing_else(server, &seen.names));
 }
 
-/// Sends every n-th request of the run, one after the other.
+/// Sends this connection's share of the requests, one after another: every n-th request from number
+/// `first` on, where n is the number of connections.
 async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, first: usize) -> Seen {
     let mut seen = Seen::default();
     let mut kept: Option<Raw> = None;
@@ -180,13 +182,14 @@ async fn send_share(gateway: Arc<Gateway>, targets: Arc<Targets>, seed: u64, fir
     seen
 }
 
-/// The answer to a request on a reused connection.
+/// Sends a request, on the connection of the last one if that is still open, and returns its
+/// answer.
 async fn answered(
     gateway: &Gateway,
     kept: &mut Option<Raw>,
     request: &HostileRequest,
 ) -> Option<Answer> {
-    // A connection that was closed after its last answer fails only now.
+    // If the gateway closed the connection after its last answer, the client notices that only now.
     if let Some(mut old) = kept.take()
         && old.try_write(&request.bytes).await.is_ok()
         && let Some(answer) = old.try_answer(request.method() == b"HEAD").await
@@ -201,7 +204,8 @@ async fn answered(
     Some(answer)
 }
 
-/// All answers on a new connection, until the gateway closes it.
+/// Sends a request on a new connection. Returns all answers until the gateway closes the
+/// connection.
 async fn all_answers(gateway: &Gateway, request: &HostileRequest) -> Vec<Answer> {
     let mut raw = gateway.raw().await;
     if raw.try_write(&request.bytes).await.is_ok() && request.ending == Ending::BrokenOff {
@@ -214,7 +218,7 @@ async fn all_answers(gateway: &Gateway, request: &HostileRequest) -> Vec<Answer>
     answers
 }
 
-/// The kind of an answer, or its defect.
+/// Returns the kind of an answer, or what is wrong with it.
 fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
     const HEADERS: [&str; 25] = [
         "allow",
@@ -269,9 +273,10 @@ fn judge(request: &HostileRequest, answer: &Answer) -> Result<String, String> {
     Ok(format!("{status} {code}"))
 }
 
-/// A token with a time that no gateway has reached yet. A release leaves no tombstone for it, and
-/// reports this: whether the lock was released is unknown, by the clocks of all nodes that
-/// answered.
+/// Whether the answer is the one to a release whose token has a time far in the future. No gateway
+/// has minted such a token yet, so nodes leave no tombstone for it. The gateway answers that it
+/// does not know whether the lock was released, because the clocks of all nodes that answered are
+/// too far from the token.
 fn is_clock_alone(answer: &Answer) -> bool {
     let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
     let nodes = body["nodes"].as_array().into_iter().flatten();
@@ -279,12 +284,12 @@ fn is_clock_alone(answer: &Answer) -> bool {
         && nodes.clone().all(|node| node["state"] == "clock" || node["state"] == "pending")
 }
 
-/// Checks an answer against the document if it answers the first request on the connection.
+/// Checks the answer to the first request on a connection against the OpenAPI document.
 fn hold(request: &HostileRequest, answer: &Answer) {
     let (Ending::Kept, Ok(method)) = (request.ending, Method::from_bytes(request.method())) else {
         return;
     };
-    // Methods are case-sensitive.
+    // Methods are case-sensitive, so a method with small letters is not in the document.
     if !request.method().iter().all(u8::is_ascii_uppercase) {
         return;
     }
@@ -293,7 +298,8 @@ fn hold(request: &HostileRequest, answer: &Answer) {
     }
 }
 
-/// A run whose requests were all refused by the parser, or all answered alike, would show nothing.
+/// If the parser refused every request, or all answers were alike, the run would show nothing. So
+/// this checks that every kind of answer has occurred.
 fn assert_everything_was_met(seen: &Seen) {
     for (what, least) in [
         ("200", 100),
@@ -321,8 +327,8 @@ fn assert_everything_was_met(seen: &Seen) {
     assert!(answered > REQUESTS * 8 / 10, "only {answered} were answered");
 }
 
-/// Every key is the marker, or a lock or watermark of a requested name, with an expiry and in the
-/// right form. The master has received no other commands.
+/// Checks that every key is the marker, or a lock or watermark of a name in a request. Each key
+/// must have the right form and an expiry. The master must have received no other commands.
 fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
     let mut cursor = "0".to_owned();
     let mut keys = 0;
@@ -349,7 +355,7 @@ fn holds_nothing_else(server: &RedisServer, names: &BTreeSet<String>) {
         .lines()
         .filter_map(|line| line.strip_prefix("cmdstat_")?.split(':').next())
         .collect();
-    // The script's name, or the module's.
+    // Gateways call the script with the first command, and the module with the second.
     let votes = ["evalsha", "redlock.call"];
     assert!(votes.iter().any(|call| commands.contains(call)), "{commands:?}");
     let strange: Vec<_> =
@@ -378,7 +384,7 @@ fn is_ours(server: &RedisServer, key: &[u8], names: &BTreeSet<String>) {
     assert!(is_name(name), "{server:?} has the key {text:?}");
     assert!(names.contains(name), "{server:?} has {text:?}, and nobody has asked for {name:?}");
     let left = server.cmd(&["PTTL", text]).integer();
-    // -2: the key has just expired.
+    // -2 means that the key has just expired.
     assert!((1..=2 * HOUR_MS as i64).contains(&left) || left == -2, "{text:?} lives for {left} ms");
     let Resp::Bytes(value) = server.cmd(&["GET", text]) else { return };
     let value = String::from_utf8(value).unwrap_or_else(|error| panic!("{text:?} holds {error}"));

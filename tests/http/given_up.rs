@@ -1,5 +1,5 @@
-//! A client that gave up before the answer to its POST never got the token. It releases by the
-//! `Idempotency-Key` of that POST.
+//! A client left before the answer to its POST arrived, so it never received the token. It releases
+//! the lock by the `Idempotency-Key` of that POST.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn release(gateway: &Gateway, name: &str, key: &str) -> Answer {
     gateway.call(Method::DELETE, lock_path(name)).header("idempotency-key", key).send().await
 }
 
-/// Sends a POST, and disconnects after a delay without reading.
+/// Sends a POST and disconnects after this delay, without reading.
 async fn give_up(gateway: &Gateway, name: &str, after: Duration) {
     let mut client = gateway.raw().await;
     let body = format!(r#"{{"ttl_ms":{LONG_MS}}}"#);
@@ -71,14 +71,15 @@ async fn release_by_key_frees_the_lock_whenever_the_client_hung_up() {
     let mut released = 0;
     for n in 0..200_u64 {
         let name = format!("gone-{n}");
-        // The delay ends anywhere between the reading of the request and the writing of the answer.
+        // At the end of the delay the gateway may be anywhere between reading the request and
+        // writing the answer.
         give_up(&gateway, &name, Duration::from_micros(n * 30)).await;
         match release(&gateway, &name, KEY).await.status {
             204 => released += 1,
             404 => {}
             status => panic!("{name}: {status}"),
         }
-        // A request that the gateway reads after the release cancels itself.
+        // If the gateway reads the POST only after the release, it cancels the POST.
         let is_free = async || (gateway.inspect(&name).await["state"] == "free").then_some(());
         eventually("the lock is free long before its TTL", is_free).await;
     }
@@ -147,7 +148,8 @@ async fn release_by_key_is_unknown_without_a_majority() {
     servers[1..].iter().for_each(RedisServer::stop);
     release(&gateway, "job", KEY).await.problem(503, "outcome_unknown");
     servers[1..].iter().for_each(RedisServer::cont);
-    // A repetition releases the lock, or a pending release of the first request does.
+    // The lock is released by a repetition of the request, or by a pending release of the first
+    // one.
     eventually("the lock is released", async || {
         let again = release(&gateway, "job", KEY).await;
         assert!([204, 404, 503].contains(&again.status), "{again:?}");

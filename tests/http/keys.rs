@@ -1,4 +1,5 @@
-//! API keys: how they are made, reloaded while a gateway runs, ended, and limited.
+//! API keys: how they are made, how a running gateway reads them again, how they end, and how their
+//! use is limited.
 
 use http::Method;
 use rustix::process::Signal;
@@ -9,7 +10,7 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::eventually;
 use crate::support::waiters::waiting_is;
 
-/// A key, and its entry in the file.
+/// A key, and its entry in the file of keys.
 pub(crate) struct Key {
     pub(crate) text: String,
     pub(crate) entry: String,
@@ -76,7 +77,7 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     let knows = async |key: &Key| key.get(&gateway, "/locks/job").await.status == 200;
     assert!(knows(&old).await && !knows(&new).await);
 
-    // No request is lost while the file changes.
+    // While the file changes, no request may be refused.
     std::fs::write(file.path(), &new.entry).unwrap();
     eventually("the new key is known", async || {
         let old_is_known = knows(&old).await;
@@ -88,7 +89,7 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     })
     .await;
     assert!(!knows(&old).await);
-    // A lock belongs to the principal and not to one of its keys.
+    // A lock belongs to the principal, not to one of the principal's keys.
     assert_eq!(new.patch(&gateway, "job", &lease.token).await.status, 200);
 
     std::fs::write(file.path(), format!("{}\n[[key]]\nname = 'x'", new.entry)).unwrap();
@@ -107,7 +108,7 @@ async fn keys_reload_without_a_gap_and_survive_a_broken_file() {
     std::fs::remove_file(file.path()).unwrap();
     gateway.signal(Signal::HUP);
     logs_failure("No such file").await;
-    // Reading this file would never end.
+    // Nobody can read this file to its end.
     std::os::unix::fs::symlink("/dev/zero", file.path()).unwrap();
     logs_failure("it is not a regular file").await;
     assert!(knows(&new).await);
@@ -155,7 +156,7 @@ async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
         async |ttl: Value| short.call(&gateway, Method::POST, "/locks/job").json(&ttl).send().await;
     let problem = ask(json!({ "ttl_ms": 2_001 })).await.problem(400, "invalid_ttl");
     assert!(problem["detail"].as_str().unwrap().contains("10 to 2000"), "{problem}");
-    // The gateway's default is longer than the key allows.
+    // The gateway's default TTL is longer than the key allows, so the key's limit applies.
     let granted = ask(json!({})).await;
     assert_eq!(granted.json()["ttl_ms"], 2_000);
     let token = Lease::from(&granted).token;
@@ -173,7 +174,8 @@ async fn a_key_has_its_own_limits_of_ttl_hold_and_rate() {
     for _ in 0..2 {
         assert_eq!(slow.get(&gateway, "/locks/other").await.status, 200, "the burst");
     }
-    // A machine that stands still allows one more request every second.
+    // If the machine stands still, the key may send one more request for every second. So this
+    // repeats.
     let refused = eventually("the rate is used up", async || {
         let answer = slow.get(&gateway, "/locks/other").await;
         (answer.status != 200).then_some(answer)
@@ -226,9 +228,10 @@ async fn a_key_file_open_to_others_causes_a_warning() {
     gateway.signal(Signal::HUP);
     eventually("the log has the line", async || (warnings() == 1).then_some(())).await;
     let other = with_keys(&file).start().await;
-    assert!(other.stdout().contains("its mode is 0644"), "at the start too");
+    assert!(other.stdout().contains("its mode is 0644"), "the start warns of the mode, too");
 
-    // Output that goes to a file leaves the key in that file, so the file's mode matters.
+    // If the program's output goes to a file, that file contains the key. So the mode of the file
+    // matters.
     let out = Scratch::new("key", "");
     for (mode, is_warned_of) in [(0o600, false), (0o640, true), (0o644, true)] {
         std::fs::set_permissions(out.path(), PermissionsExt::from_mode(mode)).unwrap();

@@ -1,5 +1,5 @@
-//! Listings beside locks: listings must not take capacity from locks, and a cursor is valid only
-//! for its own listing.
+//! Listings and locks share a gateway. Listings must not take capacity from locks. A cursor is
+//! valid only for the listing that returned it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -86,7 +86,7 @@ async fn a_forged_cursor_is_400() {
     }
     let first = one.get(&gateway, "/locks?prefix=a%2F&limit=5").await.json();
     let cursor = first["next_cursor"].as_str().expect("there is more").to_owned();
-    // A load balancer may pick any replica.
+    // A load balancer may send the next page's request to any gateway.
     for gateway in [&gateway, &other] {
         assert_eq!(page(&one, gateway, "prefix=a%2F&limit=5", &cursor).await.status, 200);
     }
@@ -110,7 +110,7 @@ async fn a_forged_cursor_is_400() {
     page(&one, &gateway, "limit=5", &cursor).await.problem(400, "invalid_parameter");
 }
 
-/// Lists without a pause until it is stopped. Counts its pages and refusals.
+/// Lists without a pause until it is stopped. Counts the pages and the refusals.
 async fn lists_on(
     lister: Key,
     gateway: Arc<Gateway>,
@@ -138,7 +138,7 @@ async fn lists_on(
 
 const TRIES: usize = 300;
 
-/// The number of successful acquires and releases, and the 99th percentile of their times.
+/// How many acquires and releases succeeded, and the 99th percentile of their times.
 async fn locked(victim: &Key, gateway: &Gateway) -> (usize, Duration) {
     let mut done = 0;
     let mut times = Vec::new();
@@ -165,7 +165,7 @@ async fn locked(victim: &Key, gateway: &Gateway) -> (usize, Duration) {
     (done, times[TRIES * 99 / 100])
 }
 
-/// 200,000 locks on one master, a few on the others.
+/// Stores 200,000 locks on one master, and a few on the others.
 fn fill(servers: &[RedisServer]) {
     let script = "for i = 1, 200000 do redis.call('SET', 'lock:full/' .. i, 'theirs', 'PX', 600000) end return 1";
     servers[0].cmd(&["EVAL", script, "0"]);
@@ -203,7 +203,7 @@ async fn eight_listings_of_a_full_master_delay_no_lock() {
     let (enough, pages, refused): (Arc<AtomicBool>, Arc<AtomicUsize>, Arc<AtomicUsize>) =
         Default::default();
     let mut lines = Vec::new();
-    // Several connections for each client.
+    // Each client uses several connections.
     for lister in listers.iter().cycle().take(24) {
         let lister = Key { text: lister.text.clone(), entry: String::new() };
         let pages = Arc::clone(&pages);
@@ -226,14 +226,15 @@ async fn eight_listings_of_a_full_master_delay_no_lock() {
     );
     assert!(attacked * 100 >= quiet * 99, "{attacked} of {TRIES} beside listings, {quiet} without");
     assert!(pages > 0 && refused > pages, "{pages} pages, {refused} refusals");
-    // Listings cause no vote operations. 5 % more leaves room for repeated attempts.
+    // Listings must not cause operations for votes. 5 % more are allowed for repeated attempts.
     assert!(
         attacked_votes * 20 <= quiet_votes * 21,
         "{attacked_votes} votes beside listings, {quiet_votes} without"
     );
 }
 
-/// Over two connections, while a hung master keeps the first one busy for seconds.
+/// One client lists over two connections. A master hangs, so the first listing stays busy for
+/// seconds.
 #[tokio::test]
 async fn a_second_listing_of_one_client_is_429_with_retry_after() {
     let servers = masters(3);

@@ -1,8 +1,8 @@
-//! The life of a lock by HTTP: on embedded nodes, on one, three and five real masters, through two
-//! gateways over the same masters, beside another Redlock client, and while masters are dead or
-//! hung.
+//! The life of a lock by HTTP: on embedded nodes, and on one, three and five real masters. Also
+//! through two gateways over the same masters, beside another Redlock client, and while masters are
+//! dead or hang.
 //!
-//! No test sleeps until a lock should have expired. It asks with GET until the lock is free.
+//! No test sleeps until a lock should have expired. Instead it sends GET until the lock is free.
 
 use std::time::{Duration, Instant};
 
@@ -25,14 +25,14 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// Exactly the form `2025-11-21T11:39:54.822Z`.
+/// Whether the text has exactly the form `2025-11-21T11:39:54.822Z`.
 fn is_rfc3339(value: &Value) -> bool {
     let shape: String =
         value.as_str().unwrap().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
     shape == "0000-00-00T00:00:00.000Z"
 }
 
-/// Checks every field of a grant.
+/// Checks every field of the answer that grants a lock.
 #[track_caller]
 fn assert_granted(
     answer: &Answer,
@@ -66,7 +66,8 @@ fn assert_lease(body: &Value, name: &str, ttl_ms: u64, owner: Option<&str>, node
         (1_700_000_000_000_000..1 << 53).contains(&fencing),
         "{fencing} is not a time in microseconds below 2^53"
     );
-    // 1 % and 2 ms for drift; the rest is for a busy machine.
+    // Drift takes 1 % and 2 ms of the validity. The rest of the difference allows for a busy
+    // machine.
     let validity = number(&body["validity_ms"]);
     let elapsed = number(&body["elapsed_ms"]);
     let most = ttl_ms - ttl_ms / 100 - 2;
@@ -86,7 +87,7 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
     assert_eq!(problem.get("holder").map(|holder| holder.as_str().unwrap()), holder);
     let left = number(&problem["expires_in_ms"]);
     assert!(left <= ttl_ms && left + 5_000 > ttl_ms, "{left} of {ttl_ms} ms are left");
-    // A holder may release early, so no client has to wait for longer than 5 s.
+    // A holder may release early. So the gateway never tells a client to wait for longer than 5 s.
     if let Some(pause) = problem["retry_after_ms"].as_u64() {
         assert!((left.min(4_500)..=left.min(5_000) * 11 / 10).contains(&pause), "{problem:#}");
         assert_eq!(answer.header("retry-after"), pause.div_ceil(1000).to_string());
@@ -97,7 +98,7 @@ fn assert_held_by(answer: &Answer, code: &str, holder: Option<&str>, ttl_ms: u64
     );
 }
 
-/// The life of one lock, from free to free.
+/// The life of one lock, from its first acquire until it is free again.
 async fn lifecycle(gateway: &Gateway, nodes: u64) {
     let name = "reports/nightly@eu-1";
     let free = gateway.inspect(name).await;
@@ -214,7 +215,8 @@ async fn every_character_of_a_name_reaches_the_masters_and_returns() {
     let granted = gateway.post(name, json!({ "ttl_ms": 60_000 })).await;
     let lease = assert_granted(&granted, name, 60_000, None, 1);
     assert_eq!(stored_on(&servers, name, |_| true), [0]);
-    // The location is a path that leads to the lock. Its characters may be percent-encoded.
+    // The Location header has a path that leads to the lock. Some of its characters may be
+    // percent-encoded.
     assert_eq!(gateway.get(granted.header("location")).await.json()["name"], name);
     let encoded: String = name.bytes().map(|byte| format!("%{byte:02x}")).collect();
     assert_eq!(
@@ -270,7 +272,7 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
     assert_eq!(gateway.delete("first", &first.token).await.status, 204);
 }
 
-/// Also where a minority stores the lock for longer.
+/// The limit also holds if a minority of masters stores the lock for longer.
 #[tokio::test]
 async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     let servers = masters(3);
@@ -282,8 +284,8 @@ async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     for left in [&extended.json()["validity_ms"], &gateway.inspect("job").await["expires_in_ms"]] {
         assert!((50_000..=60_000).contains(&number(left)), "{left}");
     }
-    // The keys were prolonged by hand. A master that loses data votes again after --max-ttl, so no
-    // answer promises more.
+    // The keys on the masters were prolonged by hand. A master that loses its data votes again
+    // after --max-ttl. So no answer may promise more than that.
     for server in &servers {
         server.cmd(&["PEXPIRE", "lock:job", "300000000000000"]);
     }
@@ -330,7 +332,7 @@ async fn two_gateways_over_the_same_masters_exclude_each_other() {
         60_000,
     );
 
-    // No gateway stores its locks: the token is valid at any gateway.
+    // No gateway keeps a table of its locks, so a token is valid at any gateway.
     let extended = two.patch("job", &first.token, 90_000).await;
     assert_eq!(extended.status, 200, "{extended:?}");
     assert_eq!(two.inspect("job").await["fencing_token"], first.fencing);
@@ -482,7 +484,8 @@ async fn a_release_reaches_a_hung_master_after_its_connection_ended() {
     let gateway = Launch::over(&servers).ready().await;
     servers[4].stop();
     let lease = gateway.acquire("job").await;
-    // The acquire lies in the socket of the connection that is closed here, and may still run.
+    // The acquire is in the socket of the connection that is closed here. The master may still run
+    // it.
     eventually("the connection is closed", async || {
         let health = gateway.readyz().await.json();
         (health["nodes"][4]["state"] == "connecting").then_some(())
@@ -515,8 +518,8 @@ async fn three_hung_masters_are_503_and_keep_no_orphaned_lock() {
         if tokio::time::timeout(Duration::from_secs(5), clean).await.is_ok() {
             return;
         }
-        // A master that had to answer a heartbeat first never received the acquire of the abandoned
-        // request, so it has no watermark of it.
+        // If a master had to answer a heartbeat first, it never received the acquire of the
+        // abandoned request. So it has no watermark of that request.
         assert_eq!(stored_on(&servers, &job, |_| true), Vec::<usize>::new());
     }
 }

@@ -1,9 +1,9 @@
-//! Clients whose answers are lost, while masters and gateways hang and connections break. A promise
-//! that an answer made once, received or not, holds for every repetition of the request, at any
-//! gateway.
+//! Clients whose answers are lost, while masters and gateways hang and connections break. Once an
+//! answer has made a promise, every repetition of the request must keep it, at any gateway, whether
+//! or not the client has received that answer.
 //!
-//! Every run draws new clients and faults, and prints the seed; `SWALLOWED_SEED=<seed>` repeats
-//! them.
+//! Every run draws new clients and faults, and prints its seed. `SWALLOWED_SEED=<seed>` repeats the
+//! run.
 
 mod history;
 mod order;
@@ -33,7 +33,7 @@ async fn a_retry_after_a_lost_answer_gets_the_same_grant() {
     let servers = masters(5);
     let mut gateways = Vec::new();
     for _ in 0..3 {
-        // A search for a thousand keys in a trace log would take too long.
+        // Searching a log of trace level for a thousand keys would take too long.
         let launch = Launch::over(&servers).flag("--node-timeout", "500ms").env("RUST_LOG", "info");
         gateways.push(launch.ready().await);
     }
@@ -69,7 +69,8 @@ async fn a_retry_after_a_lost_answer_gets_the_same_grant() {
     }
 }
 
-/// Every n-th order of the run, one after the other, until something is wrong.
+/// Carries out every n-th order of the run, beginning with `first`, one after another, until a
+/// client notices a violation.
 async fn share(run: Arc<Run>, first: usize) -> History {
     let mut history = History::default();
     for number in (first..ORDERS).step_by(CLIENTS) {
@@ -81,7 +82,7 @@ async fn share(run: Arc<Run>, first: usize) -> History {
     history
 }
 
-/// A run in which nothing was lost, refused or broken would show nothing.
+/// If no answer was lost, refused or broken, the run would show nothing.
 fn assert_something_was_met(history: &History, faults: usize) {
     let of = |what: &str| history.how_often(what);
     assert_eq!(history.holds.len(), ORDERS);
@@ -101,9 +102,9 @@ fn assert_something_was_met(history: &History, faults: usize) {
     assert!(faults >= 5, "{faults}");
 }
 
-/// One period of faults after the other, until `over`. In each period two masters of five hang and
-/// lose connections, sometimes together with a gateway that hangs. Then the connections to all
-/// masters break at once, and all get time to come back. No master loses data.
+/// Causes one period of faults after another, until `over`. In each period two of the five masters
+/// hang and lose connections. Sometimes a gateway hangs at the same time. Then the connections to
+/// all masters break at once, and all parties get time to come back. No master loses data.
 async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> usize {
     let mut chance = Chance::of(run.seed, ORDERS);
     let mut count = 0;
@@ -122,8 +123,9 @@ async fn faults(servers: &[RedisServer], run: &Run, over: impl Fn() -> bool) -> 
     count
 }
 
-/// A gateway waits for up to a second before it connects again, and a refused client for as long
-/// before it asks again. The rest of the time is free of faults for both.
+/// The time without faults at the end of a period. A gateway waits up to a second before it
+/// connects again. After that, a refused client waits up to another second before it asks again.
+/// The rest is for their work.
 const COMES_BACK: Duration = Duration::from_millis(2_500);
 
 async fn hang(pair: &[&RedisServer], run: &Run, chance: &mut Chance) {
@@ -138,7 +140,7 @@ async fn hang(pair: &[&RedisServer], run: &Run, chance: &mut Chance) {
     sleep(Duration::from_millis(50 + chance.below(300) as u64)).await;
 }
 
-/// Breaks all connections to a server, except those that listen for hints.
+/// Breaks all connections to a server, except those that receive hints.
 fn cut(server: &RedisServer) {
     server.cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
 }
@@ -152,8 +154,8 @@ async fn keyed(gateway: &Gateway, name: &str) -> Answer {
     decided(&call.json(&json!({ "ttl_ms": TTL_MS }))).await
 }
 
-/// Repeats a call without a quorum: a machine that stands still for a tenth of the TTL looks like
-/// masters that do not answer.
+/// Repeats a call as long as its answer is that there is no quorum. A machine that stands still for
+/// a tenth of the TTL looks like masters that do not answer.
 async fn decided(call: &Call) -> Answer {
     eventually("masters answer", async || {
         Some(call.clone().send().await).filter(|answer| answer.status != 503)
@@ -161,8 +163,8 @@ async fn decided(call: &Call) -> Answer {
     .await
 }
 
-/// Repeats the request at both gateways in turn until one refuses it, because the lock has been
-/// held for `max_hold`. Every earlier answer must have the same grant.
+/// Repeats the request at both gateways in turn, until one refuses it because the lock has been
+/// held for `max_hold`. Every answer before that must have the same grant.
 async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answer) {
     let first = keyed(gateways[0], name).await;
     let lease = Lease::from(&first);
@@ -186,7 +188,7 @@ async fn kept_by_repeating(gateways: [&Gateway; 2], name: &str) -> (Lease, Answe
     (lease, refused)
 }
 
-/// Then the lock ends: by a release, or by its expiry.
+/// The lock then ends: by a release if `released`, otherwise by its expiry.
 async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) {
     let (lease, refused) = kept_by_repeating(gateways, name).await;
     let problem = refused.problem(409, "max_hold_reached");
@@ -195,7 +197,7 @@ async fn held_for_too_long(gateways: [&Gateway; 2], name: &str, released: bool) 
     assert!(detail.contains("may be for 3s; release and compete again"), "{detail}");
     assert_eq!(refused.header("idempotency-replayed"), "");
 
-    // A refusal neither takes the lock away nor prolongs it.
+    // A refusal neither ends the lock nor prolongs it.
     decided(&gateways[0].call(Method::POST, lock_path(name))).await.problem(409, "lock_held");
     if released {
         let release =

@@ -1,7 +1,8 @@
-//! The OpenAPI document: it equals what the program prints and serves, it lists every answer that
-//! the tests receive, and client generators can read it. The rules of the last part come from the
-//! generators: some drop or mistype nullable fields and unions, and `default` answers make every
-//! error a success in one.
+//! The OpenAPI document. It equals the one that the program prints and serves. It lists every
+//! answer that the tests receive. Client generators can read it. Their weaknesses are the reason
+//! for the rules in the last part of this file: some generators drop nullable fields and unions, or
+//! give them a wrong type. One of them turns every error into a success if the document has a
+//! `default` answer.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +11,12 @@ use serde_json::{Map, Value};
 use crate::support::gateway::{Launch, binary};
 use crate::support::openapi::{COMMITTED, COMMITTED_TWIN, check, document, twin};
 
-/// Calls `visit` with every object of a document and its path.
+/// Calls `visit` with every object in a document, and with the path of the object.
 fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value>)) {
     match value {
         Value::Object(object) => {
             visit(at, object);
-            // Examples are data, and may have any shape.
+            // Examples are data, so they may have any shape and are not visited.
             for (key, value) in
                 object.iter().filter(|(key, _)| !matches!(key.as_str(), "example" | "examples"))
             {
@@ -32,7 +33,7 @@ fn walk(value: &Value, at: &str, visit: &mut impl FnMut(&str, &Map<String, Value
     }
 }
 
-/// The schemas of a document: the named ones, and everything below a `schema`.
+/// The schemas of a document: those with a name, and everything below a `schema`.
 fn schemas(document: &Value) -> Vec<(String, Map<String, Value>)> {
     let mut found = Vec::new();
     walk(document, "", &mut |at, object| {
@@ -261,7 +262,7 @@ fn the_older_document_uses_no_newer_features() {
                 "{at} has a number for {keyword}"
             );
         }
-        // OpenAPI 3.0 ignores everything beside a reference.
+        // OpenAPI 3.0 ignores everything that stands beside a reference.
         assert!(
             !schema.contains_key("$ref") || schema.len() == 1,
             "{at} has more than a reference: {schema:?}"

@@ -1,4 +1,4 @@
-//! Slots of requests in flight: no client takes the slots of others, and an incomplete request
+//! Slots for requests in flight: no client can take the slots of others, and an incomplete request
 //! takes none.
 
 use http::Method;
@@ -18,7 +18,7 @@ async fn missing_bodies_take_no_slots() {
         let (method, headers) =
             if n % 2 == 0 { ("POST", "expect: 100-continue\r\n") } else { ("PATCH", &token[..]) };
         raw.announce(method, "held", headers, 10).await;
-        // Now the gateway waits for the body.
+        // Now the gateway has read the head and waits for the body.
         raw.wait_for_continue().await;
         endless.push(raw);
     }
@@ -27,8 +27,8 @@ async fn missing_bodies_take_no_slots() {
     assert_eq!(gateway.delete("held", &held.token).await.status, 204);
 }
 
-/// The only master answers nothing, so every request stays for as long as the gateway waits for the
-/// master.
+/// The only master answers nothing. So every request stays in flight for as long as the gateway
+/// waits for that master.
 #[tokio::test]
 async fn beyond_its_share_a_client_gets_503_for_acquires_only() {
     let server = RedisServer::start();
@@ -50,7 +50,7 @@ async fn beyond_its_share_a_client_gets_503_for_acquires_only() {
         }
     );
     let mut posted = [a, b, c, d];
-    // Acquires got three of the six slots: as many as were free.
+    // Three of the six slots were free, so three acquires got one.
     posted.sort_by_key(|answer| answer.json()["code"].to_string());
     posted[0].problem(503, "overloaded");
     assert_eq!(posted[0].header("retry-after"), "1");

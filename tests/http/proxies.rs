@@ -1,4 +1,5 @@
-//! Clients behind a trusted proxy: each has its own limits, refusals and audit lines.
+//! Clients behind a trusted proxy. Each of them has its own limits, lines for refusals, and audit
+//! records.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -37,7 +38,7 @@ async fn clients_behind_a_trusted_proxy_have_separate_limits() {
     }
     let _other = start_waiting(&gateway, waits_for(&gateway, "forwarded", "for=203.0.113.2")).await;
     waits_for(&gateway, "x-forwarded-for", OTHER).send().await.problem(429, "too_many_waiters");
-    // Without a usable address, the proxy itself is the client.
+    // If the header has no usable address, the proxy itself counts as the client.
     let _proxy = start_waiting(&gateway, waits_for(&gateway, "x-forwarded-for", "unknown")).await;
     waiting_acquire(&gateway, "job", LONG_MS).send().await.problem(429, "too_many_waiters");
 }
@@ -67,7 +68,7 @@ async fn log_and_audit_show_the_address_of_the_client() {
         known.call(&gateway, Method::POST, "/locks/job").header("x-forwarded-for", client)
     };
     assert_eq!(from("203.0.113.1:4711").json(&json!({})).send().await.status, 201);
-    // The first refusal of each client has its own line.
+    // The first refusal of each client gets its own line in the log.
     for client in [ONE, OTHER] {
         let stranger = gateway.call(Method::POST, "/locks/job").header("x-forwarded-for", client);
         stranger.send().await.problem(401, "unauthenticated");

@@ -1,4 +1,5 @@
-//! Shares of the masters' memory: not limited while memory is free, enforced when it is short.
+//! Each client's share of the masters' memory. It is not enforced while memory is free, only when
+//! it becomes short.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +17,7 @@ use crate::support::metrics::Samples;
 
 const CONNECTIONS: u32 = 8;
 
-/// Masters that refuse writes beyond this much memory.
+/// Masters that refuse writes once they use this much memory.
 fn small_masters(max_memory: &str) -> Vec<RedisServer> {
     let args = ["--maxmemory", max_memory, "--maxmemory-policy", "noeviction"].map(String::from);
     (0..3)
@@ -29,7 +30,8 @@ fn small_masters(max_memory: &str) -> Vec<RedisServer> {
         .collect()
 }
 
-/// Takes new names over several connections, each request right after the previous answer.
+/// Acquires new names over several connections. Each connection sends its next request as soon as
+/// it has an answer.
 struct Taker {
     connections: JoinSet<()>,
     counts: Arc<Counts>,
@@ -72,7 +74,7 @@ impl Taker {
         Self { connections, counts }
     }
 
-    /// Waits until a request was not granted.
+    /// Waits until one more request was not granted.
     async fn until_refused(&self) {
         eventually("a request is not granted", async || {
             let not_granted = [&self.counts.refused, &self.counts.failed];
@@ -81,7 +83,8 @@ impl Taker {
         .await;
     }
 
-    /// The numbers of requests that were granted, refused by share, and failed.
+    /// How many requests were granted, how many were refused because of the client's share, and how
+    /// many failed.
     async fn end(self) -> (u32, u32, u32) {
         let Self { connections, counts } = self;
         counts.is_over.store(true, Ordering::Relaxed);
@@ -119,7 +122,7 @@ async fn post(gateway: &Gateway, key: &Key, name: &str, body: Value) -> Answer {
     key.call(gateway, Method::POST, &lock_path(name)).json(&body).send().await
 }
 
-/// Acquires and releases names one after the other. Returns how many requests of each kind
+/// Acquires and releases names one after another. Returns how many acquires and how many releases
 /// succeeded.
 async fn is_served(gateway: &Gateway, key: &Key, names: u32) -> u32 {
     let mut served = 0;
@@ -135,7 +138,7 @@ async fn is_served(gateway: &Gateway, key: &Key, names: u32) -> u32 {
     served
 }
 
-/// 20,000 names from one address are not refused beside empty masters.
+/// As long as the masters are nearly empty, 20,000 names from one address are not refused.
 #[tokio::test]
 async fn one_address_takes_names_at_full_speed_while_memory_is_free() {
     let servers = masters(3);
@@ -144,7 +147,7 @@ async fn one_address_takes_names_at_full_speed_while_memory_is_free() {
     assert_eq!(Taker::start(&gateway, None, names).await.finish().await, (names, 0, 0));
 }
 
-/// A greedy client must not fill the masters so that nobody else gets a lock.
+/// A greedy client must not fill the masters so far that no other client gets a lock.
 #[tokio::test]
 async fn a_modest_client_is_served_beside_a_greedy_one() {
     let servers = small_masters("5mb");
@@ -241,7 +244,8 @@ async fn embedded_nodes_share_half_of_the_memory_budget() {
     let metrics = Samples::of(&gateway).await;
     let node = [("node", "embedded-1")];
     let max = metrics.get("redlock_node_max_memory_bytes", &node);
-    // Half of the memory that the process leaves, divided among five nodes.
+    // The nodes are inside the gateway. They get half of the memory that the process itself leaves
+    // of the budget: 8 MiB, divided by five.
     assert_eq!(max, f64::from((8 << 20) / 5_u32));
     let used = metrics.get("redlock_node_used_memory_bytes", &node);
     assert!(used > max / 2.0 && used < max, "{used} of {max}");
@@ -261,7 +265,8 @@ async fn metrics_show_the_memory_of_each_master() {
     }
 }
 
-/// Watermarks that outlive tiny locks for long would fill the masters.
+/// A tiny lock leaves a watermark that lives much longer than the lock. Many of them would fill the
+/// masters.
 #[tokio::test]
 async fn watermarks_of_short_locks_are_gone_in_seconds() {
     let servers = masters(3);

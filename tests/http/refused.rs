@@ -1,4 +1,4 @@
-//! The size of the log for refused requests.
+//! How large the log becomes when many requests are refused.
 
 use http::Method;
 use rustix::process::Signal;
@@ -12,7 +12,7 @@ use crate::support::harness::PATIENCE;
 
 const REFUSED: usize = 3000;
 
-/// Lines of JSON that contain this word.
+/// The JSON lines of a log that contain this word.
 fn lines(log: &str, word: &str) -> Vec<Value> {
     log.lines()
         .filter(|line| line.contains(word))
@@ -38,7 +38,7 @@ async fn thousands_of_refusals_do_not_fill_the_log() {
             assert_ne!(got.expect("the connection stays open"), 0);
         }
     }
-    // A stranger's refusals do not hide those of a key.
+    // Many refusals of strangers must not hide a refusal of a client with a key.
     known.call(&gateway, Method::POST, "/locks/b").send().await.problem(403, "forbidden");
     gateway.signal(Signal::TERM);
     assert_eq!(gateway.ended().await, Some(0));

@@ -1,5 +1,5 @@
-//! Repeated requests and clients that leave. A lost answer costs a client no more than a
-//! repetition, and a lock without a waiting client does not stay behind.
+//! Repeated requests, and clients that leave. If an answer is lost, the client needs only a
+//! repetition. If a waiting client leaves, no lock stays behind for it.
 
 use std::time::Duration;
 
@@ -25,8 +25,7 @@ fn left(status: &Value) -> u64 {
     status["expires_in_ms"].as_u64().unwrap()
 }
 
-/// Sends the same request to each gateway in turn: always the same grant, each time with a full
-/// TTL.
+/// Sends the same request to each gateway in turn. Each answer has the same grant, with a full TTL.
 async fn repeated(gateways: &[&Gateway]) {
     let mut leases: Vec<Lease> = Vec::new();
     for (n, gateway) in gateways.iter().enumerate() {
@@ -59,7 +58,7 @@ async fn repeated(gateways: &[&Gateway]) {
         "one key for two locks must not give them one secret"
     );
 
-    // No repetition has voided an answer.
+    // No repetition has made the first answer's token invalid.
     assert_eq!(one.patch("job", &first.token, 60_000).await.status, 200);
     assert_eq!(other.inspect("job").await["fencing_token"], last.fencing);
     assert_eq!(one.delete("job", &last.token).await.status, 204);
@@ -142,7 +141,8 @@ async fn clients_leaving_at_any_moment_hold_nothing_beyond_the_ttl() {
             .write_all(format!("{head}content-length: {}\r\n\r\n{body}", body.len()).as_bytes())
             .await
             .unwrap();
-        // The delay ends anywhere between the reading of the request and the writing of the answer.
+        // At the end of the delay the gateway may be anywhere between reading the request and
+        // writing the answer.
         tokio::time::sleep(Duration::from_micros(n * 20)).await;
     }
     eventually("no lock is held", async || {

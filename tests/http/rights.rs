@@ -1,5 +1,5 @@
-//! Information by permission: nodes, locks of others, and secrets that were pasted into the wrong
-//! place.
+//! What a client may read depends on its permissions: the list of nodes, locks of others. Secrets
+//! that a client put into the wrong place are not shown or logged.
 
 use http::Method;
 use serde_json::{Value, json};
@@ -56,10 +56,10 @@ async fn without_the_metrics_permission_node_addresses_are_hidden() {
     }
 }
 
-/// A token that holds nothing.
+/// A well-formed token that holds no lock.
 const OTHER_TOKEN: &str = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
 
-/// A problem without the id of its request.
+/// The problem in an answer, without the id of its request.
 fn without_request_id(answer: &Answer) -> Value {
     let mut problem = answer.json();
     problem.as_object_mut().expect("an object").remove("request_id");
@@ -77,7 +77,7 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
     let gateway = with_keys(&file).start().await;
     let lease = holder.acquire(&gateway, "held").await;
 
-    // An invented token.
+    // A token that nobody was granted.
     let made_up = format!("1.{}.{}", lease.fencing, "a".repeat(40));
     for token in [&made_up, &lease.token] {
         let held = cleaner.delete(&gateway, "held", token).await;
@@ -95,8 +95,8 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
             (without_request_id(&free), free.header("retry-after"))
         );
 
-        // A client that may acquire can learn the holder by trying. A release or extension does not
-        // show the holder.
+        // A client that may acquire can find out the holder by trying, so a refused acquire names
+        // the holder. A refused release or extension does not.
         for answer in [
             worker.delete(&gateway, "held", token).await,
             worker.patch(&gateway, "held", token).await,
@@ -121,7 +121,7 @@ async fn a_release_or_extend_key_learns_nothing_of_others_locks() {
     }
     let refused =
         worker.call(&gateway, Method::POST, "/locks/held").send().await.problem(409, "lock_held");
-    assert_eq!(refused["holder"], "somebody", "the contract of acquiring");
+    assert_eq!(refused["holder"], "somebody", "a refused acquire names the holder");
     assert_eq!(holder.delete(&gateway, "held", &lease.token).await.status, 204);
 }
 
@@ -205,7 +205,7 @@ async fn a_key_beyond_its_rate_sees_only_the_public_readyz() {
     assert_eq!(
         (bare.status, bare.json()),
         (200, json!({ "status": "ready" })),
-        "a probe is not sent away"
+        "a probe is not refused because of its rate"
     );
 }
 

@@ -1,5 +1,6 @@
-//! Pages of other sites, and foreign names that resolve to this machine. Credentials that a browser
-//! adds by itself give such pages no access.
+//! Requests from pages of other sites, and through foreign names that resolve to this machine. A
+//! browser adds credentials to such requests by itself. These credentials must give the pages no
+//! access.
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use http::Method;
@@ -20,13 +21,14 @@ async fn send(gateway: &Gateway, method: Method, path: &str, headers: Headers<'_
     headers.iter().fold(call, |call, (name, value)| call.header(name, value)).send().await
 }
 
-/// Headers that browsers add to requests from a page of another site.
+/// Headers that a browser adds to a request from a page of another site.
 const FOREIGN: [Headers<'_>; 8] = [
     &[("sec-fetch-site", "cross-site")],
     &[("sec-fetch-site", "same-site")],
     &[("sec-fetch-site", "cross-site"), ("origin", EVIL)],
     &[("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")],
-    // From old browsers, and from pages that are neither HTTPS nor loopback.
+    // Old browsers send only this header. So do all browsers for pages that come neither by HTTPS
+    // nor from loopback.
     &[("origin", EVIL)],
     &[("origin", "null")],
     &[("origin", "http://127.0.0.1:1")],
@@ -69,7 +71,7 @@ async fn without_keys_a_page_of_another_site_changes_no_lock() {
     let own = format!("http://{}", gateway.address());
     let ours: [Headers<'_>; 4] = [
         &[("sec-fetch-site", "same-origin"), ("origin", &own)],
-        // A proxy in front may change the Host.
+        // A proxy in front of the gateway may change the Host header.
         &[("sec-fetch-site", "same-origin"), ("origin", "https://locks.example.com")],
         &[("sec-fetch-site", "none")],
         &[("origin", &own)],
@@ -128,12 +130,12 @@ async fn other_pages_get_no_stored_password_and_need_a_bearer_key() {
             "{headers:?}"
         );
         send(&gateway, Method::POST, "/locks/free", headers).await.problem(401, "unauthenticated");
-        // The nodes are hidden, too.
+        // The list of nodes is hidden as well.
         let ready = send(&gateway, Method::GET, "/readyz", &with(&basic)).await;
         assert_eq!(ready.json(), json!({ "status": "ready" }));
     }
     assert_eq!(known.get(&gateway, "/locks/free").await.json()["state"], "free");
-    // A link from elsewhere shows the page, but no other page can read the page.
+    // A link on another site may show the page, but a page of that site cannot read it.
     let page = |mode| {
         [
             ("sec-fetch-site", "cross-site"),

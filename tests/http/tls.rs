@@ -1,4 +1,4 @@
-//! HTTPS: which servers and clients are trusted, certificates that are replaced under load, and
+//! HTTPS: which servers and clients are trusted, how certificates are replaced under load, and
 //! clients that do not finish their handshake.
 
 use std::os::unix::fs::symlink;
@@ -23,7 +23,7 @@ fn https(own: &Issued) -> Launch {
         .env("RUST_LOG", "debug")
 }
 
-/// The lines of the log with this message.
+/// The log lines that have this message.
 fn logged(gateway: &Gateway, message: &str) -> Vec<Value> {
     let lines = gateway.stdout();
     let lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -71,7 +71,7 @@ async fn locks_are_served_over_https_to_trusting_clients() {
     let mut open = Client::trusting(&ours).open(gateway.address()).await.unwrap();
     let (status, _) = open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap();
     assert_eq!(status, 201);
-    assert_eq!(open.get("/locks/job").await, Ok(200), "on the same connection");
+    assert_eq!(open.get("/locks/job").await, Ok(200), "the same connection serves another request");
     let refused = Client::trusting(&theirs).get(gateway.address(), "/livez").await.unwrap_err();
     assert!(refused.contains("certificate"), "{refused}");
 
@@ -90,7 +90,8 @@ async fn unusable_tls_files_are_named_before_anything_is_bound() {
     let text = Scratch::new("text.pem", "no PEM");
     let keys = Scratch::new("keys.toml", "");
     let client_ca = ("--tls-client-ca", text.path());
-    // Binding this address would fail, and be reported first.
+    // This address is taken, so binding it would fail. The error in the flags must be reported
+    // before that.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     let taken = taken.local_addr().expect("bound").to_string();
     let cases: [(Flags, &[&str]); 10] = [
@@ -160,8 +161,8 @@ async fn unusable_tls_files_are_named_before_anything_is_bound() {
     assert_eq!(Client::trusting(&authority).get(gateway.address(), "/livez").await, Ok(200));
 }
 
-/// A directory behind a link, as Kubernetes mounts a secret: one rename of the link replaces all
-/// files.
+/// A directory behind a link, as Kubernetes mounts a secret. One rename of the link replaces all
+/// files at once.
 struct Secret(TempDir);
 
 impl Secret {
@@ -191,7 +192,7 @@ impl Secret {
     }
 }
 
-/// Asks without a pause until it is stopped. Returns the number of answers.
+/// Sends requests without a pause until it is stopped. Returns the number of answers.
 async fn asks(
     client: Client,
     gateway: std::net::SocketAddr,
@@ -339,7 +340,7 @@ async fn a_client_certificate_of_another_authority_is_refused() {
         ("others", "/L=a/ST=b/serialNumber=1/CN=ci+OU=z", "L=a,ST=b,serialNumber=1,OU=z+CN=ci"),
     ] {
         let own = clients.issue(name, subject);
-        // The certificate stands for the key with its name, and for no other key.
+        // A certificate stands for the API key with the same name, and for no other.
         let allowed = if name == "ci" { 200 } else { 401 };
         assert_eq!(
             Client::showing(&servers, &own).get(address, "/locks/job").await,
@@ -351,7 +352,7 @@ async fn a_client_certificate_of_another_authority_is_refused() {
             known.last().is_some_and(|line| line["subject"] == text).then_some(())
         })
         .await;
-        // The command that the documentation gives for the subject.
+        // This is the command by which the documentation shows the subject of a certificate.
         let command = [
             "x509",
             "-noout",
@@ -376,7 +377,8 @@ async fn a_client_certificate_of_another_authority_is_refused() {
             .await;
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
 
-    // A removed authority no longer counts, not even for clients that connected before.
+    // A client certificate from an authority that was removed no longer counts, even if its client
+    // connected before.
     let known = Client::showing(&servers, &clients.issue("again", "/CN=ci"));
     assert_eq!(known.get(address, "/livez").await, Ok(200));
     replace(trusted.path(), std::fs::read(others.ca()).unwrap());
@@ -398,7 +400,8 @@ async fn an_expired_certificate_ends_access_on_an_open_connection() {
     let mut open = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     let mut waits = Client::showing(&authority, &own).open(gateway.address()).await.unwrap();
     assert_eq!(open.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await.unwrap().0, 201);
-    // The waiter would get this lock at its expiry, but its certificate ends earlier.
+    // The waiter would get this lock when the lock expires. But the waiter's certificate expires
+    // earlier.
     assert_eq!(open.post("/locks/short", &json!({ "ttl_ms": 10_000 })).await.unwrap().0, 201);
     let waits =
         tokio::spawn(
@@ -468,7 +471,7 @@ async fn a_silent_handshake_keeps_its_slot_for_at_most_10_s() {
     for _ in 0..3 {
         silent.push(gateway.raw().await);
     }
-    // Half of a greeting is treated like no greeting.
+    // A client that has sent half of its first message is treated like one that has sent nothing.
     silent[0].write([22, 3, 1, 2, 0, 1]).await;
     assert_eq!(
         client.get(gateway.address(), "/livez").await,
@@ -487,7 +490,7 @@ async fn an_endless_tls_greeting_is_not_buffered() {
     let authority = Authority::new();
     let gateway = https(&authority.issue("server", "/CN=gateway")).start().await;
     let mut endless = gateway.raw().await;
-    // A message of 60,000 bytes in records of 4,096.
+    // The client announces a message of 60,000 bytes, and sends it in records of 4,096.
     endless.write([22, 3, 1, 16, 0, 1, 0, 0xea, 0x60]).await;
     let record = [[22, 3, 1, 16, 0].as_slice(), &[0; 4096]].concat();
     let _ = endless.try_write([0; 4092]).await;

@@ -1,8 +1,9 @@
-//! Waiting by HTTP: a POST with a wait joins the queue of its lock, gets the lock when it is first
-//! and not before, and leaves nothing behind otherwise.
+//! Waiting by HTTP. A POST with a wait joins the queue of its lock. It gets the lock when it is
+//! first in the queue, and not earlier. If it gets no lock, it leaves nothing behind.
 //!
-//! A request waits when the gateway counts it among the waiters. Clients measure all times. Limits
-//! for single times leave room for a busy machine; medians check the usual times.
+//! A request waits once the gateway counts it among the waiters. All times are measured by the
+//! clients. The limit for a single time allows for a busy machine. Medians are compared with the
+//! usual times.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use crate::support::waiters::{
     waiting_is,
 };
 
-/// A waiting request on a connection that the test can break.
+/// Sends a waiting request on a connection that the test can break.
 async fn start_waiting_raw(gateway: &Gateway, name: &str, ttl_ms: u64) -> Raw {
     let (before, _) = waiting(gateway).await;
     let body = json!({ "ttl_ms": ttl_ms, "wait_ms": LONG_MS }).to_string();
@@ -116,7 +117,7 @@ async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
     for round in 0..10 {
         let sent = Instant::now();
         plain.push(gateway.post("job", json!({ "ttl_ms": 60_000 })).await.at - sent);
-        // The first of the queue, and a waiter that was never first.
+        // One waiter is the first of the queue. The other one never becomes first.
         let waits = [100 + round, 130 + round];
         let asked = waits.map(|wait_ms| {
             let call = waiting_acquire(&gateway, "job", wait_ms);
@@ -135,7 +136,8 @@ async fn an_unsuccessful_wait_ends_on_time_and_names_the_holder() {
         }
     }
     println!("late by {late:?}");
-    // A wait ends with one last attempt, which takes as long as the machine is busy.
+    // A wait ends with one last attempt. On a busy machine that attempt takes longer, as a plain
+    // attempt does.
     let plain = median(plain);
     assert!(
         late.iter().all(|late| *late <= Duration::from_millis(200) + 4 * plain),
@@ -157,7 +159,7 @@ async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
         assert_eq!(held.status, 201, "{held:?}");
         let body = held.json();
         let millis = |field: &str| Duration::from_millis(body[field].as_u64().expect("a number"));
-        // The deadline as the holder counts it.
+        // The deadline by which the first holder must stop, as it counts it.
         let deadline = sent + millis("elapsed_ms") + millis("validity_ms");
         let next = waiting_acquire(&gateway, &name, LONG_MS).send().await;
         let lease = Lease::from(&next);
@@ -166,7 +168,7 @@ async fn a_dead_holders_lock_goes_to_the_next_soon_after_expiry() {
             "{:?} before the deadline of the first holder",
             deadline - next.at
         );
-        // The masters count from the arrival of the request.
+        // The masters count the TTL from the arrival of the request, which is before its answer.
         late.push(next.at.saturating_duration_since(held.at + Duration::from_millis(ttl_ms)));
         released(&gateway, &name, &lease).await;
     }
@@ -197,8 +199,9 @@ async fn when_half_of_the_waiters_leave_the_others_are_served() {
     const EACH: u64 = 20;
     let servers = masters(5);
     let gateway = Launch::over(&servers).ready().await;
-    // In the first pass all leave before anything is released. In the second pass they leave while
-    // the lock goes from waiter to waiter: a grant to a client that left then ends with its TTL.
+    // In the first pass all clients leave before any release. In the second pass they leave while
+    // the lock goes from one waiter to the next. If the lock is granted to a client that has just
+    // left, the grant may stay until its TTL ends.
     for (goes, ttl_ms) in [("waiting", 60_000), ("served", 300)] {
         let held = gateway.acquire("job").await;
         let mut stay = Vec::new();
@@ -257,7 +260,8 @@ async fn waiters_beyond_the_limit_are_429_and_take_no_work_slots() {
     for name in ["a", "b"] {
         refused(name, "3 requests are waiting for locks").await;
     }
-    // More requests wait than may be in flight, and requests that do not wait are served.
+    // More requests wait than may be in flight at a time. Requests that do not wait are served all
+    // the same.
     gateway.post("a", json!({})).await.problem(409, "lock_held");
     released(&gateway, "c", &gateway.acquire("c").await).await;
 
@@ -365,7 +369,7 @@ async fn two_waiters_with_one_key_get_the_same_lock() {
 
 #[tokio::test]
 async fn a_wait_reports_a_missing_quorum_and_survives_a_short_gap() {
-    // A master that loses nothing in a crash is admitted again at once.
+    // A master that loses nothing in a crash is admitted again at once after a restart.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..5).map(|_| RedisServer::start_with(durable())).collect();
     let gateway = Launch::over(&servers).ready().await;
@@ -420,7 +424,8 @@ async fn waits_are_counted_by_result_and_handoffs_by_kind() {
     assert_eq!((acquires("granted"), acquires("held"), acquires("cancelled")), (3.0, 1.0, 1.0));
 }
 
-/// The formula of the contract: until receipt + validity − (own round trip − elapsed).
+/// The client's deadline by the formula of the API: receipt + validity − (own round trip −
+/// elapsed).
 #[tokio::test]
 async fn validity_after_a_wait_covers_the_whole_new_lease() {
     let servers = masters(3);
@@ -444,7 +449,8 @@ async fn validity_after_a_wait_covers_the_whole_new_lease() {
     );
 }
 
-/// The gateway does not read further than it can use, and so might miss the end of the connection.
+/// The gateway reads no more of a request than it can use. So while a request waits, the gateway
+/// might miss the end of its connection.
 #[tokio::test]
 async fn a_gone_waiter_is_noticed_after_a_stray_byte() {
     let servers = masters(3);

@@ -1,6 +1,6 @@
-//! Waiting at several gateways over the same masters. A release at one gateway reaches waiters at
-//! another, soon by a hint and in time without a hint. While all compete, nobody starves and no two
-//! clients hold the lock at once.
+//! Waiting at several gateways over the same masters. A release at one gateway reaches a waiter at
+//! another one: soon if a hint arrives, and otherwise at the next poll. When many clients compete,
+//! each of them gets its turn, and no two of them hold the lock at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::support::waiters::{
     LONG_MS, answer, median, nothing_is_left, released, start_waiting, waiting_acquire, waiting_is,
 };
 
-/// Time for the hint of a waiter to arrive. Receivers do not acknowledge hints.
+/// The time that a waiter's hint may need to arrive. Receivers do not acknowledge hints.
 const WORD_GETS_ROUND: Duration = Duration::from_millis(50);
 
 async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
@@ -22,8 +22,8 @@ async fn two_over(servers: &[RedisServer]) -> [Gateway; 2] {
     [first, second]
 }
 
-/// Acquires through `holding`, waits at `asking`, releases through `through`. Returns the time from
-/// sending the release to the waiter's grant.
+/// Acquires through `holding`, waits at `asking`, and releases through `through`. Returns the time
+/// from the sending of the release to the waiter's grant.
 async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> Duration {
     let held = holding.acquire("job").await;
     let waiter = start_waiting(asking, waiting_acquire(asking, "job", LONG_MS)).await;
@@ -37,7 +37,7 @@ async fn handed_over(holding: &Gateway, asking: &Gateway, through: &Gateway) -> 
     granted.at - since
 }
 
-/// The time for a grant and a release on this machine now.
+/// The time that an acquire and a release without waiting take on this machine now.
 async fn plainly(gateway: &Gateway) -> Duration {
     let sent = Instant::now();
     let lease = gateway.acquire("another").await;
@@ -69,7 +69,7 @@ async fn a_release_at_another_gateway_wakes_the_waiter_in_ms() {
         "{times:?}, plain {plain:?}"
     );
     let (local, remote) = hand_offs(&second).await;
-    // A poll may have come first now and then.
+    // In some rounds the waiter's poll may come before the hint.
     assert!(local == 0.0 && remote > ROUNDS as f64 / 2.0, "{local} local, {remote} remote");
     assert_eq!(hand_offs(&first).await, (0.0, 0.0));
     nothing_is_left(&second).await;
@@ -124,8 +124,8 @@ async fn forbidden_hints_lead_to_polls_and_a_log_line() {
     nothing_is_left(&first).await;
 }
 
-/// A gateway that receives no hints must not keep a lock by handing it from one of its clients to
-/// the next.
+/// A gateway that receives no hints does not know of the waiters at other gateways. It must not
+/// keep the lock for ever by handing it from one of its own clients to the next.
 #[tokio::test]
 async fn a_gateway_without_hints_does_not_starve_the_other() {
     let servers = masters(5);
@@ -150,7 +150,7 @@ async fn a_gateway_without_hints_does_not_starve_the_other() {
     }
 }
 
-/// One hold, as its client knows it.
+/// One hold of the lock, as its client saw it.
 struct Hold {
     gateway: usize,
     fencing: u64,

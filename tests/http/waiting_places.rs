@@ -1,4 +1,4 @@
-//! Waiting slots: the share of one client, and free locks when all slots are taken.
+//! Slots for waiting requests: the share of one client, and free locks while all slots are taken.
 
 use http::Method;
 use serde_json::json;
@@ -24,14 +24,14 @@ fn too_many(refused: &Answer, words: &str) {
     assert!(problem["detail"].as_str().unwrap().contains(words), "{problem:#}");
 }
 
-// The remaining tests cover past faults.
+// Each of the following tests covers a bug of the past.
 
 #[tokio::test]
 async fn one_key_cannot_take_all_waiting_slots() {
     let greedy = key("greedy", HOLDER, "*").await;
     let victim = key("victim", HOLDER, "*").await;
     let file = file(&[&greedy, &victim]);
-    // The scraper has no key.
+    // Prometheus, which reads the metrics, has no key.
     let gateway =
         with_keys(&file).flag("--public", "metrics").flag("--max-waiters", "8").start().await;
     let held = victim.acquire(&gateway, "job").await;
@@ -55,7 +55,7 @@ async fn one_key_cannot_take_all_waiting_slots() {
     assert_eq!(victim.delete(&gateway, "other", &other.token).await.status, 204);
     Lease::from(&answer(waiter).await);
     assert_eq!(victim.delete(&gateway, "job", &held.token).await.status, 204);
-    // The client's slots are free again.
+    // Both waiters of the client leave, so its slots are free again.
     let [first, second] = greed;
     let lease = Lease::from(&answer(first).await);
     let third = start_waiting(&gateway, greedy.waiting_acquire(&gateway, "job")).await;

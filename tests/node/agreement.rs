@@ -1,5 +1,5 @@
-//! Several gateways over one master. They count one quarantine and agree on one configuration.
-//! `--bootstrap` does not outweigh a loss that one gateway has seen.
+//! Several gateways over one master. They count the same quarantine and agree on one configuration.
+//! `--bootstrap` has no effect if one of the gateways has seen a loss.
 
 use std::time::Duration;
 
@@ -85,7 +85,7 @@ async fn a_gateway_that_would_wait_longer_follows_one_that_has_waited() {
     let server = RedisServer::start();
     let since = Instant::now();
     let early = cluster.remote_node(&server.url());
-    // This gateway would wait for hours.
+    // This gateway's quarantines would last for hours.
     let late = cluster.node_with_clock_skew(&server.url(), Duration::from_secs(3_600));
     let waits = in_state(late.as_ref(), NodeState::Quarantined).await;
     assert!(waits.until_micros.unwrap() - waits.since_micros >= 7_200_000_000, "{waits:?}");
@@ -110,14 +110,14 @@ async fn a_second_loss_during_quarantine_restarts_the_count() {
     let voted = first_vote(remote.as_ref()).await;
     assert!(
         voted - lost >= cluster.quarantine(),
-        "a vote {:?} after the second loss",
+        "the master voted {:?} after the second loss",
         voted - lost
     );
 }
 
-/// The first of two gateways admits a master, and a lock is granted; then the master loses
-/// everything. The second gateway would have waited longer, its count has not ended, and it has not
-/// probed since. It must restart its count, because the marker that it saw is gone.
+/// The first of two gateways admits a master, and a lock is granted. Then the master loses
+/// everything. The second gateway counts a longer quarantine, which has not ended, and it has not
+/// probed since. It must begin its count again, because the marker from which it counts is gone.
 #[test]
 fn a_count_from_before_a_loss_admits_nobody_after_it() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
@@ -134,14 +134,15 @@ fn a_count_from_before_a_loss_admits_nobody_after_it() {
         );
         let lost = Instant::now();
         server.cmd(&["FLUSHALL"]);
-        // On a machine that stood still, the second gateway may have probed again.
+        // If the machine stood still, the second gateway may have probed again. Such a try does not
+        // count.
         let in_time = now() < counts.until_micros.unwrap()
             && second.status().borrow().state == NodeState::Quarantined;
         let votes = tokio::join!(first_vote(first.as_ref()), first_vote(second.as_ref()));
         for voted in [votes.0, votes.1] {
             assert!(
                 voted - lost >= cluster.quarantine(),
-                "a vote {:?} after the loss",
+                "the master voted {:?} after the loss",
                 voted - lost
             );
         }
@@ -166,8 +167,8 @@ async fn one_process_under_two_names_votes_once() {
     assert_eq!(second.status().borrow().state, NodeState::Refused);
 }
 
-/// A forbidden event must not happen for at least this time. Where it can happen, it takes a few
-/// milliseconds.
+/// How long a test waits to be sure that a forbidden event does not happen. If the event can
+/// happen, it takes a few milliseconds.
 const FOR_A_WHILE: Duration = Duration::from_millis(700);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -225,8 +226,8 @@ async fn bootstrap_is_refused_if_one_node_has_a_marker() {
     }
 }
 
-/// A gateway restarts with `--bootstrap` still in its configuration, after all masters have lost
-/// everything.
+/// All masters lose everything. Then a gateway restarts, with `--bootstrap` still in its
+/// configuration.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn bootstrap_is_refused_if_a_gateway_saw_the_loss() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;

@@ -1,5 +1,5 @@
-//! Calls to a real redis-server that carry many operations: their number, their order, and the
-//! result of each.
+//! Calls to a real redis-server that carry many operations. The tests check how many calls there
+//! are, the order of the operations, and the result of each.
 
 use std::mem::discriminant;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::support::nodes::{
 };
 use crate::support::resp::Resp;
 
-/// Submits everything while the server is stopped, so that all calls but the first collect several
-/// operations.
+/// Submits all operations while the server is stopped. So each call after the first collects
+/// several operations.
 async fn submit_while_stopped(server: &RedisServer, node: &dyn Node, ops: Vec<Op>) -> Vec<Vote> {
     server.stop();
     let mut pending: Vec<Pending> = Vec::new();
@@ -40,8 +40,8 @@ async fn operations_that_arrive_during_a_call_share_the_next() {
     assert!(answers.iter().all(|vote| *vote == Vote::Granted), "{answers:?}");
     let calls = calls.take_calls();
     assert_eq!(calls.iter().sum::<usize>(), count);
-    // A busy machine makes the node seem far, so up to four calls are in flight. A fifth call
-    // carries the rest.
+    // On a busy machine the node seems to be far away, so up to four calls are in flight. The rest
+    // is in a fifth call.
     assert!(calls.len() <= 5, "{count} operations in {} calls: {calls:?}", calls.len());
 }
 
@@ -65,8 +65,8 @@ async fn a_key_of_another_type_fails_only_its_own_operation() {
     ] {
         calls.take_calls();
         let answers = submit_while_stopped(&server, node.as_ref(), op).await;
-        // A busy machine makes the node seem far, so up to four calls are in flight. A fifth call
-        // carries the rest of the 20.
+        // On a busy machine the node seems to be far away, so up to four calls are in flight. The
+        // rest of the 20 operations is in a fifth call.
         assert!(
             calls.take_calls().iter().any(|operations| *operations >= 4),
             "{what} did not share a call"
@@ -139,7 +139,7 @@ async fn an_operation_past_its_time_is_not_run_except_a_release() {
     let held = Lock::new("b");
     let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    // Discards the vote: only the stored data counts here.
+    // Drops the vote, because only the stored data counts here.
     struct Discarded;
     impl redlock_core::node::Voter for Discarded {
         fn vote(&self, _: usize, _: Vote) {}
@@ -160,7 +160,8 @@ async fn operations_beyond_8192_waiting_ones_are_refused_at_once() {
     let (server, node, _) = redis_node().await;
     server.stop();
     let lock = Lock::new("a");
-    // Nothing is awaited in between, so the worker takes nothing out of its queue.
+    // Between the submissions nothing is awaited, so the worker cannot take operations out of its
+    // queue.
     let pending: Vec<_> = (0..9_000).map(|_| submit(node.as_ref(), lock.inspect())).collect();
     let mut queued = Vec::new();
     for (index, one) in pending.into_iter().enumerate() {
@@ -223,7 +224,7 @@ async fn a_late_operation_does_not_delay_those_behind_it() {
     let t = now();
     let began = Instant::now();
     for _ in 0..8 {
-        // A full call of operations, all past their time.
+        // A whole call of operations, all of which are past their time.
         let late: Vec<_> = (0..128)
             .map(|_| submit_until(node.as_ref(), lock.acquire(1, t, LONG_MS), began))
             .collect();
@@ -233,6 +234,7 @@ async fn a_late_operation_does_not_delay_those_behind_it() {
         }
         assert_eq!(behind.vote().await, Vote::Missing);
     }
-    // Otherwise the operation would have waited for the next heartbeat, one each second.
+    // If the late operations had blocked the call, this operation would have waited for the next
+    // heartbeat, which comes every second.
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
 }

@@ -1,5 +1,5 @@
-//! Callers of the Redis module: clients with an ACL user, each within that user's keys. The module
-//! refuses everybody else, because it cannot decide which keys they may use.
+//! Callers of the Redis module. Clients with an ACL user may call it, within the keys of that user.
+//! The module refuses every other caller, because it cannot know which keys that caller may use.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::support::resp::Resp;
 
 const MARKER_KEY: &str = "{lock:}:marker";
 const MARKER: &str = "1 a-marker";
-/// May run the command, and use only these keys.
+/// The rights of a user that may run the command, but only with these keys.
 const MINE: [&str; 4] = ["on", "+@all", "~{lock:}:*", "~*lock:mine*"];
 
-/// A server with the module, and with a second module that calls it.
+/// A server with the module, and with a second module that calls the first one.
 fn server() -> (RedisServer, Scratch) {
     let caller = clock_shim("caller_module.c");
     let args = vec!["--loadmodule".into(), caller.path().to_owned()];
@@ -44,7 +44,7 @@ fn acquire(name: &str) -> Vec<u8> {
     call(Lock::new(name).acquire(1, now(), LONG_MS))
 }
 
-/// The vote in the answer to a call of one operation.
+/// The vote in the answer to a call with one operation.
 fn vote(answer: Result<Resp, String>) -> Vote {
     match answer {
         Ok(Resp::Bytes(bytes)) => {
@@ -85,7 +85,7 @@ fn a_user_missing_from_the_acl_is_refused() {
 fn a_call_without_a_user_is_refused_and_ends_no_server() {
     let (server, _caller) = server();
     let run_id = run_id(&server);
-    // Without a user, and as the client's user.
+    // Once without a user, and once as the client's user.
     for flags in ["-", "C"] {
         let answer =
             server.answer(&[b"CALLER.PASS", flags.as_bytes(), run_id.as_bytes(), &acquire("job")]);
@@ -118,8 +118,8 @@ fn a_transaction_runs_the_command_as_its_client() {
     assert_eq!(vote(Ok(answers[0].clone())), Vote::Granted);
 }
 
-/// The keys of every selector count, whatever commands the selector allows: the server checks only
-/// the keys.
+/// The keys of each selector count, whatever commands that selector allows. When the module asks
+/// the server whether a user may use a key, the server looks only at keys.
 #[test]
 fn keys_of_all_selectors_count_and_only_for_reading_and_writing() {
     let (server, _caller) = server();

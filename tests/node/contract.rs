@@ -1,8 +1,8 @@
-//! The contract of every node, as one table that runs on a master in memory, on a real
-//! redis-server, and on the module.
+//! The contract of every node. It is one table of tests, which runs on a master in memory, on a
+//! real redis-server with the script, and on one with the module.
 //!
-//! A test submits operations and checks votes. Stored locks are read through `Inspect`, so that all
-//! kinds of node are compared alike.
+//! A test submits operations and checks the votes. It reads stored locks through `Inspect`, so all
+//! kinds of nodes are compared in the same way.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use crate::support::nodes::{
     record, submit, token, ttl, votes,
 };
 
-/// The remaining life is at most the requested one, less the time that a slow machine takes.
+/// Checks a remaining life. It is at most the requested one, and shorter only by the time that a
+/// slow machine takes.
 #[track_caller]
 fn assert_lives(left: Option<Duration>, asked_ms: u64) {
     let asked = Duration::from_millis(asked_ms);
@@ -104,7 +105,7 @@ async fn a_lock_of_another_owner_is_held_with_its_remaining_life(kind: Kind) {
     let lock = Lock::new("a");
     let t = now();
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    // The answer is Held, whether the loser's token is larger or smaller.
+    // The answer is Held, whether the refused token is larger or smaller than the holder's.
     for other in [t + 1, t, t - 1] {
         assert_held(&subject.ask(lock.acquire(2, other, LONG_MS)).await, &record(1, t), LONG_MS);
     }
@@ -177,7 +178,8 @@ async fn a_repair_restores_an_extended_lock_that_is_lost_or_ended(kind: Kind) {
     let lost = Lock::new("lost");
     let ended = Lock::new("ended");
     let t = now();
-    // Held for an hour by extensions: no acquire with this token would be accepted.
+    // Extensions have kept this lock for an hour. No acquire with its token would be accepted any
+    // more.
     let old = t - 3_600_000_000;
     assert_eq!(subject.ask(lost.repair(1, old, LONG_MS)).await, Vote::Granted);
     let (stored, left) = subject.stored(&lost).await.unwrap();
@@ -186,7 +188,7 @@ async fn a_repair_restores_an_extended_lock_that_is_lost_or_ended(kind: Kind) {
         (Some((token(1, old), &b""[..])), Some(old))
     );
     assert_lives(left, LONG_MS);
-    // The extension sends the same record as always.
+    // The extension sends the same record as before.
     assert_extended(&subject.ask(lost.extend(1, old, LONG_MS)).await);
     assert_extended(&subject.ask(lost.repair(1, old, LONG_MS)).await);
 
@@ -204,11 +206,12 @@ async fn a_repair_of_an_unextended_lock_sets_no_extended_flag(kind: Kind) {
     let (stored, _) = subject.stored(&lock).await.unwrap();
     assert_eq!((&stored, subject.fence(&lock).await), (&record(1, t), Some(t)));
     gone(&subject, &lock).await;
-    // With the extended flag the repair would be accepted.
+    // If the watermark still had the mark of an extension, it would accept the repair.
     assert_eq!(subject.ask(lock.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
 }
 
-/// A majority of the other nodes has the grant, so the kept-free record stands for no other grant.
+/// A majority of the other nodes stores the grant. So the kept-free record stands for no other
+/// grant that could be valid.
 async fn a_repair_replaces_a_kept_free_record_for_as_long(kind: Kind) {
     let subject = kind.subject().await;
     let t = now();
@@ -228,7 +231,8 @@ async fn a_repair_replaces_a_kept_free_record_for_as_long(kind: Kind) {
     }
 }
 
-/// The lock was extended on the other nodes while this node did not vote.
+/// The lock was extended on the other nodes while this node did not vote. A repair prolongs the
+/// copy here, and never shortens its life.
 async fn a_repair_prolongs_its_own_grant_and_never_shortens_it(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
@@ -265,8 +269,8 @@ async fn a_repair_restores_no_released_or_regranted_lock(kind: Kind) {
         );
         assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing, "{name}");
     }
-    // The release overtook the repair on a node that has lost the lock, and on one where the lock
-    // has ended.
+    // The release arrived before the repair. On one node the lock was lost, on another it had
+    // expired.
     let lost = Lock::new("lost");
     let ended = Lock::new("ended");
     let anew = Lock::new("anew");
@@ -375,7 +379,7 @@ async fn a_token_far_from_the_nodes_time_is_refused_without_trace(kind: Kind) {
             (Vote::Missing, None)
         );
     }
-    // max_clock_skew is 2 s: tokens well within it are accepted on both sides.
+    // `max_clock_skew` is 2 s. Tokens well within it are accepted on both sides.
     for near in [now() - 500_000, now() + 1_500_000] {
         assert_eq!(subject.ask(lock.acquire(1, near, LONG_MS)).await, Vote::Granted);
         assert_eq!(subject.ask(lock.release(1, near)).await, Vote::Released);
@@ -390,7 +394,7 @@ async fn a_release_from_the_far_future_leaves_no_watermark(kind: Kind) {
     let far = t + 20_000_000;
     assert_failed(subject.ask(lock.release(1, far)).await, Reason::Clock, Effect::None);
     assert_eq!(subject.fence(&lock).await, None);
-    // The release still deletes its own owner's earlier grant, but fails.
+    // The release deletes an earlier grant of its own owner, but it fails all the same.
     assert_eq!(subject.ask(other.acquire(1, t, LONG_MS)).await, Vote::Granted);
     assert_failed(subject.ask(other.release(1, far)).await, Reason::Clock, Effect::None);
     assert_eq!(
@@ -400,8 +404,8 @@ async fn a_release_from_the_far_future_leaves_no_watermark(kind: Kind) {
     assert_eq!(subject.ask(other.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
 }
 
-/// Another owner's tombstone, set after this proposal was granted, must survive when the proposal's
-/// undo restores the watermark.
+/// After this proposal was granted, another owner's release set a tombstone. The tombstone must
+/// survive when the proposal's undo sets its own watermark back.
 async fn an_undo_removes_its_own_watermark_and_keeps_tombstones(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
@@ -441,7 +445,7 @@ async fn a_watermark_outlives_its_lock_by_its_retention_only(kind: Kind) {
     assert_eq!(subject.ask(lock.acquire(2, t - 1, LONG_MS)).await, Vote::Granted);
 }
 
-/// Set by an extension, and by the release of another owner.
+/// The watermark was set by an extension, or by the release of another owner.
 async fn a_watermark_set_beside_a_lock_outlives_the_lock(kind: Kind) {
     let settings = NodeSettings::default().with_fence_grace(Duration::from_millis(400));
     let subject = kind.subject_with(settings).await;
@@ -493,7 +497,7 @@ async fn a_watermark_that_is_not_a_number_is_an_error(kind: Kind) {
     subject.set_foreign(&lock.keys.fence, b"not a number", None);
     assert_eq!(failure(subject.ask(lock.acquire(1, t, LONG_MS)).await).reason, Reason::Error);
     assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
-    // A release replaces the invalid value: the tombstone must be set whatever was there.
+    // A release replaces the invalid value. Its tombstone must be set whatever was there before.
     assert_eq!(subject.ask(lock.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.fence(&lock).await, Some(t));
 }
@@ -514,7 +518,7 @@ async fn a_lock_expires_by_itself(kind: Kind) {
         }
     })
     .await;
-    assert!(granted >= Duration::from_millis(25), "granted to another after {granted:?} of 30 ms");
+    assert!(granted >= Duration::from_millis(25), "granted again after {granted:?} of 30 ms");
     assert_held(&subject.ask(lock.extend(1, t, LONG_MS)).await, &record(2, t + 1), LONG_MS);
 }
 
@@ -599,7 +603,8 @@ async fn without_its_marker_a_node_only_releases(kind: Kind) {
         record(1, t).as_bytes(),
         Some(Duration::from_millis(LONG_MS)),
     );
-    // Submitted together: a real node's worker connects again as soon as it notices the loss.
+    // These operations are submitted together, because the worker of a real node connects again as
+    // soon as it notices the loss.
     let ops = [
         lock.acquire(1, t, LONG_MS),
         other.extend(1, t, LONG_MS),

@@ -1,13 +1,13 @@
-//! Compares the memory node with a real redis-server, and with a server that has the module. Any
-//! sequence of operations gets the same answers, leaves the same keys, and publishes the same
-//! hints. Simulations and the gateway's embedded nodes rely on this.
+//! Compares the memory node with a real redis-server, and with a server that has the module. For
+//! any sequence of operations, both give the same answers, store the same keys, and publish the
+//! same hints. The simulation and the gateway's embedded nodes rely on this.
 //!
-//! Remaining lives are compared within a tolerance, so they are long. A few are as short as a TTL
-//! may be; then the test waits until the key is gone on both nodes before the next step. Tokens lie
-//! well within or well beyond max_clock_skew.
+//! Remaining lives are compared within a tolerance, so most lives are long. A few are as short as a
+//! TTL may be. After such a step the test waits until the key is gone on both nodes. Tokens are
+//! well within `max_clock_skew` of the node's time, or well beyond.
 //!
-//! Every run draws new sequences and prints their seed when one fails; `PROPTEST_RNG_SEED=<seed>`
-//! replays it, and `PROPTEST_CASES=<number>` runs more of them.
+//! Every run draws new sequences, and prints their seed if one fails. `PROPTEST_RNG_SEED=<seed>`
+//! repeats the run. `PROPTEST_CASES=<number>` sets how many sequences a run has.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Arc, Mutex};
@@ -34,20 +34,22 @@ const CASES: u32 = 400;
 const STEPS: usize = 30;
 const NAMES: u8 = 3;
 const OWNERS: u8 = 3;
-/// Two reads of one life may differ by this much.
+/// Two reads of the same remaining life may differ by this much.
 const TOLERANCE: Duration = Duration::from_secs(10);
-/// Lives that outlast every case. They differ by more than the tolerance, so that shortening shows.
+/// Lives that outlast every case. Any two differ by more than the tolerance, so a life that becomes
+/// shorter shows.
 const LIVES_MS: [u64; 3] = [LONG_MS, 2 * LONG_MS, 3 * LONG_MS];
 const SHORT_MS: u64 = 15;
 
-/// Values of other clients. The zeros have owner 0's text where a record has its owner.
+/// Values of other clients. The one of zeros has owner 0's text at the place where a record has its
+/// owner.
 const TEXTS: &[&[u8]] = &[b"", b"uuid-of-another-client", b"1", &[b'0'; 57], &[b'7'; 90]];
 
 fn settings() -> NodeSettings {
     NodeSettings::default().with_max_clock_skew(Duration::from_secs(10))
 }
 
-/// One step on one lock. `t` is an offset in microseconds from the beginning of the case.
+/// One step on one lock. `t` is an offset in microseconds from the start of the case.
 #[derive(Debug, Clone)]
 enum Step {
     Acquire {
@@ -64,7 +66,7 @@ enum Step {
         owner: u8,
         t: i64,
         life_ms: u64,
-        /// Repairs a lock that was never extended.
+        /// Whether the repair is that of a catch-up, for a lock that was never extended.
         catches_up: bool,
     },
     Release {
@@ -73,18 +75,19 @@ enum Step {
         scope: ReleaseScope,
         tell: Tell,
     },
-    /// SET by another client.
+    /// Another client sets the key with SET.
     Foreign {
         value: Value,
         life_ms: Option<u64>,
     },
-    /// SET of the watermark to an invalid value.
+    /// Sets the watermark to an invalid value.
     BadFence,
-    /// DEL of the watermark, as after its retention.
+    /// Deletes the watermark, as if it had expired.
     NoFence,
 }
 
-/// Which of the two nodes gets a hint to publish. Neither answers nor stored data may depend on it.
+/// To which of the two nodes the operation carries a hint. Neither answers nor stored data may
+/// depend on that.
 #[derive(Debug, Clone, Copy)]
 struct Tell {
     memory: bool,
@@ -94,12 +97,12 @@ struct Tell {
 #[derive(Debug, Clone)]
 enum Value {
     Text(&'static [u8]),
-    /// A value like one of our locks, which only a test would write.
+    /// A value like one of our locks. Only a test would write it.
     Record {
         owner: u8,
         t: i64,
     },
-    /// The record by which recovery keeps a lock free.
+    /// A kept-free record, as recovery writes it.
     KeptFree(i64),
 }
 
@@ -148,9 +151,9 @@ struct Pair {
     memory: Arc<MemoryNode>,
     redis: Arc<dyn Node>,
     server: RedisServer,
-    /// The hints of the node in memory.
+    /// The hints that the node in memory has published.
     memory_hints: Arc<HintLog>,
-    /// The hints of the server.
+    /// The hints that the server has published.
     redis_hints: RefCell<Subscription>,
 }
 
@@ -167,7 +170,7 @@ fn text(hint: &Hint) -> String {
     String::from_utf8_lossy(hint.as_bytes()).into_owned()
 }
 
-/// The hints that the answer requires.
+/// The hints that a node must publish for this answer.
 fn required_hints(op: &Op, vote: &Vote) -> Vec<String> {
     op.hint_for(vote).map(text).into_iter().collect()
 }
@@ -203,8 +206,8 @@ impl Pair {
         Self { memory, redis, server, memory_hints, redis_hints }
     }
 
-    /// Asks both nodes, with a hint to publish on one, both or none. Demands the same answer, and
-    /// exactly the hints that the answer requires.
+    /// Asks both nodes, with a hint to publish on one of them, on both or on none. Demands the same
+    /// answer from both, and exactly the hints that the answer requires.
     async fn both_telling(&self, op: Op, tell: Tell) -> Result<Vote, TestCaseError> {
         let given = |tells| if tells { telling(op.clone(), "so and so") } else { op.clone() };
         let on_memory = given(tell.memory);
@@ -225,7 +228,7 @@ impl Pair {
         }
     }
 
-    /// Asks both nodes and demands the same answer.
+    /// Asks both nodes and demands the same answer from them.
     async fn both(&self, op: Op) -> Result<Vote, TestCaseError> {
         self.both_of(op.clone(), op).await
     }
@@ -240,7 +243,8 @@ impl Pair {
             (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
                 memory.abs_diff(*redis) < TOLERANCE
             }
-            // The script cautiously reports that an operation with an error may have had an effect.
+            // If an operation fails with an error, the script reports that it may have had an
+            // effect. It says so even if there was none.
             (Vote::Failed(memory), Vote::Failed(redis)) => memory.reason == redis.reason,
             (memory, redis) => memory == redis,
         };
@@ -274,7 +278,7 @@ impl Pair {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
                     ReleaseScope::Proposal => lock.undo(owner, at(t)),
-                    // This scope publishes no hint.
+                    // A release with this scope publishes no hint.
                     ReleaseScope::Grant => {
                         return self.both(lock.release_exactly(owner, at(t))).await.map(drop);
                     }
@@ -292,8 +296,8 @@ impl Pair {
             }
             Step::BadFence => self.set(&lock.keys.fence, b"no fence", None),
             Step::NoFence => {
-                // The simplest way to delete a key in memory is to release a lock with the key's
-                // name.
+                // The node in memory has no call to delete a key. A release of a lock whose name is
+                // the key does the same.
                 let fence =
                     Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
@@ -310,8 +314,8 @@ impl Pair {
         self.both(lock.inspect_fence()).await.map(drop)
     }
 
-    /// Demands that both nodes store the same lock. A lock that is about to expire must expire on
-    /// both, at about the same time.
+    /// Demands that both nodes store the same lock. A lock that is about to expire must do so on
+    /// both nodes, at about the same time.
     async fn settle(&self, lock: &Lock) -> Result<(), TestCaseError> {
         let short = |vote: &Vote| match vote {
             Vote::Found(holding) => {
@@ -382,7 +386,7 @@ fn compare(native: bool) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let pair = runtime.block_on(Pair::start(native));
-    // Each case has its own locks, also when proptest shrinks it.
+    // Each case has its own locks, even while proptest shrinks a failing case.
     let case = Cell::new(0);
     let steps = proptest::collection::vec((0..NAMES, any_step()), 1..STEPS);
     let outcome = TestRunner::new(config).run(&steps, |steps| {

@@ -1,8 +1,8 @@
-//! Masters that have lost locks, or may have, do not vote until every such lock has ended. Real
-//! servers lose their data in every known way, in the middle of real locks.
+//! Masters that have lost locks, or may have lost some, do not vote until every such lock has
+//! ended. Real servers lose their data in every known way, while real locks are held.
 //!
-//! Lower bounds are exact: no master votes before the quarantine has passed since the loss. Upper
-//! bounds are generous, because the machine is busy.
+//! Lower bounds are exact: no master votes before the whole quarantine has passed since the loss.
+//! Upper bounds allow for a busy machine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,10 +42,10 @@ enum Loss {
     Flush,
 }
 
-/// One holder reaches three of five masters and gets the lock on them. Two of the three lose
-/// everything. Another gateway, which reaches all five, asks for the lock until it gets it. Returns
-/// whether that happened while the first client held the lock; `None` if this machine was too slow
-/// to see.
+/// A first client reaches three of five masters and gets the lock on them. Two of these three lose
+/// everything. Another gateway, which reaches all five masters, asks for the lock until it gets the
+/// lock. Returns whether it got the lock while the first client still held it. `None` if this
+/// machine was too slow to tell.
 async fn granted_twice(cluster: &ClusterSettings, loss: Loss) -> Option<bool> {
     let mut servers = masters(5);
     let dead = [DeadPort::new(), DeadPort::new()];
@@ -86,7 +86,7 @@ fn count(outcomes: &[Option<bool>], of: Option<bool>) -> usize {
     outcomes.iter().filter(|outcome| **outcome == of).count()
 }
 
-/// A quarantine of a second and a half, and locks that last for two restarts on a busy machine.
+/// A quarantine lasts a second and a half. Locks last longer than two restarts on a busy machine.
 const FORGETFUL: ClusterSettings =
     ClusterSettings { max_ttl: Duration::from_millis(1_200), ..ClusterSettings::SHORT_QUARANTINE };
 
@@ -126,8 +126,8 @@ fn a_lock_lost_by_two_of_three_flushalls_is_not_granted_again() {
         count(&outcomes, Some(false)) > 0,
         "this machine is too slow to see anything: {outcomes:?}"
     );
-    // The other gateway has just probed these masters, so only the marker in each call reveals the
-    // loss.
+    // The other gateway has just probed these masters. So it can detect the loss only by the marker
+    // in each call.
     let off = ClusterSettings {
         rules: SafetyRules { marker_is_checked: false, ..SafetyRules::ALL },
         ..FORGETFUL
@@ -232,7 +232,8 @@ async fn a_former_replica_of_another_master_is_quarantined() {
     assert!(marker(&server) != marker(&source), "each master has its own marker");
 }
 
-/// The marker of this very process returns with the data of a replica that missed the newest locks.
+/// A replica missed the newest locks. Its data replaces that of the master, and with it the marker
+/// of this very process returns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_restored_from_its_replica_is_quarantined() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
@@ -299,7 +300,7 @@ async fn a_fixed_master_that_evicted_nothing_is_admitted_at_once() {
     assert_eq!(marker(&server), stood);
 }
 
-/// Fills a server until it has evicted keys, with keys that expire or not.
+/// Fills a server with keys, with or without an expiry, until the server has evicted some.
 fn fill(server: &RedisServer, policy: &str) {
     server.cmd(&["CONFIG", "SET", "maxmemory-policy", policy]);
     let text = server.cmd(&["INFO", "memory"]).text();
@@ -317,7 +318,7 @@ fn fill(server: &RedisServer, policy: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_evicted_while_refused_is_quarantined() {
-    // The first policy evicts keys with an expiry, such as locks; the second may evict the marker,
+    // The first policy evicts keys with an expiry, such as locks. The second may evict the marker,
     // too.
     for (policy, why) in [("volatile-lru", EVICTED), ("allkeys-lru", "")] {
         let cluster = ClusterSettings::SHORT_QUARANTINE;
@@ -333,7 +334,8 @@ async fn a_master_that_evicted_while_refused_is_quarantined() {
     }
 }
 
-/// Between two probes of the policy: only the number of evicted keys reveals it.
+/// The policy changes and changes back between two probes. Only the number of evicted keys shows
+/// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_master_that_evicted_unseen_is_quarantined_when_noticed() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
@@ -344,7 +346,7 @@ async fn a_master_that_evicted_unseen_is_quarantined_when_noticed() {
     let seen = in_state(remote.as_ref(), NodeState::Quarantined).await;
     assert!(seen.detail.contains(EVICTED), "{seen:?}");
     in_state(remote.as_ref(), NodeState::Admitted).await;
-    // The eviction counts against the master once.
+    // The master has evicted keys, and is quarantined for that only once.
     assert!(
         timeout(cluster.quarantine() * 3, in_state(remote.as_ref(), NodeState::Quarantined))
             .await
@@ -437,7 +439,7 @@ async fn a_master_weakened_at_run_time_is_quarantined() {
         Resp::List(["appendfsync", "always"].map(|word| Resp::Bytes(word.into())).into())
     );
     cluster.waits_out(remote.as_ref(), lost, RESTARTED).await;
-    // From here on the master is like any other.
+    // From here on the master behaves like any other.
     eventually("the master counts as durable again", async || {
         marker(&server).filter(|text| text.contains(":durable."))
     })
@@ -455,7 +457,7 @@ async fn a_master_replaced_by_an_empty_one_is_quarantined() {
     cluster.waits_out(remote.as_ref(), lost, BLANK).await;
 }
 
-/// A user with the rights that managed services give: all commands but some.
+/// A user with the rights that managed services give: all commands except some.
 fn limited(rights: &'static str) -> (RedisServer, String) {
     let server = RedisServer::start_with(append_only(&[
         "--user", "gate", "on", ">pw", "~*", "&*", "+@all", rights,
@@ -500,7 +502,7 @@ async fn without_info_a_master_is_refused_with_the_cure() {
     );
     assert_eq!(seen_refused.state, NodeState::Refused, "{seen_refused:?}");
     assert!(seen_refused.remedy == Some(Remedy::AllowInfo), "{seen_refused:?}");
-    // Fixed without any restart.
+    // The operator's fix works without any restart.
     server.cmd(&["ACL", "SETUSER", "gate", "+info"]);
     in_state(remote.as_ref(), NodeState::Admitted).await;
 }

@@ -1,7 +1,7 @@
-//! Malformed calls: cut off, with wrong lengths, or noise. A master refuses each call before any
-//! part of it runs.
+//! Malformed calls: cut off, with wrong lengths, or mere noise. A master refuses such a call before
+//! any part of it runs.
 //!
-//! `MALFORMED_SEED=<seed>` replays a run.
+//! `MALFORMED_SEED=<seed>` repeats a run.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn info(server: &RedisServer, section: &str, field: &str) -> String {
     line.unwrap_or_else(|| panic!("no {field}")).to_owned()
 }
 
-/// The number of key changes.
+/// The number of changes to keys, as the server counts them.
 fn changes(server: &RedisServer) -> String {
     info(server, "persistence", "rdb_changes_since_last_save")
 }
@@ -63,13 +63,13 @@ fn whole(chance: &mut Chance, round: usize) -> Vec<u8> {
     )
 }
 
-/// A call as another program's bug may damage it.
+/// A call as a bug in another program may damage it.
 fn mangled(chance: &mut Chance, mut call: Vec<u8>) -> Vec<u8> {
     match chance.below(5) {
         0 => call.truncate(chance.below(call.len())),
         1 => call.extend((0..1 + chance.below(40)).map(|_| 0)),
         2 => {
-            // Usually the first byte of a length.
+            // The changed byte is usually the first byte of a length.
             let at = chance.below(call.len());
             call[at] = chance.next() as u8;
         }
@@ -122,7 +122,7 @@ fn refuses(server: &RedisServer, run: fn(&RedisServer, &[u8]) -> Result<Resp, St
             }
         }
     }
-    // Many flips hit texts, where any byte is valid.
+    // Many changes are inside a text, where any byte is valid. So some calls must have set a key.
     assert!(changes(server) != "1", "no call has set anything");
     assert!(refused > CALLS / 2 && taken > CALLS / 10, "{refused} refused, {taken} taken");
 }

@@ -1,4 +1,5 @@
-//! The Redis module beyond its answers: the data that it writes, and loading and unloading it.
+//! The Redis module apart from its answers: the data that it writes, and how it is loaded and
+//! unloaded.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ fn options(native: bool, args: &[&str]) -> RedisOptions {
     RedisOptions { native: Some(native), append_only: true, args, ..RedisOptions::default() }
 }
 
-/// Waits until the node votes, by this engine.
+/// Waits until the node votes through this engine: script or module.
 async fn votes_by(node: &dyn Node, engine: Engine) {
     let mut status = node.status();
     let voting = |status: &redlock_core::node::NodeStatus| {
@@ -28,7 +29,7 @@ async fn votes_by(node: &dyn Node, engine: Engine) {
     assert!(seen.is_ok(), "{:?}", node.status().borrow());
 }
 
-/// Every key with its value and its expiry.
+/// Every key, with its value and its expiry.
 fn stored(server: &RedisServer) -> BTreeMap<String, (Resp, i64)> {
     let Resp::List(keys) = server.cmd(&["KEYS", "*"]) else { panic!("a list of keys") };
     let entry = |key: &Resp| {
@@ -39,7 +40,7 @@ fn stored(server: &RedisServer) -> BTreeMap<String, (Resp, i64)> {
     keys.iter().map(entry).collect()
 }
 
-/// Operations with every kind of effect.
+/// Runs operations with every kind of effect.
 async fn effects(node: &dyn Node) {
     let [held, extended, released, tombstoned, undone, repaired] =
         ["a", "b", "c", "d", "e", "f"].map(Lock::new);
@@ -63,15 +64,15 @@ async fn data_written_with_the_module_loads_without_it_and_back() {
         effects(node.as_ref()).await;
         drop(node);
         let before = stored(&server);
-        // Four locks are stored, or their watermark beside one that is gone; then the marker, and
-        // its database.
+        // Three locks are stored. Five have a watermark: these three, the released one, and the one
+        // with only a tombstone. The other two keys are the marker and its database.
         assert_eq!(before.len(), 3 + 5 + 2, "{before:#?}");
         server.restart_as(!native);
         assert_eq!(stored(&server), before, "native: {native}");
     }
 }
 
-/// How much of the master's writes a server has written or read, by its own offset.
+/// How far a server is in the stream of the master's writes, by the offset that it reports.
 fn offset(server: &RedisServer, field: &str) -> u64 {
     let info = server.cmd(&["INFO", "replication"]).text();
     let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -92,7 +93,8 @@ async fn a_replica_without_the_module_follows_a_master_with_it() {
     let node = remote_node(&master.url());
     votes_by(node.as_ref(), Engine::Native).await;
     effects(node.as_ref()).await;
-    // Not WAIT: it covers only the writes of its own connection, and there are none.
+    // WAIT would not help: it covers only writes of its own connection, and this one has written
+    // nothing.
     let written = offset(&master, "master_repl_offset");
     eventually("the replica has read all of it", async || {
         (offset(&replica, "slave_repl_offset") >= written).then_some(())
@@ -110,7 +112,8 @@ async fn loading_or_unloading_the_module_loses_no_lock() {
     let t = now();
     assert_eq!(ask(node.as_ref(), held.acquire(1, t, LONG_MS)).await, Vote::Granted);
     server.cmd(&["MODULE", "UNLOAD", "redlock"]);
-    // If the heartbeat has not noticed, the next operation does; nothing ran.
+    // If the heartbeat has not noticed the change yet, this operation does. The operation itself
+    // does not run.
     let _ = ask(node.as_ref(), held.inspect()).await;
     votes_by(node.as_ref(), Engine::Lua).await;
     assert_extended(&ask(node.as_ref(), held.extend(1, t, LONG_MS)).await);
@@ -121,7 +124,8 @@ async fn loading_or_unloading_the_module_loses_no_lock() {
     assert_eq!(node.status().borrow().restarts, 0);
 }
 
-/// As with the script: a client that tracks or watches keys is notified of writes only.
+/// A client that tracks or watches keys is notified only of writes. The script behaves the same
+/// way.
 #[tokio::test]
 async fn key_watchers_get_events_for_changes_and_not_for_reads() {
     for native in [true, false] {
@@ -152,8 +156,8 @@ async fn key_watchers_get_events_for_changes_and_not_for_reads() {
     }
 }
 
-/// A user without the right to the command is served by the script, and so is a gateway whose
-/// rights are older than the module.
+/// Two kinds of users are served by the script: one without the right to the module's command, and
+/// one whose rights were set before the module existed.
 #[tokio::test]
 async fn the_module_applies_the_callers_permissions() {
     let server = RedisServer::start_with(options(true, &[]));
@@ -188,8 +192,8 @@ async fn the_module_applies_the_callers_permissions() {
     assert_eq!(server.cmd(&["EXISTS", "lock:theirs"]), Resp::Integer(0));
 }
 
-/// With `appendfsync always`, answered operations are on disk. `MODULE_SEED=<seed>` replays the
-/// moments.
+/// With `appendfsync always`, every answered operation is on disk. `MODULE_SEED=<seed>` repeats a
+/// run with the same moments.
 #[tokio::test]
 async fn a_kill_at_any_moment_loses_nothing_answered() {
     let mut chance = Chance::of(seed("MODULE_SEED"), 0);

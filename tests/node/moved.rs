@@ -1,6 +1,6 @@
-//! A master's name moves to a process that has read the append-only file of the old process, while
-//! the old process continues. Gateways never get votes of both at a time, and no lock is granted
-//! again that the old process granted.
+//! A master's name moves to a new process that has read the append-only file of the old one, while
+//! the old process still runs. Gateways never get votes from both processes at the same time. No
+//! lock that the old process has granted is granted again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::support::resp::Resp;
 
 const CONTESTED: &str = "its earlier process still answered while this one ran";
 
-/// One gateway's route to a master: new connections lead to one process or the other, open ones
-/// stay.
+/// One gateway's route to a master. New connections lead to one of the two processes. Open
+/// connections stay where they are.
 struct Route {
     url: String,
     port: watch::Sender<u16>,
@@ -53,14 +53,14 @@ impl Route {
         Self { url, port, cuts }
     }
 
-    /// The node has one name, whichever route a gateway takes.
+    /// The node has the same name on every route.
     fn settings(cluster: &ClusterSettings) -> RedisSettings {
         let mut settings = cluster.settings();
         settings.node_name = Some("b".into());
         settings
     }
 
-    /// Lets a blank server be admitted without a quarantine.
+    /// Admits a server without data, without a quarantine.
     async fn mark(&self, cluster: &ClusterSettings) {
         let node = remote_node_with(&self.url, Self::settings(cluster), Arc::new(NoObserver));
         in_state(node.as_ref(), NodeState::Admitted).await;
@@ -71,21 +71,22 @@ impl Route {
     }
 }
 
-/// Observations of a durable master beside its old process.
+/// What was seen of a durable master while its old process still ran.
 struct Moved {
-    /// Votes of the old process for one gateway, after the new process had voted for the other
-    /// gateway.
+    /// How often the old process voted for one gateway after the new process had voted for the
+    /// other.
     beside: usize,
-    /// From the move of the name to the first vote of the new process.
+    /// The time from the move of the name to the first vote of the new process.
     waited: Duration,
-    /// Whether the new process granted a lock that the old one had granted after the move.
+    /// Whether the new process granted a lock that the old process had granted after the move.
     lost: bool,
-    /// The last reason why the new process did not vote.
+    /// The last reason that was given why the new process did not vote.
     reason: String,
 }
 
-/// B' reads the append-only directory of B, and B's name moves to B'. One gateway keeps its
-/// connection to B. The other gateway's connection breaks; it votes through B' as soon as it may.
+/// Process B' reads the append-only directory of process B, and B's name moves to B'. One gateway
+/// keeps its connection to B. The other gateway's connection breaks, so it uses B' as soon as B'
+/// may vote.
 async fn moved_beside(rules: SafetyRules) -> Moved {
     let cluster = ClusterSettings { rules, ..ClusterSettings::SHORT_QUARANTINE };
     let old = RedisServer::start_with(append_only(&[]));
@@ -167,8 +168,8 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
     assert!(off.beside > 0 && off.lost, "nothing goes wrong without the rules");
 }
 
-/// A copy started long before the name moved to it. The old process ends before any gateway sees
-/// both.
+/// A copy of the process has run for long before the name moves to it. The old process ends before
+/// any gateway sees both of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_overlapped_its_predecessor_is_quarantined() {
     let cluster = ClusterSettings::ENDLESS_QUARANTINE;

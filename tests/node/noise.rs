@@ -1,5 +1,5 @@
-//! A master that answers random bytes, before and after the login. `NOISE_SEED=<seed>` replays a
-//! run.
+//! A master that answers with random bytes, before and after the login. `NOISE_SEED=<seed>` repeats
+//! a run.
 
 use redlock_core::node::NodeState;
 
@@ -30,7 +30,7 @@ const WORDS: [&str; 18] = [
     "$5\r\nhello\r\n",
 ];
 
-/// Pieces of replies, numbers and random bytes.
+/// A mixture of pieces of replies, numbers and random bytes.
 fn noise(chance: &mut Chance) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..=chance.below(200) {
@@ -63,7 +63,7 @@ async fn a_node_survives_any_answer_of_its_master() {
             (faulty.nonsense_count() > earlier).then_some(())
         })
         .await;
-        // Now and then the noise ends, and the node must vote again.
+        // After every tenth round the noise ends, and the node must vote again.
         if round % 10 == 9 {
             faulty.stop_nonsense();
             in_state(node.as_ref(), NodeState::Admitted).await;

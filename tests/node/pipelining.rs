@@ -1,4 +1,5 @@
-//! A far master: new operations wait neither for earlier answers nor for a probe of the node.
+//! A far master: a new operation waits neither for the answers to earlier operations nor for a
+//! probe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +16,17 @@ use tokio::time::timeout;
 use crate::support::harness::{PATIENCE, RedisServer};
 use crate::support::nodes::{LONG_MS, Lock, ask, in_state, now, remote_node_with, submit};
 
-/// Makes the node a far one, without a slow test.
+/// Makes the node count as a far one, and is short enough for a fast test.
 const DELAY: Duration = Duration::from_millis(3);
 
-/// A proxy between a worker and its master that delays answers or holds them back.
+/// A proxy between a worker and its master. It delays answers, or holds them back.
 struct SlowProxy {
     url: String,
     asked: watch::Receiver<Asked>,
     open: watch::Sender<bool>,
 }
 
-/// The requests that have passed on the way to the master.
+/// Counts of the requests that have passed the proxy on their way to the master.
 #[derive(Default, Clone, Copy)]
 struct Asked {
     calls: usize,
@@ -71,7 +72,7 @@ async fn pass_requests(
     mut to: OwnedWriteHalf,
     counter: watch::Sender<Asked>,
 ) {
-    // A command may arrive in two pieces.
+    // A command may arrive in two pieces, so this collects the text.
     let mut text = Vec::new();
     let mut chunk = [0; 4096];
     while let Ok(got @ 1..) = from.read(&mut chunk).await {
@@ -102,9 +103,9 @@ async fn pass_answers(
     }
 }
 
-/// A worker that has measured the distance of its master.
+/// A worker that has already measured how far its master is.
 async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
-    // Held answers must not end the session.
+    // The node timeout is long, so that answers which are held back do not end the session.
     let settings = Settings { node_timeout: PATIENCE, ..Settings::default() };
     let node = remote_node_with(&proxy.url, settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
@@ -127,7 +128,7 @@ async fn calls_to_a_far_node_are_pipelined_in_order() {
     let t = now();
     let acquire = submit(node.as_ref(), lock.acquire(1, t, LONG_MS));
     proxy.until("a call", |asked| asked.calls > before).await;
-    // The answer would be "missing" if the release had run first.
+    // If the release had run first, the answer would be "missing".
     let release = submit(node.as_ref(), lock.release(1, t));
     proxy
         .until("a second call before the first is answered", |asked| asked.calls > before + 1)

@@ -1,5 +1,5 @@
-//! Recovery of a master's lost locks, and its scan of stored locks: a real server and the memory
-//! node give one answer.
+//! Recovery of a master's lost locks, and the listing of its stored locks. A real server and the
+//! memory node must give the same answers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const MARKER: &str = "of a quarantine";
 const T: u64 = 1_763_725_165_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Both kinds of master, with the same content.
+/// A master of each kind, both with the same content.
 struct Both {
     server: RedisServer,
     session: Box<dyn Session>,
@@ -51,7 +51,7 @@ impl Both {
         on_redis
     }
 
-    /// All locks, without their remaining lives.
+    /// All locks, without how long they will still live.
     async fn stored(&self) -> BTreeMap<String, Record> {
         let mut cursor = None;
         let mut stored = Vec::new();
@@ -116,7 +116,7 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
         .connect()
         .await
         .expect("the address is listed");
-    // The key begins like a lock of ours.
+    // The key begins like one of our locks.
     let long = format!("{T}:{}:{}", "a".repeat(40), "x".repeat(20_000));
     server.cmd(&["SET", "lock:stray", &long, "PX", "60000"]);
     server.cmd(&["SET", "lock:for-ever", &long]);
@@ -128,7 +128,7 @@ async fn a_value_longer_than_any_lock_counts_as_a_foreign_lock() {
     assert_eq!(reported, [("ours", 58), ("stray", 8_448)]);
 }
 
-/// A later extension may have promised that life.
+/// The longer life of the stored lock stays, because an extension may have promised that life.
 #[tokio::test]
 async fn an_unbounded_lock_is_reported_with_the_longest_life() {
     let both = Both::start().await;
@@ -174,7 +174,8 @@ async fn recovery_writes_lock_and_watermark_only_in_its_quarantine() {
         ])
     );
     assert_eq!((both.fence("a"), both.fence("b")), (Some(format!("{T}+")), None));
-    // Another client does not know the quarantine, and relies on its own key.
+    // A client of another library does not know the quarantine and relies on its own key. So the
+    // key stays.
     assert_eq!(both.recover(MARKER, "b", back()).await, RecoveryAnswer::OtherClient);
     assert_eq!(both.stored().await["b"], Record::foreign(Bytes::from_static(b"a-uuid")));
     both.server.cmd(&["SET", "lock:c", "for ever"]);
@@ -182,7 +183,7 @@ async fn recovery_writes_lock_and_watermark_only_in_its_quarantine() {
     assert_eq!(both.recover(MARKER, "c", back()).await, RecoveryAnswer::OtherClient);
 }
 
-/// A release needs no marker, and may reach a master in quarantine.
+/// A release needs no marker, so it can reach a master in quarantine.
 #[tokio::test]
 async fn recovery_keeps_a_released_lock_free() {
     let both = Both::start().await;

@@ -1,5 +1,5 @@
-//! Behaviour that only a real redis-server can show: lost connections, restarts, credentials and
-//! nodes that are ineligible to vote.
+//! Behaviour that only a real redis-server can show: lost connections, restarts, credentials, and
+//! nodes that are not eligible to vote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,12 +69,13 @@ async fn out_of_memory(native: bool) {
     assert!(refused.detail.contains("OOM"), "{}", refused.detail);
     assert_extended(&answers[1]);
     assert!(matches!(answers[2], Vote::Found(_)));
-    // There is nothing to delete, so there is no room for the tombstone. The release must fail, or
-    // it would not be repeated.
+    // There is no lock to delete, so the release frees no memory for its tombstone. The release
+    // must fail. If it succeeded, the gateway would not repeat it.
     let refused = failure(ask(node.as_ref(), refused_lock.release(1, t)).await);
     assert!(refused.reason == Reason::Error && refused.detail.contains("OOM"), "{refused}");
     assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);
-    // The token differs, so the tombstone needs a write, for which the deletion makes room.
+    // This release has another token, so its tombstone is a new value. Deleting the lock frees the
+    // memory for it.
     assert_eq!(ask(node.as_ref(), retaken.release(1, t + 1)).await, Vote::Released);
     for lock in [&held, &refused_lock, &retaken] {
         assert_eq!(server.cmd(&[b"EXISTS", &lock.keys.lock[..]]), Resp::Integer(0));
@@ -109,8 +110,7 @@ async fn after_flushall_the_worker_is_admitted_again() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
-    // A worker that was just used sends no heartbeat, which could notice the loss before the
-    // acquire does.
+    // A worker that was just used sends no heartbeat. So the acquire must notice the loss itself.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.cmd(&["FLUSHALL"]);
     assert_failed(
@@ -126,8 +126,8 @@ async fn after_flushall_the_worker_is_admitted_again() {
 async fn a_lost_marker_is_noticed_by_an_idle_worker() {
     let (server, node, _) = redis_node().await;
     server.cmd(&["FLUSHALL"]);
-    // No operation is submitted: the heartbeat alone restores the marker. The note of the marker's
-    // database returns, too.
+    // The test submits no operation, so only the heartbeat can restore the marker. The note of the
+    // marker's database must return, too.
     eventually("a marker stands again", async || {
         (server.cmd(&["DBSIZE"]).integer() == 2).then_some(())
     })
@@ -182,7 +182,8 @@ async fn locks_and_watermarks_survive_a_crash_with_an_aof() {
 #[tokio::test]
 async fn twenty_lost_connections_leave_none_open() {
     let server = RedisServer::start();
-    // Four workers share the lost connections, so that their doubling backoff stays short.
+    // Four workers share the lost connections. So each worker's backoff, which doubles, stays
+    // short.
     let nodes: Vec<_> = (0..4).map(|_| remote_node(&server.url())).collect();
     for _ in 0..5 {
         for node in &nodes {
@@ -282,12 +283,13 @@ async fn a_replica_is_refused_and_votes_once_it_is_a_master() {
 #[tokio::test]
 async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let server = RedisServer::start();
-    // Two seconds in quarantine.
+    // A quarantine lasts two seconds here.
     let node = NodeSettings::default().with_max_clock_skew(Duration::from_millis(500));
     let settings = Settings { max_ttl: ttl(1_500), node, ..Settings::default() };
     let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
-    // A replica of a missing master: nothing is copied, so the marker stays.
+    // The server becomes a replica of a master that does not exist. So it receives no data, and its
+    // marker stays.
     let dead_port = DeadPort::new();
     server.cmd(&["REPLICAOF", "127.0.0.1", &dead_port.port().to_string()]);
     let vote = failure(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await);
@@ -295,7 +297,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
-    // Nothing shows that the data is the master's own this time.
+    // This time, nothing shows that the data is the master's own.
     let status = in_state(node.as_ref(), NodeState::Quarantined).await;
     assert!(status.detail.contains("it was a replica"), "{status:?}");
     let refused = ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await;
@@ -342,8 +344,8 @@ async fn a_marker_of_another_configuration_is_never_overwritten() {
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), before);
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
 
-    // The last step of `reconfigure` reverses the roles: the new configuration votes and the old
-    // one does not.
+    // The last step of `reconfigure` reverses the roles: the new configuration gets votes, and the
+    // old one does not.
     server.cmd(&["SET", "{lock:}:marker", &before.text().replace(":300000:", ":77000:")]);
     assert_failed(
         ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await,
@@ -360,7 +362,7 @@ async fn a_hung_node_loses_its_session_and_then_refuses_at_once() {
     let (server, node, _) = redis_node().await;
     let lock = Lock::new("a");
     let t = now();
-    // The first call of a session gets its answer, so that a later call is the one that times out.
+    // The first call of a session gets its answer. So it is a later call that times out.
     assert_eq!(ask(node.as_ref(), lock.inspect()).await, Vote::Missing);
     server.stop();
     let since = Instant::now();
@@ -433,8 +435,8 @@ async fn an_early_connection_result_is_received() {
                 .expect_err("nobody is there")
                 .detail
         };
-        // Not a worker thread of the runtime, so another worker connects while this thread
-        // continues.
+        // This thread is no worker thread of the runtime. So another worker can connect while this
+        // one continues.
         asking.spawn_blocking(move || {
             (0..TRIES).map(|_| told()).find(|told| told != "connection refused")
         });

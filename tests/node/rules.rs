@@ -1,9 +1,10 @@
-//! The safety rules of a single node, on which locks and fencing tokens depend, each as the history
-//! that breaks without the rule.
+//! The safety rules of a single node, on which locks and fencing tokens depend. Each rule has a
+//! scenario: a history that goes wrong without the rule.
 //!
-//! A scenario runs on one node, which is a cluster of one: a vote is a grant. It returns an error
-//! if something went wrong. With all rules on, nothing may go wrong. With its rule off, the
-//! scenario must notice, or it would prove nothing. On Redis the script itself switches the rules.
+//! A scenario runs on one node. That node is a cluster of one, so its vote is a grant. The scenario
+//! returns an error if something went wrong. With all rules on, nothing may go wrong. With its rule
+//! off, the scenario must return an error; otherwise it would prove nothing about the rule. On
+//! Redis the script itself switches its rules.
 
 use std::time::Duration;
 
@@ -13,9 +14,10 @@ use crate::node::subject::{Kind, Subject};
 use crate::support::harness::eventually;
 use crate::support::nodes::{AGAIN, LONG_MS, Lock, now, record};
 
-/// Far more than max_clock_skew: a clock that is plainly wrong.
+/// Far more than `max_clock_skew`: a clock with this error is certainly wrong.
 const HOUR: u64 = 3_600_000_000;
-/// max_clock_skew. A scenario that stands still for seconds on a busy machine keeps a valid token.
+/// The `max_clock_skew` of these nodes. It is so long that a token stays valid even if a busy
+/// machine stands still for seconds.
 const D: Duration = Duration::from_secs(60);
 
 async fn subject(rules: SafetyRules, kind: Kind) -> Subject {
@@ -30,20 +32,20 @@ fn demand_extended(vote: Vote, what: &str) -> Result<(), String> {
     if matches!(vote, Vote::Extended { .. }) { Ok(()) } else { Err(format!("{what}: {vote:?}")) }
 }
 
-/// A client gets the lock with T, receives no answer, and asks again with T + 1. Then the first
-/// answer arrives: its token must still be valid.
+/// A client gets the lock with T, but its answer is delayed. So it asks again, with T + 1. Then the
+/// first answer arrives. The token in it must still be valid.
 async fn a_repeated_request_voids_no_answer(rules: SafetyRules, kind: Kind) -> Result<(), String> {
     let subject = subject(rules, kind).await;
     let lock = Lock::new("a");
     let t = now();
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the first request")?;
     let again = subject.ask(lock.acquire(1 | AGAIN, t + 1, LONG_MS)).await;
-    let what = format!("the repeated one was answered {again:?}, and the extension of the first");
+    let what = format!("the repetition was answered {again:?}, and the first grant's extension");
     demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, &what)
 }
 
-/// A request failed on other nodes and undoes its proposal, which another request of the same owner
-/// has confirmed meanwhile.
+/// A request has failed on other nodes and undoes its proposal. Another request of the same owner
+/// has confirmed that grant in the meantime.
 async fn the_undo_of_a_proposal_spares_a_confirmed_grant(
     rules: SafetyRules,
     kind: Kind,
@@ -60,7 +62,7 @@ async fn the_undo_of_a_proposal_spares_a_confirmed_grant(
     demand_extended(subject.ask(lock.extend(1, t, LONG_MS)).await, "an extension after the undo")
 }
 
-/// Two requests of one owner, at two gateways that have minted the same T.
+/// Two requests of one owner run at two gateways, and both gateways have minted the same T.
 async fn the_undo_of_a_proposal_deletes_no_other_grant(
     rules: SafetyRules,
     kind: Kind,
@@ -72,12 +74,12 @@ async fn the_undo_of_a_proposal_deletes_no_other_grant(
     let _ = subject.ask(lock.undo(1 | AGAIN, t)).await;
     demand_extended(
         subject.ask(lock.extend(1, t, LONG_MS)).await,
-        "an extension after the undo of the other",
+        "an extension after the other request's undo",
     )
 }
 
-/// An acquire is delayed in a socket until after its own release. Nobody will ever release its
-/// lock.
+/// An acquire is delayed in a socket until its own release has run. If it still set its lock,
+/// nobody would ever release that lock.
 async fn an_acquire_overtaken_by_its_release_leaves_no_orphan(
     rules: SafetyRules,
     kind: Kind,
@@ -94,8 +96,8 @@ async fn an_acquire_overtaken_by_its_release_leaves_no_orphan(
     )
 }
 
-/// A proposal with T is abandoned and its release is in flight. The client asks again and gets T +
-/// 1. Then the release of the abandoned proposal arrives, and must not delete the lock.
+/// A proposal with T is given up, and its release is in flight. The client asks again and gets T +
+/// 1. Then the release of the first proposal arrives. It must not delete the lock.
 async fn the_release_of_an_abandoned_proposal_spares_the_retry(
     rules: SafetyRules,
     kind: Kind,
@@ -115,8 +117,8 @@ async fn the_release_of_an_abandoned_proposal_spares_the_retry(
     }
 }
 
-/// One gateway's clock is an hour ahead. The gateway takes the lock and releases it. Everybody else
-/// must still get the lock.
+/// A gateway whose clock is an hour ahead takes the lock and releases it. Every other client must
+/// still be able to get the lock.
 async fn one_bad_clock_does_not_lock_everybody_out(
     rules: SafetyRules,
     kind: Kind,
@@ -130,25 +132,25 @@ async fn one_bad_clock_does_not_lock_everybody_out(
     demand(
         subject.ask(lock.acquire(2, t, LONG_MS)).await,
         Vote::Granted,
-        "a good clock after the bad one",
+        "an acquire with a right clock after the wrong one",
     )
 }
 
-/// One gateway's clock is an hour behind. Its tokens must not be granted even without a watermark:
-/// a resource has seen larger ones.
+/// A gateway's clock is an hour behind. A node must not grant its tokens, even if the node has no
+/// watermark: the protected resource may have seen larger ones.
 async fn a_slow_clock_gets_no_token(rules: SafetyRules, kind: Kind) -> Result<(), String> {
     let subject = subject(rules, kind).await;
     let lock = Lock::new("a");
     let t = now();
     match subject.ask(lock.acquire(1, t - HOUR, LONG_MS)).await {
         Vote::Failed(_) => Ok(()),
-        vote => Err(format!("a T of an hour ago: {vote:?}")),
+        vote => Err(format!("an acquire with a T from an hour ago: {vote:?}")),
     }
 }
 
-/// A gateway with a slow clock asks for a lock that was granted with a larger T and has expired.
-/// The node must not grant a smaller T, or a resource that has seen the larger one refuses the
-/// rightful holder.
+/// A gateway whose clock is slow asks for a lock. The lock was granted before with a larger T, and
+/// has expired. The node must not grant the smaller T. Otherwise the resource, which has seen the
+/// larger T, would refuse the new and rightful holder.
 async fn a_token_below_the_last_granted_one_is_refused(
     rules: SafetyRules,
     kind: Kind,
@@ -167,7 +169,7 @@ async fn a_token_below_the_last_granted_one_is_refused(
     }
 }
 
-/// A node loses all its data while a lock is held. The node must not help to grant that lock again.
+/// A node loses all its data while a lock is held. It must not help to grant that lock again.
 async fn a_node_that_lost_its_data_grants_nothing(
     rules: SafetyRules,
     kind: Kind,
@@ -177,7 +179,7 @@ async fn a_node_that_lost_its_data_grants_nothing(
     let t = now();
     demand(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted, "the holder")?;
     subject.wipe();
-    // Nothing is awaited in between, so a real node's worker has not noticed the loss by itself.
+    // Nothing is awaited in between, so the worker of a real node has not noticed the loss yet.
     match subject.ask(lock.acquire(2, t + 1, LONG_MS)).await {
         Vote::Failed(failure)
             if failure.reason == Reason::Quarantined && failure.effect == Effect::None => {}

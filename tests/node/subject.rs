@@ -1,4 +1,4 @@
-//! A node under test, in memory or on a real redis-server, with one interface for both.
+//! A node under test. It is in memory or on a real redis-server, behind the same interface.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::support::nodes::{Lock, ask, in_state, redis_settings, remote_node_wit
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
     Memory,
-    /// A redis-server with the script.
+    /// A redis-server, called through the script.
     Redis,
-    /// A redis-server with the module.
+    /// A redis-server, called through the module.
     Native,
 }
 
@@ -63,7 +63,7 @@ impl Subject {
         ask(self.node.as_ref(), op).await
     }
 
-    /// SET by another client.
+    /// Sets a key as another client would.
     pub(crate) fn set_foreign(&self, key: &[u8], value: &[u8], life: Option<Duration>) {
         match &self.backing {
             Backing::Memory(node) => drop(node.set_foreign(key, value, life)),
@@ -90,7 +90,7 @@ impl Subject {
         }
     }
 
-    /// The stored record, and its remaining life.
+    /// The stored record and its remaining life.
     pub(crate) async fn stored(&self, lock: &Lock) -> Option<(Record, Option<Duration>)> {
         match self.ask(lock.inspect()).await {
             Vote::Found(Holding { record, expires_in }) => Some((record, expires_in)),
@@ -99,7 +99,7 @@ impl Subject {
         }
     }
 
-    /// The watermark's token, without its flags.
+    /// The token of the watermark, without its mark.
     pub(crate) async fn fence(&self, lock: &Lock) -> Option<u64> {
         match self.ask(lock.inspect_fence()).await {
             Vote::Found(holding) => {

@@ -1,5 +1,5 @@
-//! Wrong configurations, and the operator's commands. A mistake ends the program before anything is
-//! bound. The message names the setting, the value and the allowed values, and never contains a
+//! Wrong configurations, and the operator's commands. A mistake ends the program before it opens a
+//! port. The message names the setting, its value and the allowed values. It never contains a
 //! password.
 
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::support::gateway::{Finished, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 
-/// A password that could appear in any of these places.
+/// A password. No output may contain it, wherever it was given.
 const SECRET: &str = "hunter2-the-password";
 
 #[track_caller]
@@ -16,7 +16,7 @@ pub(super) fn assert_refused(what: &str, finished: &Finished, words: &[&str]) {
     assert_ended(2, what, finished, words);
 }
 
-/// A command that understood its arguments, but failed.
+/// Checks that a command understood its arguments, but failed.
 #[track_caller]
 pub(super) fn assert_not_done(what: &str, finished: &Finished, words: &[&str]) {
     assert_ended(1, what, finished, words);
@@ -385,7 +385,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     assert!(embedded.code == Some(0) && embedded.stdout.contains("embedded"), "{embedded:?}");
 }
 
-/// The line about a server contains all these words.
+/// Checks that the line about a server contains all these words.
 #[track_caller]
 fn assert_reported(report: &Finished, server: &RedisServer, words: &[&str]) {
     let start = format!("127.0.0.1:{}: Redis", server.port());
@@ -408,7 +408,7 @@ async fn check_counts_one_master_under_two_names_once() {
     );
 }
 
-/// A command that printed its findings before it failed.
+/// Checks that a command printed its findings before it failed.
 #[track_caller]
 pub(super) fn assert_refused_after_output(finished: &Finished, words: &[&str]) {
     assert_eq!(finished.code, Some(1), "{finished:?}");

@@ -1,4 +1,4 @@
-//! Connections when there are many, or few file descriptors, and short logs about refused ones.
+//! Many connections, or few file descriptors. Also how little is logged about refused connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -16,12 +16,12 @@ use crate::support::harness::{PATIENCE, RedisServer, eventually, free_port, mast
 use crate::support::metrics::Samples;
 use crate::support::waiters::{LONG_MS, answer, released, start_waiting, waiting_acquire};
 
-/// Spare connections beyond the limit.
+/// How many connections may be open beyond the limit.
 const SPARE: f64 = 16.0;
 const PARTIAL: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n";
 const WHOLE: &[u8] = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n";
 
-/// A connection from 127.0.0.`last`, on which `sent` was sent.
+/// A connection from the address 127.0.0.`last`, on which `sent` has been sent.
 async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket
@@ -32,7 +32,7 @@ async fn from(last: u8, gateway: &Gateway, sent: &[u8]) -> TcpStream {
     stream
 }
 
-/// A request that waits for the lock `job`.
+/// The text of a request that waits for the lock `job`.
 fn waiting_request() -> String {
     let head = "POST /locks/job HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json";
     let body = json!({ "wait_ms": LONG_MS });
@@ -40,7 +40,7 @@ fn waiting_request() -> String {
     format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// The first line of the answer; empty when the connection is closed.
+/// The first line of the answer. Empty if the connection was closed.
 async fn status_line(stream: &mut TcpStream) -> String {
     let mut got = vec![0; 12];
     let read = timeout(PATIENCE, stream.read_exact(&mut got))
@@ -73,7 +73,7 @@ async fn idle_connections_of_a_stranger_make_room_for_others() {
     }
     released(&gateway, "job", &lease).await;
     assert_eq!(answer(waiter).await.status, 201, "a request under way is not cut");
-    // Other connections in spare slots were closed after their answer.
+    // The other connections in spare slots were closed after their answers.
     assert!(count(&gateway, "redlock_connections_evicted_total").await > 80.0);
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
     assert_eq!(count(&gateway, "redlock_connections_limit").await, 20.0);
@@ -194,7 +194,7 @@ async fn a_trusted_proxy_has_no_per_client_connection_limit() {
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
 }
 
-/// Lines of the JSON log that contain these words.
+/// The lines of the JSON log that contain these words.
 fn lines(log: &str, words: &str) -> Vec<Value> {
     log.lines()
         .filter(|line| line.contains(words))
@@ -214,7 +214,7 @@ async fn few_descriptors_leave_enough_for_the_masters() {
         servers.iter().for_each(|server: &RedisServer| {
             drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]));
         });
-        // The gateway may not have noticed yet.
+        // The gateway may not have noticed the end of the shortage yet, so this repeats.
         let granted = async || {
             (gateway.post(&format!("job-{round}"), json!({})).await.status == 201).then_some(())
         };
@@ -241,7 +241,7 @@ async fn too_low_a_file_limit_is_reported_at_the_start() {
 #[tokio::test]
 async fn check_shows_the_memory_the_limits_need_and_warns() {
     let check = |args: &[&str]| Launch::bare(&[&["check"], args].concat()).files(20_000).finish();
-    // Half of the memory is for the locks of the embedded nodes.
+    // With embedded nodes, half of the memory is for their locks.
     let plain = check(&[]).await;
     for words in [
         "of 1.0 GiB",
@@ -278,7 +278,7 @@ async fn a_client_that_reads_no_answer_is_disconnected() {
     let before = count(&gateway, "redlock_connections").await;
     assert!(before >= 2.0);
     let gone = async || (count(&gateway, "redlock_connections").await < before).then_some(());
-    // 30 seconds, and the time until the system notices.
+    // The gateway closes the connection after 30 seconds. The rest is until the system notices.
     let closed = timeout(Duration::from_secs(90), async {
         while gone().await.is_none() {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -296,7 +296,8 @@ async fn the_operators_address_has_its_own_slots_and_no_locks() {
     let mut gateway =
         launch.flag("--max-connections", "2").flag("--drain-delay", "1s").start().await;
     let call = |path: &str| gateway.call(Method::GET, path).to(admin);
-    // All slots of the public address and the spare ones: their heads are never complete.
+    // These connections take all slots of the public address, and the spare ones. None of them ever
+    // completes its head.
     let mut taken = Vec::new();
     for _ in 0..30 {
         taken.push(from(9, &gateway, b"GET /livez HTTP/1.1\r\nhost: loc").await);
@@ -323,7 +324,8 @@ async fn the_operators_address_has_its_own_slots_and_no_locks() {
         gateway.call(Method::GET, "/livez").to(admin).header("host", "evil.example").send().await;
     other.problem(421, "misdirected_request");
 
-    // A connection in the middle of a head gets the whole grace period.
+    // A connection whose head is incomplete would get the whole grace period, so these connections
+    // end first.
     drop(taken);
     gateway.signal(Signal::TERM);
     eventually("readyz fails while requests are still served", async || {
@@ -354,7 +356,7 @@ async fn answers_state_how_long_their_connection_may_be_idle() {
         raw.write(sent).await;
         assert_eq!(raw.answer().await.header("keep-alive"), "timeout=11", "{sent}");
     }
-    // Not where the answer ends the connection.
+    // The header must be absent where the answer ends the connection.
     for sent in [
         "GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
         "GET /livez HTTP/1.0\r\nhost: localhost\r\n\r\n",

@@ -1,6 +1,6 @@
 //! Suspect masters as operators and clients see them: in readyz, the metrics, the log and `check`,
-//! and in the answers meanwhile. Everything recovers by itself. Also locks when the clock of a
-//! master or of the gateway jumps.
+//! and in answers during that time. The masters vote again without anybody's help. Also locks whose
+//! master's or gateway's clock jumps.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,19 +18,20 @@ use crate::support::nodes::stored_on;
 
 const MAX_TTL: Duration = Duration::from_secs(3);
 const SKEW: Duration = Duration::from_secs(1);
-/// max_ttl + clock_skew + the time until a gateway follows a name again.
+/// The length of the quarantine: max_ttl + clock_skew, and the time until every gateway follows a
+/// name that has moved.
 const QUARANTINE: Duration = Duration::from_secs(7);
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
     servers.iter().map(RedisServer::url).collect()
 }
 
-/// A quarantine of seven seconds.
+/// Adds settings with which a quarantine lasts seven seconds.
 fn short(launch: Launch) -> Launch {
     launch.flag("--max-ttl", "3s").flag("--default-ttl", "2s").flag("--clock-skew", "1s")
 }
 
-/// A quarantine that outlasts the test.
+/// A gateway whose quarantines outlast the test.
 fn endless(servers: &[RedisServer]) -> Launch {
     Launch::embedded().nodes(&urls(servers)).flag("--node-timeout", "2s")
 }
@@ -39,7 +40,7 @@ fn of(server: &RedisServer) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// Each node's entry in readyz.
+/// The entry of each node in readyz.
 async fn states(gateway: &Gateway) -> BTreeMap<String, Value> {
     let health = gateway.readyz().await.json();
     let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
@@ -60,7 +61,7 @@ fn text<'a>(node: &'a Value, field: &str) -> &'a str {
     node[field].as_str().unwrap_or_default()
 }
 
-/// Seconds of the day of an RFC 3339 time, to the millisecond.
+/// The time of day of an RFC 3339 time, in seconds with milliseconds.
 fn seconds(node: &Value, field: &str) -> f64 {
     let text = text(node, field);
     let clock = text
@@ -70,7 +71,7 @@ fn seconds(node: &Value, field: &str) -> f64 {
     clock.split(':').fold(0.0, |sum, part| sum * 60.0 + part.parse::<f64>().expect("a number"))
 }
 
-/// A line of the log with this message about this node.
+/// The line of the log that has this message about this node.
 fn logged(gateway: &Gateway, message: &str, server: &RedisServer) -> Option<Value> {
     let lines = gateway.stdout();
     let mut lines = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -84,7 +85,7 @@ fn options(args: &[&str]) -> RedisOptions {
     }
 }
 
-/// Each node's answer in a refusal.
+/// The answer of each node, as a refusal lists it.
 fn answers(problem: &Value) -> BTreeMap<String, String> {
     let nodes = problem["nodes"].as_array().expect("a list");
     nodes
@@ -93,7 +94,7 @@ fn answers(problem: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Two of three nodes decide; the third one's answer may be missing.
+/// Two of the three nodes decide, so the answer of the third may be missing.
 #[track_caller]
 fn refused_for_quarantine(problem: &Value) {
     let answers = answers(problem);
@@ -168,7 +169,7 @@ async fn a_total_loss_is_reported_until_the_quarantine_ends() {
     })
     .await;
     let back = lost.elapsed();
-    assert!(back >= QUARANTINE, "a lock {back:?} after the loss of all data");
+    assert!(back >= QUARANTINE, "a lock was granted {back:?} after the loss of all data");
     assert!(back <= QUARANTINE + SOON, "no lock until {back:?} after the loss of all data");
     gateway.all_nodes_admitted().await;
     let samples = Samples::of(&gateway).await;
@@ -197,7 +198,8 @@ async fn every_state_is_shown_with_reason_and_cure() {
     let refused = until_state(&gateway, &servers[1], "refused").await;
     let flushed = until_state(&gateway, &servers[2], "quarantined").await;
     let restarted = until_state(&gateway, &servers[3], "quarantined").await;
-    // The node votes, and has no other node to compare its locks with.
+    // The node votes. It stays in catching up, because it has no other node to compare its locks
+    // with.
     let admitted = until_state(&gateway, &servers[4], "catching_up").await;
 
     assert!(!text(&connecting, "detail").is_empty(), "{connecting:#}");
@@ -229,7 +231,7 @@ async fn every_state_is_shown_with_reason_and_cure() {
         "{warned}"
     );
 
-    // The gateway notices an operator's fix without a restart.
+    // The operator fixes the configuration. The gateway notices that without a restart.
     servers[1].cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
     until_state(&gateway, &servers[1], "catching_up").await;
 }
@@ -263,7 +265,7 @@ async fn check_shows_which_masters_would_wait_and_why() {
     );
 
     let gateway = short(Launch::embedded().nodes(&urls).brand_new()).ready().await;
-    // The gateway is ready with two of three.
+    // Two of three nodes are enough for the gateway to be ready.
     let admitted =
         eventually("the log has the line", async || logged(&gateway, "node admitted", &servers[2]))
             .await;
@@ -315,15 +317,16 @@ async fn bootstrap_is_refused_if_one_master_was_in_use() {
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
 }
 
-/// The flag was left in a configuration, and a gateway starts with it in the second before the
-/// running gateway notices the loss.
+/// The flag `--bootstrap` was left in a configuration. A gateway starts with it within the second
+/// in which the running gateway has not noticed the loss yet.
 #[tokio::test]
 async fn a_running_gateway_refutes_bootstrap_after_a_total_loss() {
     let servers = masters(3);
     let running = endless(&servers).brand_new().ready().await;
     servers.iter().for_each(|server| drop(server.cmd(&["FLUSHALL"])));
     let started = endless(&servers).brand_new().start().await;
-    // Refuted; or, on a slow machine, accepted for nodes of the old state, and without effect.
+    // The flag is refuted because the loss was seen. On a slow machine it may be accepted for the
+    // nodes as they were before the loss, and then it has no effect.
     eventually("--bootstrap is refuted or accepted", async || {
         started.stdout().contains("--bootstrap: ").then_some(())
     })
@@ -401,8 +404,8 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
         samples.get("redlock_node_clock_offset_seconds", &[("node", &node)])
     };
     assert!(offset().await.abs() < 1.0);
-    // Between half of max_clock_skew and max_clock_skew: the master votes, and the operator is
-    // warned.
+    // The clock is wrong by more than half of max_clock_skew, and by less than max_clock_skew. So
+    // the master still votes, and the operator is warned.
     clock.set_ahead(-1_500);
     eventually("the offset shows", async || (offset().await < -1.0).then_some(())).await;
     let far = "the node's clock and this machine's are far apart: mend one";
@@ -425,21 +428,21 @@ async fn a_master_with_a_wrong_clock_is_reported_until_fixed() {
     let before = refusals().await;
     let lease = gateway.acquire("job").await;
     eventually("the master refuses", async || (refusals().await > before).then_some(())).await;
-    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1], "the others carry on");
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1], "the other masters still grant");
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
     servers[0].kill();
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     assert_eq!(answers(&problem).get(&node).map(String::as_str), Some("clock"), "{problem:#}");
 
-    // Forward again: this jump ended its locks a minute early.
+    // The clock jumps forward again. This jump has ended the master's locks a minute early.
     clock.set_ahead(0);
     let waits = until_state(&gateway, &servers[2], "quarantined").await;
     assert!(text(&waits, "detail").contains("its clock ran ahead"), "{waits:#}");
     assert!(text(&waits, "advice").contains("maxslewrate"), "{waits:#}");
 }
 
-/// All masters and then the gateway are stopped with an acquire in flight. The masters continue and
-/// set the lock, which expires before the gateway continues.
+/// All masters are stopped while an acquire is in flight, and then the gateway is stopped too. The
+/// masters continue and set the lock. The lock expires before the gateway continues.
 #[tokio::test]
 async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503() {
     let servers = masters(3);
@@ -490,7 +493,8 @@ async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503() {
     }
 }
 
-/// The masters answer everything and grant nothing: a load balancer must not send traffic here.
+/// The masters answer every call and grant nothing. A load balancer must not send requests to such
+/// a gateway.
 #[tokio::test]
 async fn a_read_only_majority_is_not_ready_and_says_why() {
     let servers = masters(3);

@@ -1,5 +1,5 @@
-//! A name that was used once leaves a watermark on every master until 10 s after its TTL, and
-//! nothing else, least of all in the gateway.
+//! A name that was used once leaves a watermark on every master until 10 s after its TTL. It leaves
+//! nothing else, and nothing at all in the gateway.
 
 use std::ops::Range;
 
@@ -9,15 +9,17 @@ use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::metrics::Samples;
 use crate::support::resp::Resp;
 
-/// Until the gateway has allocated its fixed memory, including the samples of one metrics interval.
+/// How many requests it takes until the gateway has allocated its fixed memory, including the
+/// samples of one metrics interval.
 const WARM_UP: u32 = 6000;
 const NAMES: u32 = 12_000;
 const CONNECTIONS: usize = 8;
 const BODY: &str = r#"{"ttl_ms":300000}"#;
-/// Well above an allocator's overhead, well below a table with an entry for each name.
+/// The limit of growth for each name. It is far above the overhead of an allocator, and far below a
+/// table with an entry for each name.
 const MOST_BYTES_PER_NAME: f64 = 100.0;
 
-/// Acquires and releases each of these names, over a few connections.
+/// Acquires and releases each of these names once, over a few connections.
 async fn use_once(gateway: &Gateway, names: Range<u32>) {
     let mut connections = tokio::task::JoinSet::new();
     for first in names.clone().take(CONNECTIONS) {
@@ -26,8 +28,8 @@ async fn use_once(gateway: &Gateway, names: Range<u32>) {
         connections.spawn(async move {
             for name in mine.map(|number| format!("used-once-{number}")) {
                 let path = lock_path(&name);
-                // In one write: a body in pieces would wait for the other side's delayed
-                // acknowledgement.
+                // The request is written at once. If the body came in pieces, it would wait for the
+                // other side's delayed acknowledgement.
                 let request = format!(
                     "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
                      content-length: {}\r\n\r\n{BODY}",
@@ -57,7 +59,7 @@ async fn a_used_name_leaves_only_a_watermark_on_every_master() {
     let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
     let gateway = Launch::over(&servers).ready().await;
-    // By then the note beside the marker is written, too.
+    // When all nodes have caught up, the note beside the marker is written, too.
     gateway.all_nodes_caught_up().await;
     let before: Vec<_> = servers.iter().map(keys).collect();
 
@@ -71,7 +73,7 @@ async fn a_used_name_leaves_only_a_watermark_on_every_master() {
         "the gateway has grown by {grown} bytes with {NAMES} names; the limit is {most}"
     );
 
-    // A release is answered before it reaches the last master.
+    // A release is answered before it has reached the last master, so this waits.
     for (server, before) in servers.iter().zip(before) {
         let fences = i64::from(WARM_UP + NAMES);
         eventually("only watermarks are left", async || {

@@ -1,5 +1,5 @@
 //! A gateway as a process: its banner, its shutdown with and without requests in flight, and its
-//! behaviour beyond its limits.
+//! behaviour above its limits.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use crate::support::harness::{RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
 use crate::support::nodes::stored_on;
 
-/// Sends a request without the second half of its body. Returns when the gateway works on the
+/// Sends a request without the second half of its body. Returns as soon as the gateway works on the
 /// request.
 async fn half_sent(gateway: &Gateway, method: &str, name: &str, headers: &str, body: &str) -> Raw {
     let mut raw = gateway.raw().await;
-    // The server sends "100 Continue" only when it reads the body, so the request is in progress
-    // then.
+    // The server sends "100 Continue" only when it reads the body. From then on the request is in
+    // progress.
     raw.announce(method, name, &format!("expect: 100-continue\r\n{headers}"), body.len()).await;
     raw.wait_for_continue().await;
     raw.write(&body[..body.len() / 2]).await;
@@ -104,7 +104,7 @@ async fn ends_in_order(signal: Signal) {
         gateway.post("another", json!({})).await.problem(503, "draining")["retry_after_ms"],
         1_000
     );
-    // Holders must be able to extend and release.
+    // Clients that hold locks must still be able to extend and release them.
     assert_eq!(gateway.patch("other", &other.token, 60_000).await.status, 200);
     assert_eq!(gateway.delete("other", &other.token).await.status, 204);
     assert_eq!(gateway.inspect("held").await["state"], "held");
@@ -117,7 +117,8 @@ async fn ends_in_order(signal: Signal) {
         "{extended:?}"
     );
     draining(&gateway).await;
-    // Sent before the signal, but not yet tried: the gateway begins no new acquire.
+    // The request was sent before the signal, but its acquire has not begun. After the signal the
+    // gateway begins no acquire.
     post.write(&body[body.len() / 2..]).await;
     post.answer().await.problem(503, "draining");
     let since = Instant::now();
@@ -244,8 +245,8 @@ async fn slow_heads_are_cut_off_and_slow_bodies_are_408() {
     assert_eq!(gateway.inspect("slow").await["state"], "free");
 }
 
-/// Standard output and standard error on a full disk: nothing can be logged, and everything else
-/// continues.
+/// Standard output and standard error are on a full disk. So nothing can be logged. Everything else
+/// must go on.
 #[tokio::test]
 async fn a_log_that_cannot_be_written_stops_nothing() {
     let servers = masters(3);
@@ -254,7 +255,7 @@ async fn a_log_that_cannot_be_written_stops_nothing() {
     let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has /dev/full");
     let gateway = launch.serve_into(SocketAddr::from(([127, 0, 0, 1], port)), full).await;
     for n in 0..3 {
-        // Each outage makes the workers log, and each server error makes the requests log.
+        // Each outage makes the workers log lines. Each server error makes its request log a line.
         servers.iter().for_each(|server| {
             drop(server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]))
         });

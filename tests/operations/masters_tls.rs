@@ -1,5 +1,5 @@
-//! Masters with TLS: `rediss://` URLs, trusted by the certificates of the system, of SSL_CERT_FILE
-//! or of --node-ca, and masters that require a client certificate.
+//! Masters with TLS, that is, with `rediss://` URLs. They are trusted by the system's certificates,
+//! by SSL_CERT_FILE or by --node-ca. Some require a client certificate.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, free_port};
 use crate::support::resp::Resp;
 
-/// A server with a TLS port beside its plain one, and the URL of the TLS port.
+/// A server with a TLS port beside its plain one. Returns the server and the URL of its TLS port.
 fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServer, String) {
     let tls_port = free_port().to_string();
     let asks = if asks_clients { "yes" } else { "no" };
@@ -30,7 +30,7 @@ fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServ
     (server, format!("rediss://:a-password@localhost:{tls_port}"))
 }
 
-/// The only node is refused, with the reason and the cure.
+/// Checks that the only node is refused, for this reason and with this advice.
 async fn refused_for(gateway: &Gateway, word: &str, advice: &str) {
     eventually(word, async || {
         let node = gateway.readyz().await.json()["nodes"][0].clone();
@@ -58,7 +58,7 @@ async fn masters_with_tls_are_used_only_with_a_trusted_authority() {
     works(&launch().flag("--node-ca", &ours.ca()).start().await, &server).await;
     let deceived = launch().env("SSL_CERT_FILE", &theirs.ca()).start().await;
     refused_for(&deceived, "certificate", "--node-ca").await;
-    // Instead of the system's authorities, and not beside them.
+    // The given authorities replace those of the system; they are not added to them.
     let replaced = launch().env("SSL_CERT_FILE", &ours.ca()).flag("--node-ca", &theirs.ca());
     refused_for(&replaced.start().await, "certificate", "--node-ca").await;
 }
@@ -111,10 +111,11 @@ async fn a_master_gets_the_client_certificate_now_in_the_file() {
     check(&good, &["marker ours", "1 of 1"]).await;
     check(&other, &["UNREACHABLE"]).await;
 
-    // Only the files change, and the connection breaks: the previous certificate no longer helps.
+    // Only the files change. They now have a certificate that the master refuses. As soon as the
+    // connection breaks, the previous certificate no longer helps.
     copy(&other.cert, &live.cert);
     copy(&other.key, &live.key);
-    // Open connections continue.
+    // Connections that are open stay open.
     gateway.acquire("other").await;
     server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     refused_for(&gateway, "UnknownCA", "--node-cert").await;

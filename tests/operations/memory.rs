@@ -1,4 +1,4 @@
-//! The worst memory use of connections, compared with the gateway's own estimate.
+//! The most memory that connections can use, compared with the gateway's own estimate.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn connections() -> usize {
     if std::env::var_os("REDLOCK_LONG_TESTS").is_some() { MANY } else { FEW }
 }
 
-/// The beginning of a head just below the size limit.
+/// The beginning of a request head that is just below the size limit.
 fn partial_head() -> Vec<u8> {
     let mut head = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n".to_vec();
     for number in 0..HEAD / 1000 {
@@ -29,7 +29,7 @@ fn partial_head() -> Vec<u8> {
     head
 }
 
-/// The gateway's estimate in bytes for as many as this flag allows.
+/// The gateway's estimate, in bytes, for as many connections or requests as this flag allows.
 async fn stated(launch: &Launch, flag: &str) -> f64 {
     let checked = launch.clone().command("check").finish().await;
     let (_, stated) =
@@ -47,13 +47,13 @@ async fn stated(launch: &Launch, flag: &str) -> f64 {
 
 async fn connect(gateway: &Gateway, number: usize) -> TcpStream {
     let socket = TcpSocket::new_v4().expect("a socket");
-    // One address does not have enough ports for all tests.
+    // One address does not have enough ports for all tests, so the tests use several.
     let from = Ipv4Addr::new(127, 0, 1, (number % 200) as u8 + 1);
     socket.bind(SocketAddr::from((from, 0))).expect("all of 127/8 is this machine");
     socket.connect(gateway.address()).await.expect("the gateway listens")
 }
 
-/// Resident memory, once it no longer grows.
+/// Resident memory, as soon as it no longer grows.
 async fn resident(gateway: &Gateway) -> f64 {
     let mut last = 0.0;
     eventually("the memory no longer grows", async || {
@@ -75,11 +75,11 @@ async fn holds(
     let stated = stated(launch, flag).await;
     let each = grown / 1e3 / count as f64;
     println!(
-        "{count} {what}: {each:.1} kB each, {:.0} MB; said to be {:.0} MB",
+        "{count} {what}: {each:.1} kB each, {:.0} MB; estimated as {:.0} MB",
         grown / 1e6,
         stated / 1e6
     );
-    // Tasks without optimisation are larger.
+    // In a build without optimisation tasks are larger.
     let slack = if cfg!(debug_assertions) { 1.3 } else { 1.0 };
     assert!(grown < stated * slack, "{count} {what} take {grown} bytes; check states {stated}");
 }
@@ -127,7 +127,7 @@ async fn partial_heads_over_tls_stay_within_their_stated_memory() {
     }
     for stream in &mut streams {
         send(stream, &head).await;
-        // A record that announces 16,640 bytes.
+        // A TLS record that announces 16,640 bytes.
         let (raw, _) = stream.get_mut();
         send(raw, &[&[0x17, 3, 3, 0x41, 0], [0; 16_000].as_slice()].concat()).await;
     }
@@ -158,7 +158,7 @@ async fn bodies_sent_byte_by_byte_keep_no_buffer_for_each_byte() {
         for stream in &mut streams {
             send(stream, b" ").await;
         }
-        // The pause lets the gateway read each byte separately.
+        // During the pause the gateway reads the byte, so it reads every byte separately.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let grown = resident(&gateway).await - before;

@@ -1,6 +1,6 @@
-//! The gateway's own reports: metrics with exact values after a known sequence of calls, in a form
-//! that Prometheus' checker accepts. Neither metrics nor the trace log contain anything that would
-//! let a reader change another client's lock.
+//! What a gateway reports about itself. After a known sequence of calls its metrics have exact
+//! values, in a form that Prometheus' own checker accepts. Neither the metrics nor a log at trace
+//! level contain anything by which a reader could change another client's lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -46,7 +46,8 @@ async fn known_calls(gateway: &Gateway) {
 async fn a_known_sequence_of_calls_gives_exact_numbers() {
     let gateway = Launch::embedded().start().await;
     known_calls(&gateway).await;
-    // Five nodes vote on each round. The votes after the decision arrive a moment later.
+    // Five nodes vote in each round. The votes that come after the decision are counted a moment
+    // later.
     let votes: u64 = 5 * (2 + 1 + 2 + 2 + 3);
     let samples = eventually("every vote is counted", async || {
         let samples = Samples::of(&gateway).await;
@@ -118,7 +119,7 @@ async fn a_known_sequence_of_calls_gives_exact_numbers() {
 
 #[tokio::test]
 async fn a_missing_quorum_is_counted_with_each_nodes_reason() {
-    // A master that loses nothing in a crash is admitted again at once.
+    // A master that loses nothing in a crash is admitted again at once after its restart.
     let durable = || RedisOptions { append_only: true, ..RedisOptions::default() };
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
     let gateway = Launch::over(&servers).ready().await;
@@ -146,7 +147,8 @@ async fn a_missing_quorum_is_counted_with_each_nodes_reason() {
     servers[0].restart();
     eventually("the restart is counted", async || {
         let samples = Samples::of(&gateway).await;
-        // One other master is too few to compare with.
+        // The node has only one other master to compare its locks with, which is too few. So it
+        // stays in catching up.
         let states = ["catching_up", "admitted", "connecting", "quarantined", "refused"];
         let states = states.map(|word| state(&samples, word));
         let restarts = samples.get("redlock_node_restarts_total", &[("node", &name)]);
@@ -198,7 +200,7 @@ async fn every_metric_is_present_and_prometheus_accepts_them() {
         };
         assert!(samples.values.keys().any(|(name, _)| member(name)), "{family} has no sample");
     }
-    // 250 µs to 30 s, as dashboards and alerts expect them.
+    // From 250 µs to 30 s, the bounds that dashboards and alerts use.
     let bounds: BTreeSet<&str> = samples
         .values
         .keys()
@@ -215,7 +217,7 @@ async fn every_metric_is_present_and_prometheus_accepts_them() {
             "redlock_node_clock_offset_seconds",
             &[("node", &format!("127.0.0.1:{}", server.port()))],
         );
-        assert!(offset.abs() < 1.0, "one machine has one clock: {offset}");
+        assert!(offset.abs() < 1.0, "two clocks of one machine differ by {offset}");
     }
 
     let promtool = Command::new("promtool")
@@ -255,8 +257,8 @@ async fn metrics_and_the_trace_log_contain_no_secret() {
     let password = "hunter2-the-password";
     let options = || RedisOptions { password: Some(password.into()), ..RedisOptions::default() };
     let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(options())).collect();
-    // One master will never answer the gateway under test, so another gateway has to bootstrap the
-    // cluster.
+    // One of the masters never answers the gateway under test. So another gateway must bootstrap
+    // the cluster first.
     drop(Launch::over(&servers).ready().await);
     let wrong = servers[2].url().replace(password, "wrong-password");
     let urls = [servers[0].url(), servers[1].url(), wrong];
@@ -388,7 +390,7 @@ async fn a_lead_learned_from_anothers_tokens_is_shown() {
     let gateway = Launch::over(&servers).ready().await;
     gateway.acquire("job").await;
     assert!(lead(&gateway).await < 0.1);
-    // A lock as another gateway with a fast clock would have left it.
+    // This is a lock that another gateway, whose clock is fast, could have left.
     let ahead = gateway.acquire("seen").await;
     assert_eq!(gateway.delete("seen", &ahead.token).await.status, 204);
     for server in &servers {

@@ -1,5 +1,5 @@
-//! Alerts and dashboards: they use existing metrics, and show data when a Prometheus scrapes a
-//! gateway.
+//! Alerts and dashboards. They use only metrics that exist, and they show data once a Prometheus
+//! scrapes a gateway.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -66,7 +66,7 @@ fn every_alert_links_to_a_section_of_the_runbook() {
     }
 }
 
-/// A Prometheus that scrapes one gateway, and has the alerts.
+/// A Prometheus that has the alerts and scrapes one gateway.
 struct Prometheus {
     address: SocketAddr,
     process: Child,
@@ -114,7 +114,7 @@ impl Prometheus {
     }
 }
 
-/// The dashboard's queries, for all jobs and gateways.
+/// The queries of the dashboard, with all jobs and gateways selected.
 fn queries_of_the_dashboard() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read("dashboard.json")).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("panels").iter();
@@ -123,7 +123,7 @@ fn queries_of_the_dashboard() -> Vec<String> {
     queries.map(|query| query.replace("$job", ".*").replace("$instance", ".*")).collect()
 }
 
-/// The metrics in the rules.
+/// The metrics that the rules use.
 fn metrics_of_the_rules() -> BTreeSet<String> {
     let rules = read("alerts.yaml");
     let words = rules.split(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | ':'));
@@ -137,14 +137,14 @@ async fn every_query_finds_data_in_a_real_prometheus() {
     let authority = Authority::new();
     let own = authority.issue("server", "/CN=gateway");
     let servers = masters(3);
-    // The public address speaks TLS, so the gateway reports a certificate.
+    // The gateway reports the expiry of a certificate only if its public address uses TLS.
     let launch =
         Launch::over(&servers).flag("--admin-listen", &admin.to_string()).flag("--group", "all=*");
     let gateway = launch.flag("--tls-cert", &own.cert).flag("--tls-key", &own.key).start().await;
     let prometheus = Prometheus::start(admin);
     for query in queries_of_the_dashboard().into_iter().chain(metrics_of_the_rules()) {
         eventually(&format!("{query} finds something"), async || {
-            // Requests fill the histograms.
+            // These requests give the histograms some values.
             gateway.call(Method::GET, "/livez").to(admin).try_send().await.ok()?;
             prometheus.series(&gateway, &query).await.filter(|series| *series > 0)
         })

@@ -1,5 +1,5 @@
-//! A master whose answers are no Redis replies, as after a hijacked name or behind a broken proxy.
-//! It loses its own vote, and the gateway is otherwise unaffected.
+//! A master whose answers are no Redis replies, as when its name leads to another server or a proxy
+//! is broken. Only that master's vote is lost. The gateway works as before.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,16 @@ use crate::support::gateway::{Gateway, Launch, WELL_BELOW_A_TIMEOUT};
 use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::turncoat::{FaultyMaster, Nonsense};
 
-/// Several times the limit of a reply, far below the size of these answers.
+/// How much the gateway may grow: several times the limit of one reply, and far less than these
+/// answers.
 const MOST_GROWTH: f64 = 64.0 * 1024.0 * 1024.0;
-/// Locks that are granted while a master answers nonsense, each beside a probe of /livez.
+/// How many locks are granted while a master answers nonsense. Beside each of them /livez is
+/// probed.
 const ROUNDS: usize = 50;
 
-/// A gateway over four healthy masters and one faulty master.
+/// A gateway over four good masters and one bad one.
 struct Stage {
-    // Dropped before the servers, which the gateway needs.
+    // Declared first and so dropped first: the gateway needs the servers until it ends.
     gateway: Gateway,
     faulty: FaultyMaster,
     _servers: Vec<RedisServer>,
@@ -40,7 +42,7 @@ impl Stage {
         nodes.into_iter().find(|node| node["node"] == name.as_str()).expect("the node is listed")
     }
 
-    /// The node is down for this reason, on open connections and on new ones.
+    /// The node is down for this reason, on open connections as well as on new ones.
     async fn is_down_for(&self, why: &str) {
         let earlier = self.faulty.nonsense_count();
         eventually(why, async || {
@@ -60,7 +62,7 @@ impl Stage {
         .await;
     }
 
-    /// The other four grant locks. Returns the slowest probe of /livez.
+    /// Checks that the other four masters grant locks. Returns the slowest probe of /livez.
     async fn others_serve(&self) -> Duration {
         let mut slowest = Duration::ZERO;
         for round in 0..ROUNDS {
@@ -140,8 +142,8 @@ async fn a_master_that_streams_or_speaks_http_costs_only_its_vote() {
     stage.survives(Nonsense::once("HTTP/1.1 400 Bad Request\r\n\r\n"), "byte 72").await;
 }
 
-/// Each reply is valid, but unrequested. Reading them takes processor time for as long as the
-/// connection lasts.
+/// Each reply is valid, but nobody has asked for it. As long as the connection lasts, reading the
+/// replies takes processor time.
 #[tokio::test]
 async fn a_master_that_replies_endlessly_takes_no_memory() {
     let stage = Stage::set().await;

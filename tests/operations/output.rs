@@ -1,5 +1,5 @@
-//! Standard output and standard error as a pipe without a reader: a write to a full pipe blocks
-//! until somebody reads it.
+//! Standard output and standard error are a pipe that nobody reads. A write to a full pipe blocks
+//! until somebody reads.
 
 use std::fs::File;
 use std::io::{ErrorKind, PipeReader, PipeWriter, Read, Write, pipe};
@@ -19,9 +19,10 @@ use crate::support::resp::Resp;
 
 /// A pipe's default capacity on Linux (pipe(7)).
 const PIPE_BYTES: usize = 64 << 10;
-/// Without a blocked log a request takes milliseconds. A stalled log blocks it for ever.
+/// How long a request may take. It takes milliseconds if the log does not block it, and for ever if
+/// the log does.
 const QUICK: Duration = Duration::from_secs(5);
-/// Longer than one round of requests, shorter than the test.
+/// Longer than one round of requests, and shorter than the test.
 const TTL_MS: u64 = 10_000;
 
 fn local(port: u16) -> SocketAddr {
@@ -32,7 +33,7 @@ fn file(writer: PipeWriter) -> File {
     File::from(OwnedFd::from(writer))
 }
 
-/// A pipe without room for one more byte.
+/// A pipe that has no room for another byte.
 fn full_pipe() -> (PipeReader, File) {
     let (reader, mut writer) = pipe().expect("a pipe");
     ioctl_fionbio(&writer, true).expect("a pipe can be made non-blocking");
@@ -62,7 +63,7 @@ async fn ends_in_time(gateway: &mut Gateway) {
     assert_eq!(in_time("the end", gateway.ended()).await, Some(0));
 }
 
-/// A blocked log must neither hang `/livez` and PATCH nor let locks expire.
+/// The log is blocked. Still, `/livez` and PATCH must answer, and locks must not expire.
 #[tokio::test]
 async fn an_unread_log_delays_no_request_and_loses_no_lock() {
     let port = free_port();
@@ -73,7 +74,7 @@ async fn an_unread_log_delays_no_request_and_loses_no_lock() {
     let mut gateway = launch.serve_into(local(port), file(writer)).await;
     gateway.all_nodes_admitted().await;
     let lease = gateway.acquire_for("held", TTL_MS).await;
-    // Each request logs more than 256 bytes.
+    // Each request logs more than 256 bytes, so these requests fill the pipe.
     let enough = 5 * PIPE_BYTES / 256;
     let mut requests = 0;
     while requests < enough || dropped(&gateway).await == 0.0 {
@@ -126,14 +127,14 @@ async fn a_full_pipe_blocks_neither_start_nor_shutdown() {
     let launch = Launch::embedded().flag("--listen", &local(port).to_string());
     let second = output.try_clone().expect("a descriptor");
     let mut gateway = launch.clone().serve_into(local(port), output).await;
-    // The port is taken.
+    // The port is taken, so the start must fail.
     let finished = in_time("a start that fails", launch.spawn_into(second).finish()).await;
     assert_eq!(finished.code, Some(1));
     ends_in_time(&mut gateway).await;
 }
 
-/// `reconfigure` stops votes. If it blocked or panicked on its own output, no gateway would get
-/// votes again.
+/// `reconfigure` stops the votes of masters. If it blocked or panicked while it prints, no gateway
+/// would get votes again.
 #[tokio::test]
 async fn reconfigure_finishes_when_its_output_is_not_read() {
     let servers = masters(3);

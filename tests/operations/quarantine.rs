@@ -1,5 +1,5 @@
-//! One master of three in quarantine is no outage: readyz shows both facts, and the other two
-//! grant, extend and release without its vote.
+//! One of three masters in quarantine is no outage: readyz reports the quarantine and that the
+//! gateway is ready. The other two masters grant, extend and release locks without the third vote.
 
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ async fn one_of_three_masters_in_quarantine_is_not_needed() {
         assert_eq!(gateway.delete(name, token).await.status, 204);
     }
 
-    // Only two votes exist: without one of them nothing is granted.
+    // Only two masters vote. Without one of them, nothing can be granted.
     servers[1].kill();
     let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     let states: Vec<_> =
@@ -73,8 +73,8 @@ async fn one_of_three_masters_in_quarantine_is_not_needed() {
     .await;
 }
 
-/// One of three is in quarantine for minutes, and another hangs for a moment: clients must not be
-/// sent away for minutes.
+/// One of three masters is in quarantine for minutes, and another hangs for a moment. Clients must
+/// not be told to wait for minutes.
 #[tokio::test]
 async fn retry_after_is_short_for_a_master_that_is_just_away() {
     let mut servers = masters(3);

@@ -1,5 +1,5 @@
-//! `redlock-gateway reconfigure` moves masters from one configuration to another. Meanwhile no
-//! gateways of different configurations get votes.
+//! `redlock-gateway reconfigure` moves masters from one configuration to another. At no time do
+//! gateways of both configurations get votes.
 
 use std::time::Instant;
 
@@ -49,7 +49,7 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201);
     let before = markers(&servers);
 
-    // A gateway of another configuration is refused until an operator confirms it.
+    // A gateway with another configuration is refused until an operator has moved the masters.
     let early = times(Launch::over(&servers), "2s").start().await;
     refused_everywhere(&early).await;
     early.post("job", json!({})).await.problem(503, "quorum_unavailable");
@@ -75,7 +75,7 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     );
     assert_eq!(markers(&servers[..2]), before[..2]);
     servers[2].restart();
-    // Until then the old gateway may still change its marker.
+    // Before its nodes are admitted, the old gateway may still change a marker.
     old.all_nodes_admitted().await;
 
     let since = Instant::now();
@@ -109,7 +109,8 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     assert_not_done("embedded", &embedded, &["--node", "no markers"]);
 }
 
-/// With the larger skew tokens and rounds count longer than with the smaller one.
+/// With the larger clock skew, tokens are accepted and rounds are counted for longer than with the
+/// smaller one.
 #[tokio::test]
 async fn gateways_with_another_clock_skew_get_no_votes() {
     let servers = masters(3);
@@ -133,7 +134,7 @@ async fn gateways_with_another_clock_skew_get_no_votes() {
 
     let reconfigure = |words: &[&str]| with(Launch::bare(words).nodes(&urls), "500ms").finish();
     let asked = reconfigure(&["reconfigure"]).await;
-    // 6 s are twice the longer skew of 1.5 s, and 3 s for names that move.
+    // The 6 s are twice the larger clock skew of 1.5 s, and 3 s for names that move.
     for word in ["stays; clock_skew 1s 500ms → 500ms", "no votes for 6s,"] {
         assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
     }
@@ -149,7 +150,7 @@ async fn gateways_with_another_clock_skew_get_no_votes() {
     refused_everywhere(&first).await;
 }
 
-/// The marker of a version without a clock skew.
+/// The marker has the form of an earlier version, which did not name the clock skew.
 #[tokio::test]
 async fn an_older_versions_marker_needs_its_clock_skew_stated() {
     let servers = masters(3);
@@ -182,7 +183,7 @@ async fn a_repeated_reconfigure_waits_as_long_as_the_first() {
     let servers = masters(3);
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     drop(times(Launch::over(&servers), "3s").ready().await);
-    // The process is killed as soon as the markers show that it has begun to wait.
+    // The process is killed as soon as the markers show that its waiting has begun.
     let first = times(Launch::bare(&["reconfigure", "--yes"]).nodes(&urls), "500ms").spawn_only();
     eventually("all votes are stopped", async || {
         markers(&servers).iter().all(|marker| marker.starts_with("v2:leaving-")).then_some(())
@@ -231,7 +232,7 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
         })
         .await;
     }
-    // One of the old nodes is lost permanently, which is the reason for its replacement.
+    // One of the old nodes is lost for ever. That is why the operator replaces it.
     servers[0].kill();
     let done = reconfigure(&urls[..3]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -252,8 +253,8 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
     assert_eq!(old.readyz().await.status, 503);
 }
 
-/// Under one name the markers of both lists are equal, and gateways with either list would grant
-/// side by side.
+/// Two lists of nodes have the same name. So their markers would be equal, and gateways with either
+/// list would grant side by side.
 #[tokio::test]
 async fn other_nodes_need_another_cluster_name() {
     let servers = masters(4);
@@ -296,8 +297,9 @@ async fn reconfigure_refuses_one_master_under_two_names() {
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), Resp::Nil);
 }
 
-/// The second of two operators is refused. A run that was stopped while it waited, and overtaken,
-/// changes nothing.
+/// Two operators run the command at the same time, and the second one is refused. A run was stopped
+/// while it waited, and another run has taken the change over. When the first run continues, it
+/// must change nothing.
 #[tokio::test]
 async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     let servers = masters(3);
@@ -311,7 +313,7 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     })
     .await;
     slow.signal(Signal::STOP);
-    // Another target is refused; the same target is taken over.
+    // A run with another target is refused. A run with the same target takes the change over.
     let other = reconfigure("700ms").finish().await;
     assert_refused_after_output(&other, &["another configuration is under way"]);
     let second = reconfigure("500ms").finish().await;
@@ -327,7 +329,8 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     assert_eq!(new.delete("job", &lease.token).await.status, 204);
 }
 
-/// Entirely new masters contain no sign of the old ones, which would continue to grant.
+/// The new masters are all new, so they have no marker of the old configuration. The old masters
+/// would continue to grant locks.
 #[tokio::test]
 async fn entirely_new_masters_need_the_old_ones_named_and_stop_them() {
     let servers = masters(6);
@@ -369,8 +372,8 @@ async fn the_first_masters_move_with_no_old_nodes() {
     assert_eq!(done.code, Some(0), "{done:?}");
 }
 
-/// The old masters have lost everything, including the markers with the maximum life of their
-/// locks.
+/// The old masters have lost everything, including their markers. So no marker shows the longest
+/// TTL of the old locks.
 #[tokio::test]
 async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     let servers = masters(6);
@@ -410,7 +413,8 @@ async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     let untouched = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer() == 0;
     assert!(servers.iter().all(untouched), "the run had nothing to change");
 
-    // Once stated, the value is in the markers: a repeated run does not need it again.
+    // Once the operator has named this time, the markers contain it. So a repeated run need not be
+    // given it again.
     let first =
         reconfigure(&["--yes", "--old-max-ttl", "2s", "--old-clock-skew", "100ms"]).spawn_only();
     eventually("all votes are stopped", async || {
@@ -449,7 +453,7 @@ async fn a_stated_old_max_ttl_never_shortens_the_wait() {
     }
     let both = reconfigure(&["--yes", "--no-old-nodes", "--old-max-ttl", "1s"]).await;
     assert_refused(
-        "there were none, and they had locks",
+        "no old nodes, but a TTL of old locks",
         &both,
         &["--no-old-nodes", "--old-max-ttl"],
     );
@@ -462,7 +466,7 @@ async fn a_stated_old_max_ttl_never_shortens_the_wait() {
     times(Launch::over(&servers), "500ms").ready().await;
 }
 
-/// The same masters are named as the old ones. They have lost everything, and no marker shows how
+/// The same masters are given as the old ones. They have lost everything, so no marker shows how
 /// long old locks may live.
 #[tokio::test]
 async fn staying_masters_without_markers_need_the_old_max_ttl() {

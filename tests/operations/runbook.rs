@@ -1,6 +1,6 @@
-//! The procedures of docs/runbook.md, step by step on real masters and gateways: the output, the
-//! waits, and the locks meanwhile. Procedures that other tests run from end to end name those
-//! tests.
+//! The procedures of docs/runbook.md, step by step on real masters and gateways. The tests check
+//! the output, the waiting times, and the locks that are held meanwhile. If another test runs a
+//! procedure from end to end, the runbook names that test.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::support::gateway::{Gateway, Launch, Scratch, module};
 use crate::support::harness::{RedisOptions, RedisServer, TempDir, eventually, masters};
 use crate::support::nodes::stored_on;
 
-/// The log's message about a master that has to wait.
+/// The message in the log about a master that is in quarantine.
 const QUARANTINED: &str = "node in quarantine";
 
 fn urls(servers: &[RedisServer]) -> Vec<String> {
@@ -31,8 +31,8 @@ fn durable(count: usize) -> Vec<RedisServer> {
     (0..count).map(|_| RedisServer::start_with(options())).collect()
 }
 
-/// With these settings the quarantine max(max_ttl, clock_skew) + clock_skew + 3 s is 5.1 s for a
-/// max_ttl of 2 s.
+/// Settings with short times. The quarantine is max(max_ttl, clock_skew) + clock_skew + 3 s: with a
+/// max_ttl of 2 s that is 5.1 s.
 fn times(launch: Launch, max_ttl: &str) -> Launch {
     launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", "100ms")
 }
@@ -141,7 +141,7 @@ async fn a_master_that_returns_empty_recovers_the_held_locks() {
     servers[2].restart();
     until_state(&gateway, &servers[2], "quarantined", 1).await;
     gateway.post("job", json!({})).await.problem(409, "lock_held");
-    // Long before the five minutes of the quarantine.
+    // The master votes long before the five minutes of a quarantine are over.
     until_state(&gateway, &servers[2], "admitted", 1).await;
     assert_eq!(
         stored_on(&servers, "job", |_| true),
@@ -158,8 +158,8 @@ async fn a_master_that_returns_empty_recovers_the_held_locks() {
     );
 }
 
-/// Runs `reconfigure` from three masters to others, for which the old gateways are stopped. Returns
-/// the duration.
+/// Stops the old gateways and runs `reconfigure` from three masters to others. Returns how long it
+/// took.
 async fn reconfigured(
     old: &[&RedisServer],
     new: &[&RedisServer],
@@ -233,8 +233,8 @@ async fn one_run_changes_nodes_and_max_ttl_and_stops_old_gateways() {
         format!("{}: joins; it has no marker yet\n", name(d)),
     ];
     let took = reconfigured(&[a, b, c], &[a, b, d], "2s", &lines).await;
-    assert!(took >= Duration::from_millis(5_100), "by the longer of the two max_ttl: {took:?}");
-    // One of the old masters was lost.
+    assert!(took >= Duration::from_millis(5_100), "the longer of the two max_ttl counts: {took:?}");
+    // One of the old masters was lost for ever.
     old.post("other", json!({})).await.problem(503, "quorum_unavailable");
     let urls = [a.url(), b.url(), d.url()];
     let new =
@@ -266,7 +266,7 @@ async fn by_default_a_change_of_nodes_stops_locks_for_305_s() {
     }
 }
 
-/// No master was quarantined, except for the seconds in which names move.
+/// Checks that no master was in quarantine, except for the seconds in which a name may move.
 #[track_caller]
 fn assert_no_quarantine(gateway: &Gateway) {
     let log = gateway.stdout();
@@ -276,10 +276,11 @@ fn assert_no_quarantine(gateway: &Gateway) {
     assert_eq!(other, None);
 }
 
-/// The new version is the one with the module.
+/// The new version of the masters is the one with the module.
 #[tokio::test]
 async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
-    // Built before a lock is held: the build may take longer than the TTL.
+    // The module is built before a lock is held, because the build may take longer than the lock's
+    // TTL.
     let _ = module();
     let mut servers = durable(3);
     let gateway = Launch::over(&servers).ready().await;
@@ -304,7 +305,7 @@ async fn masters_are_upgraded_one_by_one_under_a_held_lock() {
     assert_eq!(gateway.delete("job", &lease.token).await.status, 204);
 }
 
-/// Replaces one master's append-only files with another's.
+/// Replaces the append-only files of one master by those of another.
 fn copied(from: &Path, to: &Path) {
     let from = from.join("appendonlydir");
     let to = to.join("appendonlydir");
@@ -313,8 +314,8 @@ fn copied(from: &Path, to: &Path) {
     assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
 
-/// Masters that sync every write, a copy of the first one's file, and a lock that is newer than the
-/// copy. One of the lock's two masters is the first.
+/// Three masters that sync every write, a copy of the first master's file, and a lock that is newer
+/// than the copy. Only two masters store that lock, and one of them is the first.
 async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     let mut servers = durable(3);
     let backup = TempDir::new();
@@ -329,14 +330,14 @@ async fn backed_up() -> (Vec<RedisServer>, Gateway, TempDir) {
     gateway.acquire("job").await;
     servers[2].restart();
     until_state(&gateway, &servers[2], "admitted", 1).await;
-    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "it has caught up");
-    // As if this master had been too slow for this lock.
+    assert_eq!(stored_on(&servers, "job", |_| true), [0, 1, 2], "the master has caught up");
+    // The third master does not store the lock, as if it had been too slow.
     servers[2].cmd(&["DEL", "lock:job", "{lock:job}:fence"]);
     servers[0].kill();
     (servers, gateway, backup)
 }
 
-/// Why a backup is never restored unchanged: nothing in it shows that it is old.
+/// The reason why a backup must never be restored unchanged: nothing in it shows that it is old.
 #[tokio::test]
 async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
@@ -354,7 +355,7 @@ async fn a_restored_backup_with_its_marker_grants_a_lock_twice() {
 #[tokio::test]
 async fn a_restored_backup_without_its_marker_grants_nothing_twice() {
     let (mut servers, gateway, backup) = backed_up().await;
-    // A server that no gateway reaches.
+    // A server that no gateway can reach.
     let mut aside = durable(1).remove(0);
     aside.kill();
     copied(backup.path(), aside.dir());
@@ -364,7 +365,7 @@ async fn a_restored_backup_without_its_marker_grants_nothing_twice() {
     copied(aside.dir(), servers[0].dir());
     servers[0].restart();
     until_state(&gateway, &servers[0], "quarantined", 1).await;
-    // One of the two voting masters stores the lock, and the other does not.
+    // Two masters vote. One of them stores the lock, and the other does not.
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     until_state(&gateway, &servers[0], "admitted", 1).await;
     assert!(
@@ -372,7 +373,7 @@ async fn a_restored_backup_without_its_marker_grants_nothing_twice() {
         "the master has recovered the lock"
     );
     gateway.post("job", json!({})).await.problem(409, "lock_held");
-    // The released lock is back on this master until its TTL ends; the other masters decide.
+    // On this master the released lock is back until its TTL ends. The other masters outvote it.
     assert_eq!(stored_on(&servers, "since-released", |_| true), [0]);
     let granted = gateway.post("since-released", json!({})).await;
     assert_eq!((granted.status, &granted.json()["nodes_granted"]), (201, &json!(2)), "{granted:?}");
@@ -440,8 +441,8 @@ async fn the_masters_password_is_rotated_while_both_are_valid() {
     }
     drained(first).await;
     on_all(&["ACL", "SETUSER", "default", "<old-one"]);
-    // Open connections stay logged in: only new ones show the change. A gateway that has not
-    // noticed yet answers 503.
+    // Connections that are open stay logged in. Only a new connection shows the change. A gateway
+    // that has not noticed yet answers 503, so this repeats.
     on_all(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     eventually("the lock is extended over new connections", async || {
         (second.patch("job", &lease.token, 60_000).await.status == 200).then_some(())

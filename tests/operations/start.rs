@@ -1,5 +1,5 @@
-//! Configurations that must not start silently, and `check` before the start: it fails where
-//! serving would mislead.
+//! Configurations with which a gateway must not start silently. Also `check`, which is run before
+//! the start: it must fail if the gateway would not work as expected.
 
 use super::config::assert_refused;
 use crate::support::gateway::{Launch, Scratch};
@@ -59,7 +59,7 @@ async fn an_unknown_log_level_is_refused() {
             );
         }
     }
-    // An empty filter counts as none; it must not silence the log.
+    // An empty filter counts as no filter. It must not switch the log off.
     let empty = Launch::embedded().env("RUST_LOG", " ,").start().await;
     assert!(empty.stdout().contains("\"listening\""), "{}", empty.stdout());
     for level in ["INFO", "warn,fred=debug", "redlock_gateway::http=trace,off", ""] {
@@ -105,7 +105,7 @@ async fn check_agrees_with_start_on_a_new_cluster() {
     assert!(used.stdout.contains("--bootstrap: WOULD NOT COUNT: 2 of 3 nodes are new"), "{used:?}");
 }
 
-/// A password in a URL would be visible in the list of processes.
+/// A password in a URL would be visible in the list of processes, so it can come from a file.
 #[tokio::test]
 async fn a_password_file_serves_nodes_whose_url_has_none() {
     let secret = "p@ss:/w?rd%41";
@@ -131,7 +131,7 @@ async fn a_password_file_serves_nodes_whose_url_has_none() {
         .await;
     gateway.acquire("job").await;
     drop(gateway);
-    // The password also applies to nodes that leave.
+    // The password also applies to the nodes that `reconfigure` removes.
     let launch = with_file(&["reconfigure", "--max-ttl", "6m"]);
     let finished =
         urls.iter().fold(launch, |launch, url| launch.more("--old-node", url)).finish().await;

@@ -1,5 +1,5 @@
-//! Traces as a collector receives them: OTLP over HTTP, decoded with the definitions of the
-//! protocol.
+//! Traces as a collector receives them: OTLP over HTTP. The tests decode it with the definitions of
+//! the protocol.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -29,7 +29,7 @@ use crate::support::harness::{DeadPort, eventually, masters};
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// Accepts every export, and stores it.
+/// Accepts every export and keeps its spans.
 struct Collector {
     endpoint: String,
     exports: Arc<Mutex<Vec<(String, Bytes)>>>,
@@ -162,7 +162,7 @@ async fn a_trace_has_request_rounds_and_nodes_as_levels() {
                 && node.start_time_unix_nano < node.end_time_unix_nano
         );
     }
-    // Without a traceparent a request is the root of its own trace.
+    // A request without a traceparent begins a trace of its own.
     let release = named("DELETE /locks/{name}");
     assert!(release.parent_span_id.is_empty() && release.trace_id != request.trace_id);
     assert_eq!(
@@ -229,7 +229,7 @@ async fn unsampled_requests_send_no_spans() {
 #[tokio::test]
 async fn the_last_spans_are_sent_before_the_process_ends() {
     let collector = Collector::start().await;
-    // No span is sent in time.
+    // With these settings no span is sent before the gateway ends.
     let launch = Launch::embedded()
         .flag("--otlp-endpoint", &collector.endpoint)
         .env("OTEL_BSP_SCHEDULE_DELAY", "3600000");
@@ -247,7 +247,7 @@ async fn the_last_spans_are_sent_before_the_process_ends() {
 #[tokio::test]
 async fn an_absent_or_hung_collector_costs_spans_and_no_request() {
     let dead = DeadPort::new();
-    // Accepts connections, and never answers.
+    // Accepts connections and never answers on them.
     let hanging = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     for port in [dead.port(), hanging.local_addr().expect("bound").port()] {
         let launch =
@@ -257,7 +257,7 @@ async fn an_absent_or_hung_collector_costs_spans_and_no_request() {
             .env("OTEL_BSP_MAX_QUEUE_SIZE", "16")
             .start()
             .await;
-        // More than the queue holds.
+        // These are more spans than the queue can hold.
         for number in 0..50 {
             gateway.acquire(&format!("job-{number}")).await;
         }

@@ -1,5 +1,5 @@
-//! Gateways are replaced one by one under load, behind a load balancer that asks /readyz: no
-//! request is lost.
+//! Gateways are replaced one by one under load. A load balancer in front of them probes /readyz. No
+//! request may be lost.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,18 +20,18 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, masters};
 
 const CLIENTS: usize = 8;
-/// The interval of the load balancer's probes.
+/// The time between two probes of the load balancer.
 const ASKS_EVERY: Duration = Duration::from_millis(100);
-/// After this many requests the next gateway takes over.
+/// After this many requests, the next gateway replaces the present one.
 const REQUESTS_EACH: u32 = 5_000;
 
-/// A gateway, as the load balancer sees it.
+/// A gateway as the load balancer knows it.
 struct Backend {
     address: SocketAddr,
     is_ready: AtomicBool,
 }
 
-/// State shared by the load balancer, the clients and the upgrade.
+/// What the load balancer, the clients and the upgrade share.
 #[derive(Default)]
 struct Shared {
     backends: RwLock<Vec<Arc<Backend>>>,
@@ -71,8 +71,8 @@ impl Shared {
         }
     }
 
-    /// One client with its own lock. It keeps its connection for as long as the gateway is ready
-    /// and allows it.
+    /// One client with a lock of its own. It keeps its connection as long as the gateway is ready
+    /// and does not close it.
     async fn work(&self, client: usize) -> Result<(), String> {
         let path = format!("/locks/client-{client}");
         let mut kept: Option<(Arc<Backend>, SendRequest<Full<Bytes>>)> = None;

@@ -1,5 +1,5 @@
-//! The maps name existing files and modules: files in ARCHITECTURE.md and in the README, modules at
-//! the top of a crate.
+//! The maps name only files and modules that exist: files in ARCHITECTURE.md and in the README, and
+//! modules at the top of a crate.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use super::layout::files;
 use crate::support::gateway::source_root;
 
 const PAGE: &str = "crates/redlock-core/ARCHITECTURE.md";
-/// The roots of the page's paths.
+/// The directories from which the paths in ARCHITECTURE.md may begin.
 const ROOTS: [&str; 3] = ["", "crates", "crates/redlock-core"];
 /// Files that begin with a map of the modules below them.
 const MAPS: [&str; 6] = [
@@ -24,7 +24,7 @@ fn read(path: &str) -> String {
         .unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// The words of a line that name a file or a directory.
+/// The words in a line that look like a file or a directory.
 fn paths(line: &str) -> impl Iterator<Item = &str> {
     const ENDINGS: [&str; 8] = [".rs", ".lua", ".md", ".toml", ".yml", ".yaml", ".json", "/"];
     line.split(|c: char| !(c.is_ascii_alphanumeric() || "_-./".contains(c)))
@@ -33,8 +33,8 @@ fn paths(line: &str) -> impl Iterator<Item = &str> {
         .filter(|word| ENDINGS.iter().any(|ending| word.ends_with(ending)))
 }
 
-/// The paths of a line that do not exist. A bare name stands beside the path before it, or in its
-/// directory.
+/// The paths in a line that do not exist. A bare name is in the directory of the path before it, or
+/// beside that path.
 fn missing_in<'a>(line: &'a str, top: &Path) -> Vec<&'a str> {
     let mut beside: Option<PathBuf> = None;
     paths(line)
@@ -61,7 +61,7 @@ fn the_architecture_page_names_existing_files() {
     assert!(named > 80, "only {named} names were recognised");
 }
 
-/// The README's map is a tree of indented names. Each name has to be the end of a path in the
+/// The README's map is a tree of indented names. Each name must be the end of a path in the
 /// repository.
 #[test]
 fn the_map_in_the_readme_names_existing_files() {
@@ -97,7 +97,7 @@ fn the_map_in_the_readme_names_existing_files() {
     assert!(map.lines().flat_map(paths).count() > 10, "names are not recognised");
 }
 
-/// Links `](path)` in a page without a target, relative to the page.
+/// The links `](path)` in a page whose target does not exist. A path is relative to the page.
 fn dead_links(page: &str, text: &str) -> Vec<String> {
     let here = source_root().join(page).parent().map(Path::to_owned).unwrap_or_default();
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());

@@ -1,12 +1,13 @@
-//! The boundaries between the rooms, checked by reading the source: which files may name the Redis
-//! client, the web framework, the serializer. A boundary without a check is gone within a year.
+//! The boundaries between the rooms, checked in the source text: which files may name the Redis
+//! client, the web framework or the serializer. A boundary that no test checks does not last.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::support::gateway::source_root;
 
-/// Every file below a directory with one of these endings, by its path from the top.
+/// Every file below a directory that has one of these endings, with its path from the top and its
+/// text.
 pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
     fn collect(dir: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
         for entry in
@@ -42,8 +43,8 @@ pub(super) fn files(below: &str, endings: &[&str]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The code lines of a source file with their numbers, up to its tests. A test module in its own
-/// file does not end them.
+/// The lines of code in a source file, with their numbers, up to the file's tests. A test module in
+/// a file of its own does not end them.
 pub(super) fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let comment = |line: &str| line.trim_start().starts_with("//");
     let tests = |line: &str, next: &str| {
@@ -57,7 +58,7 @@ pub(super) fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter(move |(_, line)| !comment(line))
 }
 
-/// Whether a line uses a crate, by a path or an import.
+/// Whether a line uses a crate, in a path or in an import.
 fn names(line: &str, krate: &str) -> bool {
     let starts_word =
         |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || matches!(c, '_' | ':'));
@@ -68,8 +69,8 @@ fn names(line: &str, krate: &str) -> bool {
         || uses.iter().any(|text| line.contains(text.as_str()))
 }
 
-/// Fails when a line below `room` that `found` picks is outside the allowed places, or when an
-/// allowed place has no such line.
+/// Fails in two cases: a line below `room` that `found` selects is outside the allowed places, or
+/// an allowed place contains no such line.
 fn only_in(what: &str, found: impl Fn(&str) -> bool, room: &str, places: &[&str]) {
     let mut unused: BTreeSet<&str> = places.iter().copied().collect();
     for (file, text) in files(room, &["rs"]) {
@@ -153,7 +154,7 @@ fn the_core_knows_no_serializer_no_web_and_no_environment() {
     }
 }
 
-/// A node's driver must be a function of its inputs: tasks are started around it.
+/// The driver of a node must be a function of its inputs. So the code around it starts the tasks.
 #[test]
 fn only_listed_files_of_the_core_start_tasks() {
     let core = "crates/redlock-core/src";
@@ -173,7 +174,7 @@ fn only_listed_files_of_the_core_start_tasks() {
     );
 }
 
-/// Flags belong to the gateway; another program on this core has none of them.
+/// Flags belong to the gateway. Another program that uses this core does not have them.
 #[test]
 fn the_core_names_no_flags() {
     let flag = |line: &str| {
@@ -247,8 +248,8 @@ fn every_member_uses_the_lints_of_the_workspace() {
         .collect();
     assert!(manifests.len() >= 4, "{manifests:?}");
     for (file, text) in manifests {
-        // A server calls the module through pointers. Its unsafe code is in few files, and each
-        // block explains why it is sound.
+        // A server calls the module through pointers. So the module has unsafe code in a few files,
+        // and each block explains why it is sound.
         let lints = match file.contains("redlock-module") {
             true => "undocumented_unsafe_blocks = \"warn\"",
             false => "[lints]\nworkspace = true",

@@ -1,19 +1,20 @@
-//! No two modules of a crate import each other, neither directly nor through others. So each can be
-//! read, and tested, without the modules above it.
+//! No two modules of a crate import each other, neither directly nor through other modules. So each
+//! module can be read and tested without the modules that use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::layout::{code, files};
 
-/// The modules of one crate, by path from its root, with the paths that each of them names.
+/// The modules of one crate: each path from the crate's root, with the paths that this module
+/// names.
 type Modules = BTreeMap<Vec<String>, Vec<Vec<String>>>;
 
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Reads `a::b::{c, d::e}` from the beginning of a text into the paths `a b c` and `a b d e`.
-/// Returns the rest of the text.
+/// Reads `a::b::{c, d::e}` at the beginning of a text as the paths `a b c` and `a b d e`. Returns
+/// the rest of the text.
 fn paths<'a>(mut text: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<String>>) -> &'a str {
     loop {
         let end = text.find(|c| !is_word(c)).unwrap_or(text.len());
@@ -32,14 +33,14 @@ fn paths<'a>(mut text: &'a str, mut path: Vec<String>, found: &mut Vec<Vec<Strin
         }
         let Some(rest) = text.strip_prefix("::").filter(|_| !word.is_empty()) else {
             found.push(path);
-            // `*`, `as other`, or the end of a path in an expression.
+            // What follows is `*`, `as other`, or the end of a path in an expression.
             return text.trim_start_matches(|c: char| !matches!(c, ',' | '}' | ';' | '{'));
         };
         text = rest;
     }
 }
 
-/// Every path in a module's code that begins at the crate, above the module, or with one of its
+/// Every path in a module's code that begins at the crate, at the module's parent, or at one of its
 /// children.
 fn imports(module: &[String], text: &str, children: &[&str]) -> Vec<Vec<String>> {
     let code = code(text).map(|(_, line)| line).collect::<Vec<_>>().join("\n");
@@ -53,7 +54,7 @@ fn imports(module: &[String], text: &str, children: &[&str]) -> Vec<Vec<String>>
             let mut named = Vec::new();
             paths(&code[at..], Vec::new(), &mut named);
             if statement.starts_with("pub use") || statement.starts_with("pub(crate) use") {
-                // A re-export is not a use.
+                // A re-export alone is no use: the name must occur once more.
                 named.retain(|path| {
                     path.last().is_some_and(|word| {
                         code.split(|c| !is_word(c)).filter(|w| w == word).count() > 1
@@ -109,8 +110,8 @@ fn modules(krate: &str) -> Modules {
         .collect()
 }
 
-/// Which modules use which. A module's children count as part of it where they use something
-/// outside of it.
+/// Which modules use which. If a child of a module uses something outside of that module, the
+/// module counts as the user.
 fn uses(modules: &Modules) -> BTreeSet<(String, String)> {
     let mut edges = BTreeSet::new();
     for (module, paths) in modules {

@@ -1,14 +1,14 @@
-//! Executes the README's session: fenced blocks marked `console` hold commands after `$ ` and,
-//! below each, its output. A gateway with embedded nodes replaces 127.0.0.1:8080, and one shell
-//! runs all commands of all blocks. Unpredictable values (tokens, dates, ids, milliseconds) are
-//! masked on both sides before the comparison.
+//! Executes the README's session. A fenced block that is marked `console` has commands after `$ `,
+//! and below each command its output. A gateway with embedded nodes takes the place of
+//! 127.0.0.1:8080. One shell runs the commands of all blocks. Values that differ from run to run
+//! (tokens, dates, ids, milliseconds) are masked in both texts before they are compared.
 
 use std::process::Command;
 
 use crate::support::gateway::{Launch, Scratch, source_root};
 
 const WRITTEN_ADDRESS: &str = "127.0.0.1:8080";
-/// Ends the output of a command, before the number of the next one.
+/// Printed after the output of a command, before the number of the next command.
 const END: &str = "--8<-- end of command";
 
 #[derive(Debug, PartialEq)]
@@ -17,7 +17,7 @@ struct Step {
     output: String,
 }
 
-/// The commands of all console blocks, each with the output below it.
+/// The commands of all console blocks, each with the output that stands below it.
 fn steps(markdown: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut inside = false;
@@ -48,8 +48,8 @@ fn steps(markdown: &str) -> Vec<Step> {
     steps
 }
 
-/// Runs the commands one after the other in one shell. Returns their outputs, including standard
-/// error.
+/// Runs the commands one after another in one shell. Returns the output of each, including its
+/// standard error.
 fn run(steps: &[Step]) -> Vec<String> {
     let script: String = steps
         .iter()
@@ -96,7 +96,7 @@ fn masked_line(line: &str) -> String {
     masked_shape(&line, "0000000000000000", "<fencing>")
 }
 
-/// Replaces the characters of a kind that follow a text, after any spaces.
+/// Replaces the characters of this kind that follow a text, after any spaces.
 fn masked_after(line: &str, text: &str, kind: impl Fn(char) -> bool, mask: &str) -> String {
     let mut out = String::new();
     let mut rest = line;
@@ -111,8 +111,8 @@ fn masked_after(line: &str, text: &str, kind: impl Fn(char) -> bool, mask: &str)
     out + rest
 }
 
-/// Replaces every text of a shape. In a shape `0` stands for a digit, `h` for a hexadecimal digit,
-/// and any other character for itself.
+/// Replaces every text of a given shape. In a shape `0` stands for any digit and `h` for any
+/// hexadecimal digit. Every other character stands for itself.
 fn masked_shape(line: &str, shape: &str, mask: &str) -> String {
     let fits = |text: &[u8]| {
         text.iter().zip(shape.as_bytes()).all(|(found, wanted)| match wanted {
@@ -135,7 +135,8 @@ fn masked_shape(line: &str, shape: &str, mask: &str) -> String {
     String::from_utf8(out).expect("whole characters were copied")
 }
 
-/// Runs a text's session. Returns an explanation of the first command with another output.
+/// Runs the session in a text. If a command prints something else than the text says, returns an
+/// explanation for the first such command.
 async fn differs(markdown: &str) -> Option<String> {
     let gateway = Launch::embedded().start().await;
     let steps = steps(&markdown.replace(WRITTEN_ADDRESS, &gateway.address().to_string()));
@@ -217,7 +218,7 @@ fn only_unpredictable_values_are_masked() {
 
 #[tokio::test]
 async fn a_correct_session_passes_and_a_wrong_one_fails() {
-    // The sample shows three votes; the decision may have counted more.
+    // The sample shows three votes. The decision may have counted more of them.
     let sample = SAMPLE.replace(
         " | grep -vi '^lock-token'",
         " | grep -vi '^lock-token' | sed 's/\"nodes_granted\":./\"nodes_granted\":3/'",

@@ -1,5 +1,5 @@
-//! The runbook: each procedure names an existing test, and each reference that sends operators to a
-//! section names an existing section.
+//! The runbook. Each procedure names a test that exists. Each reference that sends operators to a
+//! section names a section that exists.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +34,7 @@ fn tests() -> BTreeSet<String> {
     found
 }
 
-/// The names of tests in a page.
+/// The names of tests that a page contains.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     let is_word = |part: &str| {
         !part.is_empty()
@@ -46,7 +46,8 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
         .filter(move |code| code.matches("::").count() == 2 && code.split("::").all(is_word))
 }
 
-/// Tests that a page names and that do not exist, and procedures without a test.
+/// What is wrong in a page: tests that it names and that do not exist, and procedures without a
+/// test.
 fn wrong_in(text: &str, tests: &BTreeSet<String>) -> Vec<String> {
     let missing =
         named(text).filter(|name| !tests.contains(*name)).map(|name| format!("no test {name}"));
@@ -77,7 +78,7 @@ fn missing_tests_of_procedures_are_noticed() {
     let sample =
         "# Runbook\n\n## One\n\n(`operations::upgrade::a_rolling_upgrade_loses_no_request`)\n";
     assert!(wrong_in(sample, &tests).is_empty());
-    // A helper is not a test, and a test in another file does not count.
+    // A helper function is no test, and neither is a test of that name in another file.
     for other in [
         "upgrade::an_upgrade_gateway_loses_no_request",
         "upgrade::connect",
@@ -92,7 +93,7 @@ fn missing_tests_of_procedures_are_noticed() {
     );
 }
 
-/// Anchors as web pages derive them from headings.
+/// The anchors that web pages derive from the headings of a text.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter_map(|line| line.strip_prefix("##"));
     headings
@@ -107,7 +108,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// `page.md#section` in a text, for pages of the gateway's documentation.
+/// Every `page.md#section` in a text that refers to the gateway's documentation.
 fn sections(text: &str) -> BTreeSet<(&str, &str)> {
     let mut found = BTreeSet::new();
     for name in ["operations.md", "runbook.md"] {
@@ -144,7 +145,7 @@ fn every_section_that_operators_are_sent_to_exists() {
         .flat_map(|(file, text)| dead(text).into_iter().map(move |to| (file, to)))
         .collect();
     assert!(dead.is_empty(), "{dead:?}");
-    // Links within a page, too.
+    // Links within one page count, too.
     for name in ["operations.md", "runbook.md"] {
         let text = page(name).replace("](#", &format!("]({name}#"));
         assert_eq!(self::dead(&text), Vec::<String>::new(), "{name}");

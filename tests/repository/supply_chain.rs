@@ -1,6 +1,6 @@
-//! The crates in the program: from one registry, pinned by their digests, under licences that
-//! deny.toml allows, with one implementation of cryptography. cargo-deny checks the same and more,
-//! where it is installed.
+//! The crates in the program. All come from one registry, are pinned by their digests, have a
+//! licence that deny.toml allows, and use one implementation of cryptography. Where cargo-deny is
+//! installed, it checks this and more.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -22,7 +22,7 @@ fn cargo(args: &[&str]) -> String {
     String::from_utf8(ran.stdout).expect("text")
 }
 
-/// The quoted words of a list in deny.toml.
+/// The quoted words of the list in deny.toml that begins with `start`.
 fn list(deny: &str, start: &str) -> Vec<String> {
     let list = deny.split(start).nth(1).and_then(|rest| rest.split("\n]").next());
     let list = list.unwrap_or_else(|| panic!("deny.toml has no {start:?}"));
@@ -33,8 +33,8 @@ fn list(deny: &str, start: &str) -> Vec<String> {
     words
 }
 
-/// Whether the allowed licences satisfy an SPDX expression, also one in the older form with a
-/// slash.
+/// Whether the allowed licences are enough for an SPDX expression. The older form with a slash
+/// counts too.
 fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     let spaced = expression
         .replace('(', " ( ")
@@ -135,7 +135,7 @@ fn every_crate_is_pinned_and_comes_from_one_registry() {
     }
 }
 
-/// The parser under the Redis client is the bounded one.
+/// Below the Redis client is the parser with limits.
 #[test]
 fn the_redis_client_is_built_on_the_bounded_parser() {
     let users_of = |package| {
@@ -194,7 +194,7 @@ fn every_licence_is_allowed_and_every_allowed_one_is_used() {
 #[test]
 fn only_one_cryptography_implementation_is_used() {
     let banned = list(&text(".cargo/deny.toml"), "\ndeny = [");
-    // The enabled features; the lock file also lists features that could be enabled.
+    // Only enabled features count. The lock file also lists crates of features that are off.
     let tree = cargo(&[
         "tree",
         "--workspace",
@@ -221,7 +221,7 @@ fn only_one_cryptography_implementation_is_used() {
     }
 }
 
-/// Each builder chooses the mirror. Lock files name the registry that supplied a digest.
+/// Each builder may choose a mirror. The lock file names the registry from which a digest comes.
 #[test]
 fn no_file_names_a_registry_host() {
     let hosts = [

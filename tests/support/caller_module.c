@@ -21,7 +21,7 @@ static int (*ReplyWithCallReply)(Ctx *, Reply *);
 static int (*ReplyWithSimpleString)(Ctx *, const char *);
 static int (*ReplyWithError)(Ctx *, const char *);
 
-/* CALLER.BECOME name rule... */
+/* CALLER.BECOME name rule...: the client acts from now on as a new user with these ACL rules. */
 static int become(Ctx *ctx, Text **words, int count) {
     if (count < 2) return ReplyWithError(ctx, "ERR a name is missing");
     User *user = CreateModuleUser(StringPtrLen(words[1], NULL));

@@ -1,5 +1,5 @@
-//! Authorities and certificates for the tests, made by openssl, and a client that checks and shows
-//! them.
+//! Certificate authorities and certificates for the tests, made by openssl. Also a client that
+//! checks a gateway's certificate and can send one of its own.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::support::harness::{PATIENCE, TempDir};
 
 const NEW_KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
 
-/// A certificate authority. All authorities have the same name: only signatures distinguish them.
+/// A certificate authority. All authorities have the same name, so only their signatures differ.
 pub(crate) struct Authority {
     folder: TempDir,
 }
@@ -57,8 +57,8 @@ impl Authority {
         made
     }
 
-    /// Issues a certificate for this machine, as a server and as a client. `subject` is in
-    /// openssl's form: `/O=Example/CN=ci`.
+    /// Issues a certificate with which this machine can be a server and a client. `subject` has
+    /// openssl's form, for example `/O=Example/CN=ci`.
     pub(crate) fn issue(&self, name: &str, subject: &str) -> Issued {
         let [key, csr, cert] =
             ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
@@ -129,7 +129,7 @@ impl Client {
         Self::new(authority, None)
     }
 
-    /// A client with its own certificate.
+    /// A client that trusts the authority and sends its own certificate.
     pub(crate) fn showing(authority: &Authority, own: &Issued) -> Self {
         Self::new(authority, Some(own))
     }
@@ -163,8 +163,8 @@ impl Client {
         timeout(PATIENCE, self.0.connect(name, stream)).await.expect("a handshake ends")
     }
 
-    /// Opens a connection for requests. In TLS 1.3 a refused client notices the refusal with its
-    /// first request.
+    /// Opens a connection for requests. In TLS 1.3 the client learns only with its first request
+    /// that the gateway has refused its certificate.
     pub(crate) async fn open(&self, address: SocketAddr) -> Result<Open, String> {
         let stream = self.connect(address).await.map_err(|error| error.to_string())?;
         let shown = stream.get_ref().1.peer_certificates().expect("servers have one")[0]
@@ -186,7 +186,7 @@ impl Client {
 /// A connection to a gateway.
 pub(crate) struct Open {
     sender: SendRequest<Full<Bytes>>,
-    /// The gateway's certificate.
+    /// The certificate that the gateway has sent.
     pub(crate) shown: CertificateDer<'static>,
 }
 

@@ -5,7 +5,8 @@ use redlock_core::clock::{Entropy, OsEntropy};
 /// A generator with the same numbers on every machine (SplitMix64).
 pub(crate) struct Chance(u64);
 
-/// The seed in this environment variable, to replay a run, or a fresh seed. Prints the seed.
+/// Reads the seed from this environment variable, to replay a run. Without the variable the seed is
+/// new. Prints the seed.
 pub(crate) fn seed(variable: &str) -> u64 {
     let seed = match std::env::var(variable) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")),
@@ -20,7 +21,8 @@ pub(crate) fn seed(variable: &str) -> u64 {
 }
 
 impl Chance {
-    /// The generator for one part of a run. Parts do not influence each other.
+    /// The generator for one part of a run. How many numbers one part draws does not change those
+    /// of the others.
     pub(crate) fn of(seed: u64, part: usize) -> Self {
         Self(mix(seed ^ mix(part as u64)))
     }

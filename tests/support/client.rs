@@ -1,9 +1,9 @@
-//! Two ways to call a gateway. An ordinary call goes through hyper on its own connection, so that
-//! no pool hides a lost connection. [`Raw`] writes bytes that no client library would send.
+//! Two ways to call a gateway. An ordinary call uses hyper on a connection of its own, so that no
+//! pool hides a lost connection. [`Raw`] writes bytes that no client library would send.
 //!
-//! Every answer to an ordinary call of a documented operation is checked against the OpenAPI
-//! document. An unlisted status, or a body with another schema, fails the test, whatever its
-//! subject.
+//! If an ordinary call uses a documented operation, its answer is checked against the OpenAPI
+//! document. A status that is not listed, or a body with another schema, fails the test, whatever
+//! the test is about.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::support::harness::PATIENCE;
 use crate::support::openapi;
 use crate::support::secrets::Secrets;
 
-/// The path of a lock. The slash is the only character of a name that must be encoded.
+/// The path of a lock. Of all characters that a name may have, only the slash must be encoded.
 pub(crate) fn lock_path(name: &str) -> String {
     format!("/locks/{}", name.replace('/', "%2F"))
 }
@@ -48,7 +48,7 @@ impl Call {
         Self { address, method, path, headers: HeaderMap::new(), body: Bytes::new(), secrets }
     }
 
-    /// Sends the call to another address, such as a proxy in front of the gateway.
+    /// Sends the call to another address, for example a proxy in front of the gateway.
     pub(crate) fn to(self, address: SocketAddr) -> Self {
         Self { address, ..self }
     }
@@ -74,7 +74,7 @@ impl Call {
         self.try_send().await.unwrap_or_else(|error| panic!("{what}: {error}"))
     }
 
-    /// `Err` when the connection failed before the answer was complete.
+    /// Sends the call. Fails if the connection broke before the answer was complete.
     pub(crate) async fn try_send(self) -> Result<Answer, String> {
         let method = self.method.clone();
         let path = self.path.clone();
@@ -135,7 +135,7 @@ impl Answer {
             .unwrap_or_else(|error| panic!("no JSON, {error}: {self:?}"))
     }
 
-    /// A header that occurs once, or the empty string.
+    /// A header that must not occur twice. Returns an empty string if it is absent.
     #[track_caller]
     pub(crate) fn header(&self, name: &str) -> &str {
         let mut values = self.headers.get_all(name).iter();
@@ -144,8 +144,9 @@ impl Answer {
         value
     }
 
-    /// The body of an error: checks the media type, the exact fields of its code, and the request
-    /// id of the header. The types were already checked against the document.
+    /// The body of an error answer. This checks its media type, its request id against the header,
+    /// and that it has exactly the fields of its code. The fields' types were checked before,
+    /// against the OpenAPI document.
     #[track_caller]
     pub(crate) fn problem(&self, status: u16, code: &str) -> Value {
         assert_eq!(
@@ -192,7 +193,7 @@ impl Answer {
     }
 }
 
-/// A client's data of a granted lock.
+/// What a client keeps of a granted lock.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Lease {
     pub(crate) token: String,
@@ -210,7 +211,7 @@ impl Lease {
         }
     }
 
-    /// The secret part of the token.
+    /// The secret part of the token, which identifies the owner.
     pub(crate) fn owner(&self) -> &str {
         self.token.rsplit('.').next().expect("a token has dots")
     }
@@ -219,7 +220,7 @@ impl Lease {
 /// A connection for raw bytes.
 pub(crate) struct Raw {
     stream: TcpStream,
-    /// Bytes after the last answer.
+    /// Bytes that have arrived after the last answer.
     unread: Vec<u8>,
     secrets: Arc<Secrets>,
 }
@@ -241,12 +242,12 @@ impl Raw {
             .expect("the gateway reads or closes")
     }
 
-    /// Closes the sending side.
+    /// Closes the sending side of the connection.
     pub(crate) async fn ends_writing(&mut self) {
         let _ = self.stream.shutdown().await;
     }
 
-    /// Sends the head of a POST for a lock with a body of this many bytes, and none of the body.
+    /// Sends only the head of a POST for a lock. The head announces a body of this many bytes.
     pub(crate) async fn announce(
         &mut self,
         method: &str,
@@ -271,7 +272,8 @@ impl Raw {
         assert!(text.starts_with("HTTP/1.1 100 "), "{text}");
     }
 
-    /// The next answer. Its length is given, or it is a 204, or it ends with the connection.
+    /// Reads the next answer. Its end is known from its length, from the status 204, or from the
+    /// end of the connection.
     pub(crate) async fn answer(&mut self) -> Answer {
         match self.try_answer(false).await {
             Some(answer) => answer,
@@ -282,8 +284,8 @@ impl Raw {
         }
     }
 
-    /// The next answer; `None` when the connection was closed before the answer was complete. The
-    /// answer to a HEAD has a length and no body.
+    /// Reads the next answer. `None` if the connection was closed before the answer was complete.
+    /// An answer to a HEAD has a length, but no body.
     pub(crate) async fn try_answer(&mut self, to_head: bool) -> Option<Answer> {
         let head_end = loop {
             if let Some(at) = self.unread.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -330,7 +332,7 @@ impl Raw {
         got.expect("the gateway answers or closes").is_ok_and(|got| got > 0)
     }
 
-    /// Waits until the other side closes the connection. Returns everything that came before.
+    /// Waits until the gateway closes the connection. Returns everything that arrived before.
     pub(crate) async fn closed(&mut self) -> String {
         while self.more().await {}
         String::from_utf8_lossy(&std::mem::take(&mut self.unread)).into_owned()

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 int clock_gettime(clockid_t id, struct timespec *now) {
-    /* The system call itself: a lookup of the next clock_gettime would run before the dynamic linker
-     * is ready. */
+    /* This is the system call itself. A lookup of the next clock_gettime would run before the dynamic
+     * linker is ready. */
     int failed = (int)syscall(SYS_clock_gettime, id, now);
     const char *text = id == CLOCK_REALTIME ? getenv("CLOCK_SHIM_OFFSET_MS") : NULL;
     if (failed == 0 && text != NULL) {

@@ -1,6 +1,6 @@
-//! Clusters with their own clock settings: either so short that a test can wait for the end of a
-//! quarantine, or so long that no test sees it. Also redis-servers with a shifted clock, and
-//! scenarios that are repeated.
+//! Clusters with their own clock settings. A quarantine is either so short that a test can wait for
+//! its end, or so long that it outlasts every test. This file also has redis-servers with a shifted
+//! clock, and runs scenarios repeatedly.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -33,7 +33,7 @@ pub(crate) struct ClusterSettings {
     /// The name of the cluster.
     pub(crate) name: &'static str,
     pub(crate) max_ttl: Duration,
-    /// max_clock_skew.
+    /// The clock skew (`max_clock_skew`).
     pub(crate) skew: Duration,
     pub(crate) rules: SafetyRules,
 }
@@ -47,7 +47,8 @@ impl ClusterSettings {
         rules: SafetyRules::ALL,
     };
 
-    /// A quarantine that outlasts every test: an admitted master was admitted for another reason.
+    /// A quarantine that outlasts every test. So if a master is admitted, it is not because its
+    /// quarantine has ended.
     pub(crate) const ENDLESS_QUARANTINE: Self = Self {
         name: "tests",
         max_ttl: Duration::from_secs(600),
@@ -73,22 +74,23 @@ impl ClusterSettings {
         }
     }
 
-    /// A worker as a gateway has it.
+    /// A worker with this cluster's settings, as a gateway has it.
     pub(crate) fn remote_node(&self, url: &str) -> Arc<RemoteNode> {
         strict_node(url, self.settings(), Arc::new(NoObserver))
     }
 
-    /// A worker that waits for as long as another clock skew requires, under the same marker.
+    /// A worker whose quarantines last as another clock skew requires. Its markers name this
+    /// cluster's clock skew all the same.
     pub(crate) fn node_with_clock_skew(&self, url: &str, clock_skew: Duration) -> Arc<RemoteNode> {
         strict_node(url, self.settings().waiting_for_skew(clock_skew), Arc::new(NoObserver))
     }
 
-    /// Workers as a gateway has them.
+    /// One worker for each server, as a gateway has them.
     pub(crate) fn remote_nodes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         servers.iter().map(|server| self.remote_node(&server.url()) as Arc<dyn Node>).collect()
     }
 
-    /// Workers of a gateway that was started with `--bootstrap`.
+    /// One worker for each server, of a gateway that was started with `--bootstrap`.
     pub(crate) fn bootstrapping_nodes(&self, servers: &[RedisServer]) -> Vec<Arc<dyn Node>> {
         let mut settings = self.settings();
         settings.bootstrap = true;
@@ -98,8 +100,8 @@ impl ClusterSettings {
         servers.iter().map(|server| remote(server) as Arc<dyn Node>).collect()
     }
 
-    /// Lets blank servers be admitted without a quarantine: from now on every worker is admitted at
-    /// once.
+    /// Admits servers without data, without a quarantine. Every worker that connects later is then
+    /// admitted at once.
     pub(crate) async fn mark(&self, servers: &[RedisServer]) {
         for server in servers {
             self.mark_by(&server.url()).await;
@@ -111,7 +113,7 @@ impl ClusterSettings {
         in_state(remote.as_ref(), NodeState::Admitted).await;
     }
 
-    /// An admitted worker to a marked server.
+    /// A worker that is admitted. The server must have its marker already.
     pub(crate) async fn admitted(&self, url: &str) -> Arc<RemoteNode> {
         self.mark_by(url).await;
         let remote = self.remote_node(url);
@@ -119,7 +121,8 @@ impl ClusterSettings {
         remote
     }
 
-    /// The lock over these nodes. Rounds wait for at most a tenth of the TTL, as everywhere.
+    /// The lock over these nodes. A round waits for at most a tenth of the TTL, as in every
+    /// configuration.
     pub(crate) fn redlock(&self, nodes: Vec<Arc<dyn Node>>) -> Redlock {
         self.redlock_with(nodes, Env::default())
     }
@@ -128,36 +131,38 @@ impl ClusterSettings {
         Redlock::new(nodes, self.of_locks(Duration::from_secs(2)), env).expect("good settings")
     }
 
-    /// A node that lost its memory at `lost` does not vote before the end of its quarantine, and
-    /// votes soon after it. In between its status has the reason. Returns that status.
+    /// Checks that a node that lost its memory at `lost` votes only after the end of its
+    /// quarantine, and soon after that. During the quarantine the node's status must contain `why`.
+    /// Returns that status.
     pub(crate) async fn waits_out(&self, node: &dyn Node, lost: Instant, why: &str) -> NodeStatus {
         let (seen, voted) = tokio::join!(in_state(node, NodeState::Quarantined), first_vote(node));
         let waited = voted - lost;
         let wait = self.quarantine();
         assert!(
             waited >= wait,
-            "{}: a vote {waited:?} after a loss, quarantine {wait:?}",
+            "{}: voted {waited:?} after a loss, before the {wait:?} of a quarantine",
             node.name()
         );
         assert!(
             waited <= wait + SOON,
-            "{}: no vote until {waited:?} after a loss, quarantine {wait:?}",
+            "{}: voted only {waited:?} after a loss, with a quarantine of {wait:?}",
             node.name()
         );
         assert!(seen.detail.contains(why) && seen.remedy.is_some(), "{why:?} is not in {seen:?}");
         let until = seen.until_micros.expect("the end of a quarantine is known");
-        // The marker states its beginning: the probe that noticed the loss, a moment before the
-        // marker was put.
+        // The marker states when the quarantine began. That is the probe which noticed the loss, a
+        // moment before the marker was written.
         let lasts = Duration::from_micros(until - seen.since_micros);
         assert!(lasts <= wait && wait - lasts < Duration::from_secs(1), "{seen:?}");
         let after = node.status().borrow().clone();
-        // Without a gateway that compares the master with others, the master stays in catching up.
+        // No gateway compares this master with others here. So the master stays in the state of
+        // catching up.
         assert!(after.state.is_admitted() && after.until_micros.is_none(), "{after:?}");
         seen
     }
 }
 
-/// Asks a node for one fresh lock after the other. Returns the time of the first grant.
+/// Asks a node for one new lock after another. Returns the time of the first grant.
 pub(crate) async fn first_vote(node: &dyn Node) -> Instant {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     eventually("the node votes", async || {
@@ -179,8 +184,9 @@ pub(crate) fn marker(server: &RedisServer) -> Option<String> {
     }
 }
 
-/// Runs a scenario many times, some at once, and returns all results. Each scenario has its own
-/// thread, because servers start and stop with blocking calls, and its workers have another.
+/// Runs a scenario many times, several at once, and returns all results. Each scenario has its own
+/// thread, because servers start and stop with blocking calls. The scenario's workers run on
+/// another thread.
 pub(crate) fn repeated<T: Send>(
     times: usize,
     at_once: usize,
@@ -205,8 +211,8 @@ pub(crate) fn repeated<T: Send>(
     results.into_inner().unwrap()
 }
 
-/// A library, compiled from this source, that shifts the wall clock of the process that preloads
-/// it.
+/// Compiles a library from this C file. The library shifts the wall clock of the process that
+/// preloads it.
 pub(crate) fn clock_shim(source: &str) -> Scratch {
     let library = Scratch::new("clock_shim.so", "");
     let built = Command::new("cc")
@@ -233,7 +239,7 @@ impl NodeClock {
         }
     }
 
-    /// A server with this clock.
+    /// Starts a server that has this clock.
     pub(crate) fn server(&self) -> RedisServer {
         let shim = self.shim.path();
         let file = self.file.path();
@@ -241,7 +247,7 @@ impl NodeClock {
         RedisServer::start_with(RedisOptions { env, ..RedisOptions::default() })
     }
 
-    /// Sets how far the clock is ahead from now on.
+    /// Sets how far the clock is ahead of this machine's from now on.
     pub(crate) fn set_ahead(&self, millis: i64) {
         let file =
             File::options().write(true).open(self.file.path()).expect("the test created the file");

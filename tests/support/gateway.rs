@@ -1,5 +1,6 @@
-//! Gateways for the tests: the real program as a separate process, on a port that the kernel chose.
-//! They log at trace level, and a secret in the log fails the test when the gateway ends.
+//! Gateways for the tests. Each is the real program as a separate process, on a port that the
+//! kernel chose. The gateways log at trace level. When a gateway ends, its log is searched for
+//! secrets, and a secret in it fails the test.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -19,19 +20,21 @@ use crate::support::client::{Answer, Call, Lease, Raw, lock_path};
 use crate::support::harness::{RedisServer, dies_with_us, eventually};
 use crate::support::secrets::Secrets;
 
-/// The gateway, built from the present sources once per run, in the profile of the tests.
+/// Path of the gateway's program. It is built from the present sources, once per run and in the
+/// profile of the tests.
 pub(crate) fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| built(&[]).join("redlock-gateway"))
 }
 
-/// The Redis module, built likewise.
+/// Path of the Redis module, built in the same way.
 pub(crate) fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
     MODULE.get_or_init(|| built(&[]).join("libredlock_module.so"))
 }
 
-/// Builds the shipped programs, or the named packages of the workspace. Returns their directory.
+/// Builds the shipped programs, or the named packages of the workspace, and returns their
+/// directory.
 pub(crate) fn built(what: &[&str]) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let out = test.ancestors().nth(2).expect("tests lie in <target>/<profile>/deps");
@@ -83,7 +86,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A gateway to be started.
+/// The settings of a gateway that is not started yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Launch {
     args: Vec<String>,
@@ -102,14 +105,14 @@ impl Launch {
         Self::bare(&["--listen", "127.0.0.1:0"])
     }
 
-    /// A gateway over these masters, with `--bootstrap`. Nodes get a generous timeout, so that a
-    /// busy machine does not look like a fault.
+    /// A gateway over these masters, with `--bootstrap`. The timeout of its nodes is long, so that
+    /// a busy machine does not look like a fault.
     pub(crate) fn over(servers: &[RedisServer]) -> Self {
         let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
         Self::embedded().nodes(&urls).flag("--node-timeout", "2s").brand_new()
     }
 
-    /// With `--bootstrap`: all masters are admitted at once if none of them has been used.
+    /// Adds `--bootstrap`: all masters are admitted at once if none of them has been used.
     pub(crate) fn brand_new(mut self) -> Self {
         self.args.push("--bootstrap".into());
         self
@@ -122,7 +125,8 @@ impl Launch {
         self
     }
 
-    /// A flag with its value. A later value replaces an earlier one, except for nodes.
+    /// Sets a flag. A later value replaces an earlier one, except for `--node`, which may be
+    /// repeated.
     pub(crate) fn flag(mut self, name: &str, value: &str) -> Self {
         match self.args.iter().position(|arg| arg == name).filter(|_| name != "--node") {
             Some(at) => value.clone_into(&mut self.args[at + 1]),
@@ -131,13 +135,13 @@ impl Launch {
         self
     }
 
-    /// A flag that may be repeated.
+    /// Adds a flag that may be repeated.
     pub(crate) fn more(mut self, name: &str, value: &str) -> Self {
         self.args.extend([name.into(), value.into()]);
         self
     }
 
-    /// One literal argument.
+    /// Adds one argument as it is.
     pub(crate) fn argument(mut self, argument: &str) -> Self {
         self.args.push(argument.into());
         self
@@ -148,13 +152,13 @@ impl Launch {
         self
     }
 
-    /// Limits the number of open files.
+    /// Limits the number of files that the process may open.
     pub(crate) fn files(mut self, most: u32) -> Self {
         self.files = Some(most);
         self
     }
 
-    /// A command in front of the arguments.
+    /// Puts a command in front of the arguments.
     pub(crate) fn command(mut self, command: &str) -> Self {
         self.args.insert(0, command.into());
         self
@@ -184,7 +188,7 @@ impl Launch {
         Process { child, stdout, stderr, secrets: self.secrets() }
     }
 
-    /// Secrets in the arguments and environment, which must not appear in any output.
+    /// The secrets in the arguments and environment. They must not appear in any output.
     fn secrets(&self) -> Arc<Secrets> {
         let secrets = Secrets::default();
         let files = self.args.iter().skip_while(|arg| *arg != "--config").nth(1).into_iter();
@@ -195,7 +199,8 @@ impl Launch {
         Arc::new(secrets)
     }
 
-    /// Runs with this file as standard output and standard error; nothing is captured.
+    /// Starts the program with this file as standard output and standard error. The test captures
+    /// nothing.
     pub(crate) fn spawn_into(&self, output: std::fs::File) -> Process {
         let mut command = dies_with_us(binary());
         command.args(&self.args).envs(&self.env).stdin(Stdio::null());
@@ -209,7 +214,7 @@ impl Launch {
         }
     }
 
-    /// Serves at this address with all output to this file. Returns when the gateway answers.
+    /// Serves at this address, with all output to this file. Returns when the gateway answers.
     pub(crate) async fn serve_into(self, address: SocketAddr, output: std::fs::File) -> Gateway {
         let gateway = Gateway { process: self.spawn_into(output), address };
         eventually("the gateway answers", async || {
@@ -219,12 +224,13 @@ impl Launch {
         gateway
     }
 
-    /// Runs until it is dropped.
+    /// Starts the program and waits for nothing. The process ends when the returned value is
+    /// dropped.
     pub(crate) fn spawn_only(self) -> Process {
         self.spawn()
     }
 
-    /// Runs to the end, as commands and refused configurations do.
+    /// Runs the program to its end. For commands, and for configurations that are refused.
     pub(crate) async fn finish(self) -> Finished {
         self.spawn().finish().await
     }
@@ -247,7 +253,8 @@ impl Launch {
         Gateway { process, address }
     }
 
-    /// Serves with a log level that may hide the start. Returns when the banner shows the start.
+    /// Serves with a log level that may hide the message of the start. Returns when the banner
+    /// shows the start.
     pub(crate) async fn start_quiet(self) -> Gateway {
         let process = self.spawn();
         let address = eventually("the gateway listens", async || {
@@ -299,7 +306,7 @@ impl Captured {
         String::from_utf8_lossy(&self.bytes.lock().unwrap()).into_owned()
     }
 
-    /// The whole output; the process must have ended.
+    /// The whole output. The process must have ended.
     fn all(&mut self) -> String {
         if let Some(reader) = self.reader.take() {
             reader.join().expect("the reader does not panic");
@@ -308,7 +315,7 @@ impl Captured {
     }
 }
 
-/// A process that ends with its owner.
+/// A process that is killed when this value is dropped.
 pub(crate) struct Process {
     child: Child,
     stdout: Captured,
@@ -331,7 +338,7 @@ impl Process {
         status
     }
 
-    /// Runs to the end, like [`Launch::finish`].
+    /// Waits for the end of the process, like [`Launch::finish`].
     pub(crate) async fn finish(mut self) -> Finished {
         let status = self.ended().await;
         Finished { code: status.code(), stdout: self.stdout.all(), stderr: self.stderr.all() }
@@ -340,7 +347,7 @@ impl Process {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).expect("the process lives");
-        // A process may answer until it has stopped.
+        // A process may answer until it has really stopped, so this waits for that.
         if signal == Signal::STOP {
             let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED)
                 .expect("a child")
@@ -349,7 +356,7 @@ impl Process {
         }
     }
 
-    /// The first line of the log with this message.
+    /// The first line of the log that has this message.
     fn logged(&self, message: &str) -> Option<Value> {
         let text = self.stdout.text();
         let mut lines = text.lines().filter(|line| line.contains(message));
@@ -395,12 +402,13 @@ impl Gateway {
         self.call(Method::POST, lock_path(name)).json(&body).send().await
     }
 
-    /// Acquires for a minute; any status but 201 is a panic.
+    /// Acquires a lock for a minute. Panics if the status is not 201.
     pub(crate) async fn acquire(&self, name: &str) -> Lease {
         self.acquire_for(name, 60_000).await
     }
 
-    /// Acquires and releases once, so that the lock has a watermark. Returns the watermark's token.
+    /// Acquires and releases a lock once, so that masters have a watermark for it. Returns the
+    /// watermark's token.
     pub(crate) async fn used_before(&self, name: &str) -> u64 {
         let lease = self.acquire(name).await;
         assert_eq!(self.delete(name, &lease.token).await.status, 204);
@@ -424,7 +432,7 @@ impl Gateway {
         self.call(Method::DELETE, lock_path(name)).header("lock-token", token).send().await
     }
 
-    /// The majority's view of a lock.
+    /// What the majority of masters stores for a lock.
     pub(crate) async fn inspect(&self, name: &str) -> Value {
         let answer = self.get(&lock_path(name)).await;
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -474,7 +482,7 @@ impl Gateway {
         kilobytes.expect("a number") * 1024.0
     }
 
-    /// Waits for the end. Returns the exit code.
+    /// Waits for the end of the process. Returns its exit code.
     pub(crate) async fn ended(&mut self) -> Option<i32> {
         self.process.ended().await.code()
     }
@@ -488,5 +496,5 @@ impl Gateway {
     }
 }
 
-/// A limit for durations, far from both possible outcomes.
+/// A limit between two outcomes: a quick answer stays far below it, and a timeout lies far above.
 pub(crate) const WELL_BELOW_A_TIMEOUT: Duration = Duration::from_secs(1);

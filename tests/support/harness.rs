@@ -1,9 +1,9 @@
-//! Real processes for the tests. Each test starts its own, on its own ports and in its own
-//! directory. All of them die with the test, however the test ends.
+//! Real processes for the tests. Each test starts its own processes, on its own ports and in its
+//! own directory. All of them die with the test, however the test ends.
 //!
-//! Nothing here waits for a fixed time. A server is ready when the very process that was started
-//! answers PING, and stopped when the kernel reports it. All other conditions go through
-//! [`eventually`], which polls, and panics at its deadline.
+//! No function here waits for a fixed time. A server is ready when the very process that was
+//! started answers PING. It has stopped when the kernel reports that. Every other condition goes
+//! through [`eventually`], which polls, and panics at its deadline.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -21,11 +21,11 @@ use tokio::net::TcpSocket;
 use crate::support::gateway::module;
 use crate::support::resp::{Resp, Wire};
 
-/// The longest time for an event that must happen, before a test fails.
+/// How long a test waits for an event that must happen before it fails.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Polls until there is an answer. Panics with `what` when there is none in time.
+/// Polls until `probe` returns a value. Panics with `what` if it returns none in time.
 pub(crate) async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -49,7 +49,7 @@ fn eventually_blocking<T>(what: &str, mut probe: impl FnMut() -> Option<T>) -> T
     }
 }
 
-/// A directory that is deleted with its owner.
+/// A directory that is deleted when this value is dropped.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
@@ -73,8 +73,8 @@ impl Drop for TempDir {
     }
 }
 
-/// A port without a listener. The port is below the ephemeral range: otherwise an outgoing
-/// connection could occupy it when a server restarts.
+/// A port on which nobody listens. It is below the range from which the kernel takes ports for
+/// outgoing connections. Otherwise such a connection could take the port while a server restarts.
 pub(crate) fn free_port() -> u16 {
     const FIRST: u32 = 10_000;
     const COUNT: u32 = 20_000;
@@ -87,17 +87,17 @@ pub(crate) fn free_port() -> u16 {
     })
 }
 
-/// A child that is killed with this process, even when this process is killed.
+/// A child process that ends with this process, even if this process is killed.
 ///
-/// The kernel sends the signal when the *thread* that spawned the child ends: spawn from the test's
-/// thread.
+/// The kernel kills the child when the *thread* that spawned it ends. So it must be spawned from
+/// the test's own thread.
 struct Process {
     child: Child,
 }
 
-/// A command whose process the kernel kills when the thread that starts it ends, for whatever
-/// reason. The shell in between checks whether this process ended before that was arranged, and
-/// then starts nothing.
+/// A command whose process the kernel kills when the thread that started it ends, for whatever
+/// reason. The kernel is told so only after the start. So a shell runs first: if this process has
+/// ended before that, the shell starts nothing.
 pub(crate) fn dies_with_us(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
@@ -153,9 +153,9 @@ impl Drop for Process {
     }
 }
 
-/// `REDLOCK_TEST_MASTERS=native` gives every server of a run the module, `lua` (the default) none.
-/// With `mix` every second server of a test has it. The test's name decides which server is first,
-/// so that a test does the same in every run.
+/// Whether the next server loads the module. With `REDLOCK_TEST_MASTERS=native` every server does,
+/// with `lua` (the default) none does. With `mix` every second server of a test does. Whether the
+/// first one does depends on the test's name, so each run of a test is alike.
 fn has_module() -> bool {
     thread_local!(static NEXT: Cell<Option<bool>> = const { Cell::new(None) });
     match std::env::var("REDLOCK_TEST_MASTERS").as_deref() {
@@ -172,22 +172,22 @@ fn has_module() -> bool {
     }
 }
 
-/// `REDLOCK_TEST_REDIS_SERVER=<path>` runs the tests on another server, such as Valkey's.
+/// The server program. `REDLOCK_TEST_REDIS_SERVER=<path>` names another one, for example Valkey's.
 fn server_program() -> String {
     std::env::var("REDLOCK_TEST_REDIS_SERVER").unwrap_or_else(|_| "redis-server".into())
 }
 
-/// Options of a redis-server. The default keeps nothing on disk.
+/// Options of a redis-server. By default it writes nothing to disk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RedisOptions {
-    /// An append-only file that is synced with every write.
+    /// Writes an append-only file, which is synced with every write.
     pub(crate) append_only: bool,
     pub(crate) password: Option<String>,
-    /// With or without the Redis module; by default as the run has it.
+    /// Whether to load the Redis module. `None` follows `REDLOCK_TEST_MASTERS`.
     pub(crate) native: Option<bool>,
-    /// Further arguments, as redis-server takes them.
+    /// Further arguments of redis-server.
     pub(crate) args: Vec<String>,
-    /// `NAME=value` for the environment.
+    /// Variables for its environment, as `NAME=value`.
     pub(crate) env: Vec<String>,
 }
 
@@ -206,13 +206,14 @@ impl RedisServer {
     }
 
     pub(crate) fn start_with(mut options: RedisOptions) -> Self {
-        // Decided once, and not at each restart.
+        // Decided once, so that a restart does not change it.
         options.native.get_or_insert_with(has_module);
         let dir = TempDir::new();
         let port = free_port();
         let process = Self::launch(port, &dir, &options);
         let mut server = Self { process, port, dir, options, wire: Mutex::new(None) };
-        // Another process may take the port between the check and the start.
+        // Another process may take the free port before the server starts, so this tries several
+        // ports.
         eventually_blocking("redis-server starts", || {
             if server.ready().is_ok() {
                 return Some(());
@@ -256,8 +257,8 @@ impl RedisServer {
         Process::spawn("env", &[options.env.clone(), vec![server_program()], args].concat())
     }
 
-    /// Waits until the process that was started, and no other on the same port, serves; `Err` when
-    /// it ended.
+    /// Waits until the server answers. Checks that the answer comes from the process that was
+    /// started, not from another one on the same port. Fails if that process has ended.
     fn ready(&mut self) -> Result<(), ()> {
         let own = format!("process_id:{}\r\n", self.process.pid().as_raw_nonzero());
         eventually_blocking("redis-server answers", || {
@@ -293,8 +294,8 @@ impl RedisServer {
         *self.wire() = None;
     }
 
-    /// Sends SIGSTOP. Returns when the process has stopped. Commands of this harness would hang
-    /// until [`Self::cont`].
+    /// Sends SIGSTOP. Returns when the process has stopped. Until [`Self::cont`], every command to
+    /// the server hangs.
     pub(crate) fn stop(&self) {
         self.process.stop();
     }
@@ -303,7 +304,8 @@ impl RedisServer {
         self.process.cont();
     }
 
-    /// Starts a killed server again: same port, same directory, so with its data on disk.
+    /// Starts a killed server again, with the same port and directory. So it has the data that it
+    /// wrote to disk.
     pub(crate) fn restart(&mut self) {
         self.kill();
         eventually_blocking("redis-server starts again", || {
@@ -318,7 +320,7 @@ impl RedisServer {
         self.restart();
     }
 
-    /// The number of calls of a command.
+    /// How often the server has executed a command.
     pub(crate) fn calls_of(&self, command: &str) -> u64 {
         let stats = self.cmd(&["INFO", "commandstats"]).text();
         let line =
@@ -326,14 +328,14 @@ impl RedisServer {
         line.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
     }
 
-    /// Shuts the server down as its service would, and starts it again with its data on disk.
+    /// Shuts the server down as its service would, and starts it again with the data on its disk.
     pub(crate) fn shut_down_and_restart(&mut self) {
-        // The server's answer is to close the connection.
+        // The server answers SHUTDOWN by closing the connection, so the command fails.
         let _ = self.try_cmd(&["SHUTDOWN"]);
         self.restart();
     }
 
-    /// Runs one command, given as words; any error is a panic.
+    /// Runs one command, given as its words. Panics on any error.
     pub(crate) fn cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> Resp {
         match self.try_cmd(words) {
             Ok(Resp::Error(error)) => panic!("redis answers {error}"),
@@ -342,7 +344,7 @@ impl RedisServer {
         }
     }
 
-    /// The answer or error of a command.
+    /// Runs one command and returns its answer or error.
     pub(crate) fn answer<A: AsRef<[u8]>>(&self, words: &[A]) -> Result<Resp, String> {
         match self
             .try_cmd(words)
@@ -355,7 +357,8 @@ impl RedisServer {
 
     fn try_cmd<A: AsRef<[u8]>>(&self, words: &[A]) -> io::Result<Resp> {
         let mut wire = self.wire();
-        // Taken out, so that a connection that failed half-way is never used again.
+        // The connection is taken out of its place, so that it is not used again if it fails
+        // half-way.
         let mut open = match wire.take() {
             Some(open) => open,
             None => Wire::open(self.port, self.options.password.as_deref())?,
@@ -395,7 +398,7 @@ impl RedisServer {
         Subscription { wire, channel: channel.into() }
     }
 
-    /// All messages since the last call, up to now.
+    /// All messages that have arrived since the last call.
     pub(crate) fn messages(&self, subscription: &mut Subscription) -> Vec<String> {
         const END: &str = "the end";
         self.cmd(&["PUBLISH", &subscription.channel, END]);
@@ -412,9 +415,9 @@ impl RedisServer {
     }
 }
 
-/// An address that refuses connections for its lifetime: the port is taken without a listener. The
-/// port is outside the range of local ends, or a connection to this address could connect to
-/// itself.
+/// An address that refuses connections while this value lives: the port is taken, but nobody
+/// listens. The port is outside the range from which outgoing connections get theirs. Otherwise a
+/// connection to this address could connect to itself.
 pub(crate) struct DeadPort(TcpSocket);
 
 impl DeadPort {
@@ -435,14 +438,14 @@ impl DeadPort {
 }
 
 impl RedisServer {
-    /// Kills a server and deletes its data on disk, as when another machine replaces it.
+    /// Kills a server and deletes its data on disk, as if another machine had replaced it.
     pub(crate) fn kill_and_wipe(&mut self) {
         self.kill();
         std::fs::remove_dir_all(self.dir.path()).expect("its directory");
         std::fs::create_dir(self.dir.path()).expect("a fresh directory");
     }
 
-    /// The same server with a user and password, or another host name, in its URL.
+    /// The URL of this server with a user and password, or with another host name.
     pub(crate) fn url_as(&self, user: &str, host: &str) -> String {
         format!("redis://{user}{host}:{}", self.port)
     }

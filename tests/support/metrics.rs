@@ -7,7 +7,7 @@ use crate::support::gateway::Gateway;
 /// The samples of one scrape.
 pub(crate) struct Samples {
     pub(crate) text: String,
-    /// Values by name and labels.
+    /// Values, by metric name and labels.
     pub(crate) values: BTreeMap<(String, BTreeSet<(String, String)>), f64>,
 }
 
@@ -19,8 +19,8 @@ impl Samples {
         Self::parse(answer.text())
     }
 
-    /// Parses the subset of the exposition format that the gateway uses: no label value has a
-    /// quote, a comma or a brace before an equals sign.
+    /// Parses the part of the exposition format that the gateway uses. This relies on label values
+    /// without quotes.
     fn parse(text: String) -> Self {
         let mut values = BTreeMap::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -58,7 +58,7 @@ impl Samples {
         self.find(name, labels) == Some(value)
     }
 
-    /// All nonzero values of a metric, by the labels in `key`.
+    /// All values of a metric that are not zero, by the values of the labels in `key`.
     pub(crate) fn non_zero(&self, name: &str, key: &[&str]) -> BTreeMap<Vec<String>, u64> {
         let mut found = BTreeMap::new();
         for ((_, labels), value) in

@@ -18,7 +18,7 @@ static long long shift_ms(void) {
         const char *path = getenv("NODE_CLOCK_FILE");
         int file = path == NULL ? -1 : open(path, O_RDONLY);
         void *page = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *shift, PROT_READ, MAP_SHARED, file, 0);
-        /* A process without its shift would make a test pass for nothing. */
+        /* Without the shift a test could pass without testing anything, so the process ends. */
         if (page == MAP_FAILED) {
             _exit(99);
         }
@@ -29,8 +29,8 @@ static long long shift_ms(void) {
 }
 
 int clock_gettime(clockid_t id, struct timespec *now) {
-    /* The system call itself: a lookup of the next clock_gettime would run before the dynamic linker
-     * is ready. */
+    /* This is the system call itself. A lookup of the next clock_gettime would run before the dynamic
+     * linker is ready. */
     int failed = (int)syscall(SYS_clock_gettime, id, now);
     if (failed == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) {
         long long ms = shift_ms();

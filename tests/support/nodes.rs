@@ -1,5 +1,6 @@
-//! Calls to nodes through the `Node` trait: one operation in, one vote out, with short helpers for
-//! owners and fencing tokens. Also a cluster of real servers for whole locks.
+//! Calls to nodes through the `Node` trait: each call submits one operation and gets one vote.
+//! Short helpers make owners and fencing tokens. [`Cluster`] has real servers for tests of whole
+//! locks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,10 +22,10 @@ use crate::support::harness::{PATIENCE, RedisServer, eventually, masters};
 use crate::support::resp::Resp;
 
 pub(crate) const PREFIX: &str = "lock:";
-/// Long enough that nothing expires while a test runs.
+/// A TTL so long that nothing expires while a test runs.
 pub(crate) const LONG_MS: u64 = 60_000;
 
-/// This machine's wall clock in microseconds, the source of fencing tokens.
+/// This machine's wall clock in microseconds, from which tests make fencing tokens.
 pub(crate) fn now() -> u64 {
     SystemClock.wall_micros()
 }
@@ -37,12 +38,13 @@ pub(crate) fn name(text: &str) -> LockName {
     text.parse::<LockName>().expect("a valid name")
 }
 
-/// Another proposal of the same owner, with another nonce.
+/// Added to an owner's number, it stands for another proposal of that owner: the nonce differs.
 pub(crate) const AGAIN: u8 = 0x80;
 
 /// The token of owner number `owner` with fencing token `t`.
 pub(crate) fn token(owner: u8, t: u64) -> LockToken {
-    // Owner 0 is the nobody of kept-free records, so another number replaces it.
+    // Owner 0 means nobody, as in kept-free records. So the owner that a test numbers 0 gets
+    // another number.
     let number = if owner & !AGAIN == 0 { 0x7f } else { owner & !AGAIN };
     let (owner, nonce) = (format!("{number:02x}"), format!("{owner:02x}"));
     format!("1.{t}.{}{}", owner.repeat(16), nonce.repeat(4))
@@ -61,12 +63,12 @@ pub(crate) fn extended(owner: u8, t: u64) -> Record {
     Record::foreign(text.into())
 }
 
-/// The record by which recovery keeps a lock free.
+/// The record with which recovery keeps a lock from everybody.
 pub(crate) fn kept_free_record(t: u64) -> Record {
     Record::foreign(format!("{t}:{}:", "0".repeat(40)).into())
 }
 
-/// One lock, as the source of operations on it.
+/// One lock. Its functions make the operations on it.
 #[derive(Clone)]
 pub(crate) struct Lock {
     pub(crate) keys: Keys,
@@ -90,7 +92,7 @@ impl Lock {
         Op::Extend { keys: self.keys.clone(), record: record(owner, t), ttl: ttl(millis) }
     }
 
-    /// The repair by an extension that began now.
+    /// The repair that follows an extension which has begun now.
     pub(crate) fn repair(&self, owner: u8, t: u64, millis: u64) -> Op {
         self.repair_of(owner, t, millis, now())
     }
@@ -104,7 +106,7 @@ impl Lock {
         }
     }
 
-    /// The repair on a master that catches up, for a lock that was never extended.
+    /// The repair that a master gets when it catches up, for a lock that was never extended.
     pub(crate) fn catch_up(&self, owner: u8, t: u64, millis: u64) -> Op {
         Op::Repair {
             keys: self.keys.clone(),
@@ -145,13 +147,14 @@ impl Lock {
         Op::Inspect { keys: self.keys.clone() }
     }
 
-    /// Reads the watermark like a lock: an inspection returns any value.
+    /// Reads the watermark. An inspection returns the value of any key, so the operation names the
+    /// watermark's key like a lock's.
     pub(crate) fn inspect_fence(&self) -> Op {
         Op::Inspect { keys: Keys { lock: self.keys.fence.clone(), fence: self.keys.fence.clone() } }
     }
 }
 
-/// The same operation with a hint to publish.
+/// The same operation, which also publishes a hint with this text.
 pub(crate) fn telling(mut op: Op, text: &'static str) -> Op {
     match &mut op {
         Op::Acquire { tell, .. } | Op::Release { tell, .. } => {
@@ -182,7 +185,7 @@ impl Pending {
             .expect("every operation is answered")
     }
 
-    /// The vote if it has arrived.
+    /// The vote if it has already arrived, otherwise the pending vote again.
     pub(crate) fn at_once(mut self) -> Result<Vote, Self> {
         self.0.try_recv().map_err(|_| self)
     }
@@ -211,7 +214,7 @@ pub(crate) async fn votes(pending: Vec<Pending>) -> Vec<Vote> {
     votes
 }
 
-/// The failure in a vote; any other vote is a panic.
+/// The failure in a vote. Panics if the vote is no failure.
 #[track_caller]
 pub(crate) fn failure(vote: Vote) -> Failure {
     match vote {
@@ -231,10 +234,10 @@ pub(crate) fn assert_extended(vote: &Vote) {
     assert!(matches!(vote, Vote::Extended { .. }), "{vote:?}");
 }
 
-/// Waits until a node is in a state.
+/// Waits until a node has this state, and returns its status.
 pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
     let mut status = node.status();
-    // Without a gateway around the workers, no master finishes catching up.
+    // A worker alone has no gateway that compares masters, so it never finishes catching up.
     let is_wanted = |seen: NodeState| {
         seen == state || state == NodeState::Admitted && seen == NodeState::CatchingUp
     };
@@ -253,7 +256,7 @@ pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {
     remote_node_with(url, redis_settings(NodeSettings::default()), Arc::new(NoObserver))
 }
 
-/// A worker for tests that are not about quarantine: its quarantines end at once.
+/// A worker for tests that are not about quarantine. Its quarantines end at once.
 pub(crate) fn remote_node_with(
     url: &str,
     settings: RedisSettings,
@@ -262,7 +265,7 @@ pub(crate) fn remote_node_with(
     strict_node(url, settings.without_quarantine(), observer)
 }
 
-/// A worker as a gateway has it.
+/// A worker with real quarantines, as a gateway has it.
 pub(crate) fn strict_node(
     url: &str,
     settings: RedisSettings,
@@ -275,14 +278,14 @@ pub(crate) fn strict_node(
 /// Records the core's reports about its work.
 #[derive(Default)]
 pub(crate) struct Recorder {
-    /// The number of operations in each call, by node.
+    /// The number of operations in each call to a node, by the node's name.
     pub(crate) calls: Mutex<BTreeMap<String, Vec<usize>>>,
     pub(crate) votes: Mutex<Vec<Vote>>,
     pub(crate) hand_overs: Mutex<Vec<HandoffRoute>>,
 }
 
 impl Recorder {
-    /// The calls to a test's only node since the last use of this function.
+    /// For a test with one node: the calls to it since this function was last used.
     pub(crate) fn take_calls(&self) -> Vec<usize> {
         std::mem::take(&mut *self.calls.lock().unwrap()).into_values().flatten().collect()
     }
@@ -307,8 +310,8 @@ impl Observer for Recorder {
     }
 }
 
-/// A node that hands every operation to `submit`, which may pass it on at once, later, or never. It
-/// delivers no hints.
+/// A node that hands every operation to the function `submit`. That function may pass it on at
+/// once, later, or never. The node delivers no hints.
 struct Intercepted<F> {
     node: Arc<dyn Node>,
     submit: F,
@@ -341,14 +344,14 @@ impl<F: Fn(&Arc<dyn Node>, Task) + Send + Sync + 'static> Node for Intercepted<F
     }
 }
 
-/// Real servers, with one worker for each.
+/// Real servers, and one worker for each of them.
 pub(crate) struct Cluster {
     pub(crate) servers: Vec<RedisServer>,
     pub(crate) nodes: Vec<Arc<dyn Node>>,
 }
 
 impl Cluster {
-    /// Returns when all nodes are admitted.
+    /// Starts the servers. Returns when all nodes are admitted.
     pub(crate) async fn start(size: usize) -> Self {
         Self::start_with(size, NodeSettings::default()).await
     }
@@ -359,7 +362,7 @@ impl Cluster {
         Self { servers, nodes }
     }
 
-    /// Separate workers to each server, as another gateway has them.
+    /// A second set of workers for the same servers, as another gateway has it.
     pub(crate) async fn remote_nodes(
         servers: &[RedisServer],
         settings: NodeSettings,
@@ -375,13 +378,13 @@ impl Cluster {
         nodes
     }
 
-    /// The lock over all nodes. `node_timeout` is generous: a busy machine must not look like a
-    /// dead node.
+    /// The lock over all nodes. Its `node_timeout` is long, so that a node on a busy machine does
+    /// not look dead.
     pub(crate) fn redlock(&self) -> Redlock {
         redlock(self.nodes.clone(), Duration::from_secs(2))
     }
 
-    /// See [`stored_on`].
+    /// Calls [`stored_on`] for these servers.
     pub(crate) fn stored_on(
         &self,
         lock: &LockName,
@@ -390,14 +393,14 @@ impl Cluster {
         stored_on(&self.servers, lock.as_str(), reachable)
     }
 
-    /// See [`clean_for_good`].
+    /// Calls [`clean_for_good`] for these servers.
     pub(crate) async fn clean_for_good(&self, lock: &LockName, least: u64) {
         clean_for_good(&self.servers, lock.as_str(), least).await;
     }
 }
 
-/// Servers that store something under a lock's key. Servers for which `reachable` is false are
-/// skipped.
+/// The servers that store a value under the lock's key. A server for which `reachable` returns
+/// false is skipped.
 pub(crate) fn stored_on(
     servers: &[RedisServer],
     name: &str,
@@ -408,10 +411,10 @@ pub(crate) fn stored_on(
     (0..servers.len()).filter(stored).collect()
 }
 
-/// Waits until no server has the lock, and every server has a watermark of at least `least` without
-/// the flag that allows repairs. Such a watermark exists only after the acquire or its release has
-/// run, so requests still in a socket can change nothing any more. Not for a failed proposal on a
-/// lock that is used for the first time: its undo removes the watermark.
+/// Waits until no server stores the lock, and every server has a watermark of at least `least` that
+/// refuses repairs. A server has such a watermark only after the acquire or its release has run. So
+/// a request that is still in a socket cannot set the lock any more. Do not call this after a
+/// failed proposal on a lock that was never used before: the undo removes the watermark.
 pub(crate) async fn clean_for_good(servers: &[RedisServer], name: &str, least: u64) {
     let fence = format!("{{{PREFIX}{name}}}:fence");
     let fenced = |server: &RedisServer| match server.cmd(&["GET", &fence]) {

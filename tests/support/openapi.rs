@@ -1,4 +1,4 @@
-//! The committed OpenAPI documents, and checks of answers against them.
+//! The OpenAPI documents in this repository, and checks of answers against them.
 
 use std::sync::LazyLock;
 
@@ -18,7 +18,7 @@ pub(crate) fn twin() -> Value {
     serde_json::from_str(COMMITTED_TWIN).expect("openapi/openapi-3.0.json is JSON")
 }
 
-/// Fails when an answer to a documented operation does not match the document.
+/// Fails the test if an answer to a documented operation does not match the document.
 #[track_caller]
 pub(crate) fn hold_against_document(method: &Method, path: &str, answer: &Answer) {
     let path = path.split('?').next().unwrap_or_default();
@@ -53,7 +53,7 @@ pub(crate) fn hold_against_document(method: &Method, path: &str, answer: &Answer
     }
 }
 
-/// Fails when a value does not match a named schema.
+/// Fails the test if a value does not match a named schema.
 #[track_caller]
 pub(crate) fn assert_schema(name: &str, value: &Value) {
     let document = document();
@@ -62,8 +62,8 @@ pub(crate) fn assert_schema(name: &str, value: &Value) {
     check(&document, schema, value, name);
 }
 
-/// The part of JSON Schema that the document uses. A field that the schema lacks is a failure:
-/// every field is documented.
+/// Checks a value against a schema, with the part of JSON Schema that the documents use. A field
+/// that is not in the schema is a failure, because every field must be documented.
 #[track_caller]
 pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
     let schema = resolve(document, schema);

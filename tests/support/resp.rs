@@ -1,11 +1,11 @@
-//! A minimal blocking Redis client, independent of the client under test.
+//! A minimal blocking Redis client. It shares no code with the client that the product uses.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use crate::support::harness::PATIENCE;
 
-/// An answer of Redis.
+/// An answer of a Redis server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Resp {
     Text(String),
@@ -33,7 +33,7 @@ impl Resp {
     }
 }
 
-/// A minimal blocking RESP client, independent of the client under test.
+/// A connection of this client.
 pub(super) struct Wire(BufReader<TcpStream>);
 
 impl Wire {

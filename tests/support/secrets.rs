@@ -1,6 +1,7 @@
 //! Secrets that no log may contain at any level: the tokens that a gateway returned, the keys that
-//! clients sent, the passwords of its masters. The harness collects them as they pass, and searches
-//! all output of the gateway when it has ended. So every test of the suite also tests this.
+//! clients sent, and the passwords of the gateway's masters. The test support collects the secrets
+//! as they pass. When a gateway has ended, it searches all output of that gateway for them. So
+//! every test with a gateway also tests this.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,9 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
 
-/// The characters of a token's secret part.
+/// The number of characters in a token's secret part.
 const OWNER_LEN: usize = 40;
-/// Shorter texts occur in a log by chance.
+/// The fewest characters of a secret that is searched for. A shorter text may be in a log by
+/// chance.
 const LEAST: usize = 6;
 
 #[derive(Debug, Default)]
@@ -19,7 +21,7 @@ pub(crate) struct Secrets(Mutex<Known>);
 #[derive(Debug, Default)]
 struct Known {
     owners: HashSet<String>,
-    /// Other secrets, with their kinds.
+    /// All secrets but the owners, each with its kind.
     others: BTreeMap<String, &'static str>,
 }
 
@@ -50,7 +52,8 @@ impl Secrets {
         headers.iter().for_each(|(name, value)| self.header(name, value));
     }
 
-    /// Collects the secrets of a request that was written as bytes, as far as it can be parsed.
+    /// Collects the secrets of a request that a test wrote as bytes, as far as the request can be
+    /// parsed.
     pub(crate) fn written(&self, bytes: &[u8]) {
         for line in bytes.split(|byte| *byte == b'\n') {
             let Some(colon) = line.iter().position(|byte| *byte == b':').filter(|at| *at <= 20)
@@ -68,12 +71,13 @@ impl Secrets {
         let Ok(text) = value.to_str() else { return };
         match name.as_str() {
             "lock-token" => self.token(text),
-            // Texts with other characters are malformed on purpose, and occur elsewhere too.
+            // A key with other characters is malformed on purpose. Such texts occur elsewhere in a
+            // log too.
             "idempotency-key" if text.len() >= 16 && text.bytes().all(is_plain) => {
                 self.other("an idempotency key", text)
             }
-            // The secret of a key, or the whole text if it is no key. Shorter texts are not secret,
-            // and may be a word of any line.
+            // Of an API key, only the secret part is collected. Of any other text, the last word
+            // is. A shorter text is no secret: it may be a word in any line.
             "authorization" => {
                 let shown = text.rsplit([' ', '.']).next().unwrap_or_default();
                 if shown.len() >= 10 {
@@ -100,7 +104,7 @@ impl Secrets {
         }
     }
 
-    /// The first secret in a text: its kind and its line.
+    /// The first secret in a text, with its kind and the line that contains it.
     pub(crate) fn found_in(&self, text: &str) -> Option<String> {
         let known = self.known();
         let line_at = |at: usize| {
@@ -111,7 +115,7 @@ impl Secrets {
             return Some(format!("the secret of a token is in the log: {}", line_at(at)));
         }
         known.others.iter().find_map(|(secret, kind)| {
-            // Debug output of bytes that are not shown as text.
+            // Bytes that are logged in Debug form, as a list of numbers.
             let numbers: Vec<String> = secret.bytes().map(|byte| byte.to_string()).collect();
             let at = text.find(secret.as_str()).or_else(|| text.find(&numbers.join(", ")))?;
             Some(format!("{kind}, {secret:?}, is in the log: {}", line_at(at)))
@@ -123,8 +127,8 @@ fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"._/-".contains(&byte)
 }
 
-/// The position of one of the owners. With thousands of owners, each position of a long log needs a
-/// lookup.
+/// The position at which one of the owners occurs. There may be thousands of owners, so each
+/// position of the log is looked up in the set, instead of searching the log for each owner.
 fn owner_in(text: &[u8], owners: &HashSet<String>) -> Option<usize> {
     let mut start = 0;
     for end in 0..=text.len() {

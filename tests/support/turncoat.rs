@@ -1,5 +1,5 @@
-//! A proxy in front of a master: it passes everything on to a real server, until it is switched to
-//! nonsense.
+//! A proxy in front of a master. It passes everything on to a real server until a test switches it
+//! to nonsense.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,8 @@ use tokio::sync::watch;
 
 use crate::support::harness::RedisServer;
 
-/// Bytes in place of a reply: `first` once, then `rest` for as long as the other side reads.
+/// Bytes that replace a reply: `first` is sent once, then `rest` for as long as the other side
+/// reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Nonsense {
     first: Vec<u8>,
@@ -32,7 +33,8 @@ impl Nonsense {
 type NonsenseReceiver = watch::Receiver<Option<Arc<Nonsense>>>;
 
 pub(crate) struct FaultyMaster {
-    /// A separate runtime, so that a flood does not keep the test from measuring.
+    /// The proxy has its own runtime, so that a flood of bytes does not delay the test's
+    /// measurements.
     runtime: Option<Runtime>,
     port: u16,
     nonsense: watch::Sender<Option<Arc<Nonsense>>>,
@@ -40,7 +42,7 @@ pub(crate) struct FaultyMaster {
 }
 
 impl FaultyMaster {
-    /// Starts in front of a server.
+    /// Starts a proxy in front of a server.
     pub(crate) fn before(server: &RedisServer) -> Self {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -68,12 +70,13 @@ impl FaultyMaster {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// From now on every connection gets these bytes as a reply, open ones too.
+    /// From now on every connection gets these bytes as a reply, including connections that are
+    /// open already.
     pub(crate) fn start_nonsense(&self, nonsense: Nonsense) {
         self.nonsense.send_replace(Some(Arc::new(nonsense)));
     }
 
-    /// Passes everything on again. Connections that got nonsense are closed.
+    /// The proxy passes everything on again. It closes the connections that got nonsense.
     pub(crate) fn stop_nonsense(&self) {
         self.nonsense.send_replace(None);
     }
@@ -86,7 +89,7 @@ impl FaultyMaster {
 
 impl Drop for FaultyMaster {
     fn drop(&mut self) {
-        // A runtime must not be awaited inside another one.
+        // A runtime must not be shut down from inside another one.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -109,7 +112,7 @@ async fn serve(
     }
     let Some(nonsense) = switch.borrow_and_update().clone() else { return };
     let mut request = [0; 4096];
-    // The bytes are an answer, so they follow a request.
+    // The bytes pretend to be an answer, so they are sent only after a request.
     if !matches!(client.read(&mut request).await, Ok(1..)) {
         return;
     }

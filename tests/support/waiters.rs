@@ -1,4 +1,5 @@
-//! Waiting requests: sends them, checks that they wait, and reads the times of their answers.
+//! Waiting requests. This file sends them, checks that they wait, and reads the times of their
+//! answers.
 
 use std::time::Duration;
 
@@ -11,10 +12,10 @@ use crate::support::gateway::Gateway;
 use crate::support::harness::eventually;
 use crate::support::metrics::Samples;
 
-/// Longer than any test takes.
+/// A wait in milliseconds that is longer than any test takes.
 pub(crate) const LONG_MS: u64 = 14_000;
 
-/// An acquire for a minute with a wait.
+/// An acquire for a minute that waits up to `wait_ms`.
 pub(crate) fn waiting_acquire(gateway: &Gateway, name: &str, wait_ms: u64) -> Call {
     asking(gateway, name, json!({ "ttl_ms": 60_000, "wait_ms": wait_ms }))
 }
@@ -23,7 +24,7 @@ fn asking(gateway: &Gateway, name: &str, body: Value) -> Call {
     gateway.call(Method::POST, lock_path(name)).json(&body)
 }
 
-/// The number of waiting requests at a gateway, and of the locks they wait for.
+/// How many requests wait at a gateway, and for how many locks.
 pub(crate) async fn waiting(gateway: &Gateway) -> (u64, u64) {
     let samples = Samples::of(gateway).await;
     let gauge = |name| samples.get(name, &[]) as u64;
@@ -35,7 +36,7 @@ pub(crate) async fn waiting_is(gateway: &Gateway, waiters: u64, locks: u64) {
     eventually(&what, async || (waiting(gateway).await == (waiters, locks)).then_some(())).await;
 }
 
-/// Sends a request. Returns when the request waits.
+/// Sends a request. Returns once the gateway counts it as waiting.
 pub(crate) async fn start_waiting(gateway: &Gateway, call: Call) -> JoinHandle<Answer> {
     let (before, _) = waiting(gateway).await;
     let sent = tokio::spawn(call.send());
@@ -62,7 +63,7 @@ pub(crate) async fn nothing_is_left(gateway: &Gateway) {
     .await;
 }
 
-/// The median; of an even number of times, the upper one of the two middle ones.
+/// The median. If the number of times is even, it is the larger of the two in the middle.
 pub(crate) fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times[times.len() / 2]

@@ -1,5 +1,5 @@
-//! An HTTP client with one request in flight. The task that asks drives hyper's connection, so a
-//! connection is no task of its own and closes when it is dropped.
+//! An HTTP client with one request in flight. A connection has no task of its own: the task that
+//! sends a request also drives hyper's connection. So a connection closes when it is dropped.
 
 use std::fmt::Display;
 use std::future::poll_fn;
@@ -22,11 +22,11 @@ use tokio_rustls::rustls::pki_types::ServerName;
 const SETTLE_TRIES: u32 = 10;
 const SETTLE_PAUSE: Duration = Duration::from_millis(100);
 
-/// The destination of requests, and their credentials.
+/// Where requests go, and with which credentials.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) address: SocketAddr,
-    /// An API key.
+    /// The value of the Authorization header, for gateways that need an API key.
     pub(crate) key: Option<HeaderValue>,
     pub(crate) tls: Option<TlsConnector>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Target {
 /// One keep-alive connection.
 pub(crate) struct Connection {
     sender: SendRequest<Full<Bytes>>,
-    /// Moves the bytes; `None` once it has ended.
+    /// Moves the bytes of the connection. `None` once the connection has ended.
     driver: Option<Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>>,
     key: Option<HeaderValue>,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The token of the lock, if it was granted.
+    /// The token of the lock, if this answer grants one.
     pub(crate) fn granted(&self) -> Option<&str> {
         self.lock_token.as_deref().filter(|_| self.status == 201)
     }
@@ -63,7 +63,7 @@ impl Target {
         Self { address, key: None, tls: None }
     }
 
-    /// With a Bearer key.
+    /// Adds a Bearer key to every request.
     pub(crate) fn with_key(mut self, key: &str) -> Self {
         self.key = Some(HeaderValue::try_from(format!("Bearer {key}")).expect("keys are ASCII"));
         self
@@ -90,8 +90,8 @@ impl Target {
 }
 
 impl Connection {
-    /// Sends a request and waits for its answer; an empty token or body is left out. After an error
-    /// the connection is useless.
+    /// Sends a request and waits for its answer. An empty token or body is left out. After an error
+    /// the connection cannot be used again.
     pub(crate) async fn ask(
         &mut self,
         method: Method,
@@ -153,8 +153,8 @@ impl Connection {
         self.ask(Method::DELETE, &path(lock), token, "").await
     }
 
-    /// Acquires a free lock. It repeats the request after a 503: on a busy machine a master may
-    /// miss its time-out.
+    /// Acquires a free lock. If the answer is 503, it repeats the request, because on a busy
+    /// machine a master may miss its time-out.
     pub(crate) async fn settled_acquire(
         &mut self,
         lock: u64,
@@ -171,8 +171,9 @@ impl Connection {
         Err("POST was answered with 503 on every attempt".into())
     }
 
-    /// Releases a lock for certain: a lock that stays for its TTL would stall all its waiters. A
-    /// repeated request may find the lock gone or held by the next client; the first may not.
+    /// Releases a lock and repeats the request after a 503. A lock that stayed until the end of its
+    /// TTL would stall all its waiters. A repeated request may find the lock gone or held by the
+    /// next client. The first request may not.
     pub(crate) async fn settled_release(&mut self, lock: u64, token: &str) -> Result<(), String> {
         for tries in 0..SETTLE_TRIES {
             match self.release(lock, token).await? {
@@ -185,8 +186,8 @@ impl Connection {
         Err("DELETE was answered with 503 on every attempt".into())
     }
 
-    /// One figure of a gateway's metrics: the sum of all series with this name, with or without all
-    /// labels. `None` when there is none.
+    /// One figure of a gateway's metrics. For a name without labels it is the sum over all series
+    /// with that name. `None` if there is no such series.
     pub(crate) async fn metric(&mut self, series: &str) -> Result<Option<f64>, String> {
         let answer = self.get("/metrics").await?;
         Ok(metric(&String::from_utf8_lossy(&answer.body), series))

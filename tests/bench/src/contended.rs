@@ -1,20 +1,20 @@
-//! Many workers and one lock: compares waiting in the gateway with polling, the usual default of
-//! lock libraries.
+//! Many workers and one lock. This module compares waiting in the gateway with polling, which is
+//! the usual default of lock libraries.
 //!
-//! Every worker is one keep-alive connection that acquires the lock, releases it and at once asks
-//! again. Waiting workers ask with `wait_ms`, and the gateway queues them. With two gateways over
-//! the same masters, each has half of the workers. Polling workers ask with `wait_ms` 0 and sleep
-//! for a random 50 to 200 ms after a 409. Masters and gateways are started anew for each turn.
+//! Every worker has one keep-alive connection. It acquires the lock, releases it, and asks again at
+//! once. Waiting workers ask with `wait_ms`, and the gateway queues them. If there are two gateways
+//! over the same masters, each has half of the workers. Polling workers ask with `wait_ms` 0. After
+//! a 409 they sleep for a random time of 50 to 200 ms. Each turn has new masters and gateways.
 //!
-//! Grants per second mislead: without a queue the releaser takes the lock again while the others
-//! sleep. So the figure is handoffs: grants to another worker than the previous one, in the order
-//! of fencing tokens. Every grant of a turn is also compared with its neighbours: fencing tokens
-//! rise without duplicates, and no two holders overlap.
+//! Grants per second would mislead: without a queue, the worker that released the lock takes it
+//! again while the others sleep. So the figure is handoffs, that is, grants to another worker than
+//! the one before, in the order of fencing tokens. Each grant of a turn is also compared with the
+//! next one. No two grants may have the same fencing token, and no two holders may overlap.
 //!
-//! All times are of this machine's monotonic clock. A grant counts from the reading of its answer
-//! to just before the sending of its release. That is shorter than the gateway's promise, so an
-//! overlap is a violation and no artefact of measuring. A wait lasts from the first request to the
-//! 201, over all requests between.
+//! All times come from this machine's monotonic clock. A hold counts from the moment at which its
+//! answer is read until just before its release is sent. The gateway promises exclusion for longer
+//! than that. So an overlap is a violation and no artefact of the measurement. A wait lasts from a
+//! worker's first request to the 201, over all requests in between.
 
 use std::time::{Duration, Instant};
 
@@ -29,15 +29,15 @@ use crate::worker_pool::{Phase, WorkerPool};
 
 const WORKERS: u32 = 64;
 const WAIT: Duration = Duration::from_secs(10);
-/// Long enough for all workers to queue up, or to fall out of step with one another.
+/// Long enough for all waiting workers to queue up, and for polling workers to fall out of step.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// The time that an answer may take beyond its `wait_ms`.
+/// How much later than its `wait_ms` an answer may come.
 const GRACE: Duration = Duration::from_secs(10);
-/// Between two polls, in ms; the default of several Redlock libraries.
+/// The time between two polls, in ms. It is the default of several Redlock libraries.
 const POLL_EVERY: std::ops::RangeInclusive<u64> = 50..=200;
-/// A pause after an unexpected answer, so that refusals do not become the load.
+/// The pause after an unexpected answer, so that refused requests do not become the load.
 const REFUSED_PAUSE: Duration = Duration::from_millis(20);
-/// A larger share of unexpected answers makes it a different load.
+/// With a larger share of unexpected answers, the measured load would be another one.
 const MAX_OTHERS: f64 = 0.01;
 const REMOTE: &str = r#"redlock_handoffs_total{kind="remote"}"#;
 
@@ -53,7 +53,7 @@ const CONTENDERS: [Contender; 3] = [
     Contender { name: "polling, 1 gateway", waits: false, gateways: 1 },
 ];
 
-/// Must be called on the main thread, because it starts processes.
+/// Measures all contenders. It starts processes, so it must be called on the main thread.
 pub(crate) async fn measure(
     programs: &Programs,
     window: Duration,
@@ -103,8 +103,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Warms up, then counts between two readings of the clock and of all CPU times. The load goes
-    /// on across both readings.
+    /// Warms up, then counts between two readings of the clock and of all CPU times. The load
+    /// already runs at the first reading, and still runs at the second.
     async fn measure(
         &self,
         contender: &Contender,
@@ -138,7 +138,8 @@ impl Bench<'_> {
     }
 }
 
-/// How often a gateway took over a lock that another gateway's holder released, by its own metrics.
+/// How often a waiter got the lock after a holder released it at another gateway, by the gateways'
+/// own metrics.
 async fn remote_handoffs(gateways: &[Running]) -> Result<f64, String> {
     let mut sum = 0.0;
     for gateway in gateways {
@@ -156,11 +157,11 @@ struct Grant {
     released: Instant,
 }
 
-/// One worker's record, from its first request to its last.
+/// What one worker recorded, from its first request to its last.
 #[derive(Default)]
 struct Log {
     grants: Vec<Grant>,
-    /// Answers that are neither a grant nor the 409 of a poll.
+    /// Answers that are neither a grant nor, when polling, a 409.
     others: Vec<String>,
 }
 
@@ -201,15 +202,15 @@ async fn work(
     Ok(log)
 }
 
-/// Reads T out of `1.<T>.<owner>`, without the cost of parsing a body.
+/// Reads T out of a lock token, `1.<T>.<owner>`. That is cheaper than parsing the body.
 fn fencing_token(lock_token: &str) -> Option<u64> {
     let (fencing, _owner) = lock_token.strip_prefix("1.")?.split_once('.')?;
     fencing.parse().ok()
 }
 
-/// Neighbours whose later one has no larger token, or was granted before the earlier one's release.
-/// An empty result means that all grants exclude one another and that tokens rise. `grants` must be
-/// in the order of their fencing tokens.
+/// Pairs of neighbouring grants that violate a promise: both have the same token, or the later one
+/// was granted before the release of the earlier one. `grants` must be in the order of their
+/// fencing tokens. If the result is empty, all grants exclude one another, and their tokens rise.
 fn violations(grants: &[Grant]) -> Vec<String> {
     let is_wrong = |pair: &&[Grant]| {
         pair[0].fencing_token == pair[1].fencing_token || pair[1].received < pair[0].released
@@ -221,11 +222,11 @@ fn violations(grants: &[Grant]) -> Vec<String> {
         .collect()
 }
 
-/// The counted part of a turn.
+/// The part of a turn that counts.
 struct Turn {
     from: Instant,
     until: Instant,
-    /// Number of gateways; worker n uses gateway n modulo this.
+    /// Number of gateways. Worker n uses the gateway with the number n modulo this.
     gateways: usize,
     threads: u32,
 }
@@ -235,7 +236,7 @@ impl Turn {
         (self.until - self.from).as_secs_f64()
     }
 
-    /// Adds the figures. Fails when the lock was never granted.
+    /// Adds the figures of the turn. Fails if the lock was never granted.
     fn add_to(
         &self,
         row: &mut Row,
@@ -296,8 +297,8 @@ impl Turn {
 mod tests {
     use super::*;
 
-    /// The log of a worker. Each pair is the times, in ms after the start, at which it asked for
-    /// the lock and got it.
+    /// The log of a worker. Each pair has two times in ms after `start`: when the worker asked for
+    /// the lock, and when it got the lock.
     fn log(start: Instant, worker: u32, waits: &[(u64, u64)]) -> Log {
         let at = |ms| start + Duration::from_millis(ms);
         let grant = |&(wanted, received): &(u64, u64)| {

@@ -1,5 +1,6 @@
-//! The contenders. Each is a process on a port of its own. All answer the same two calls, so the
-//! load treats them alike. The naive ones are this program, started again.
+//! The contenders. Each one, except the library, is a process on its own port. All of these answer
+//! the same two requests, so the load treats them alike. A naive contender is this program, started
+//! again.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -56,7 +57,8 @@ impl Contender {
         }
     }
 
-    /// `None` for the gateway, and for a library that runs in this program.
+    /// The design of a naive contender. `None` for a gateway, and for a library that runs in this
+    /// program.
     fn design(self) -> Option<Design> {
         match self {
             Self::Noop => Some(Design::Noop),
@@ -82,27 +84,27 @@ pub(crate) struct Running {
     pub(crate) target: Target,
 }
 
-/// The binaries, found before anything is started.
+/// The binaries. They are found before anything is started.
 pub(crate) struct Programs {
     bench: PathBuf,
     gateway: PathBuf,
-    /// The user's further arguments for every gateway.
+    /// Further arguments that the user wants for every gateway.
     gateway_args: Vec<String>,
 }
 
 impl Programs {
-    /// Finds the gateway's binary: the named one, or the one beside this program.
+    /// Finds the gateway's binary: the one that the user named, or the one beside this program.
     pub(crate) fn find(gateway: Option<&Path>, gateway_args: &[String]) -> Result<Self, String> {
         let bench = std::env::current_exe()
             .map_err(|error| format!("cannot find this program's own file: {error}"))?;
         let gateway =
             gateway.map_or_else(|| bench.with_file_name("redlock-gateway"), Path::to_owned);
-        // Children run in directories of their own.
+        // Children run in directories of their own, so the path must be absolute.
         let gateway = std::path::absolute(gateway).map_err(|error| error.to_string())?;
         Ok(Self { gateway, bench, gateway_args: gateway_args.to_vec() })
     }
 
-    /// Checks that a gateway can be started, over masters with the module.
+    /// Checks that a gateway can be started, and that masters can load the module.
     pub(crate) fn check(&self) -> Result<(), String> {
         if module().is_none() {
             return Err(
@@ -113,7 +115,8 @@ impl Programs {
             let path = self.gateway.display();
             format!("no gateway at {path}: {error}; `cargo build --release -p redlock-gateway`, or --gateway PATH")
         })?;
-        // Running the benchmark does not rebuild the gateway.
+        // Cargo does not rebuild the gateway when the benchmark runs, so this shows which binary is
+        // measured.
         eprintln!(
             "gateway: {}, built {} min ago",
             self.gateway.display(),
@@ -163,7 +166,8 @@ impl Programs {
         start_server(contender.label(), &self.bench, &args, target, scratch).await
     }
 
-    /// Starts a gateway over the masters. A second one over the same masters finds them admitted.
+    /// Starts a gateway over the masters. If another gateway has used the masters before, it finds
+    /// them admitted.
     pub(crate) async fn start_gateway(
         &self,
         name: &str,
@@ -205,7 +209,7 @@ async fn start_server(
     Ok(Running { process, target })
 }
 
-// Not secrets: keys of gateways that live as long as a measurement, on loopback.
+// These are no secrets: they are keys of gateways that run on loopback, only during a measurement.
 const KEY: &str = "rlk.victim.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 const KEY_HASH: &str = "sha256:3ef192dc65c64dd13b39774a83e58315ee37aea48c8be26799693152033fc444";
 
@@ -219,7 +223,7 @@ fn keys_file(scratch: &TempDir) -> Result<PathBuf, String> {
     Ok(path)
 }
 
-/// A self-signed certificate, and its key.
+/// Makes a self-signed certificate and its key.
 fn certificate(scratch: &TempDir) -> Result<(PathBuf, PathBuf), String> {
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| scratch.path().join(name));
     let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];

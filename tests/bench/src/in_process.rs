@@ -1,10 +1,10 @@
-//! rslock, the library that users might take instead, in this process and without HTTP. Every
-//! worker locks a random name and unlocks it, as fast as it can. A lock and an unlock count as one
-//! request each, as for every contender.
+//! rslock, the library that users might take instead of a gateway. It runs in this process and
+//! without HTTP. Every worker locks a random name and unlocks it, as fast as it can. A lock and an
+//! unlock count as one request each, as they do for every contender.
 //!
-//! rslock gets its fastest setup: a thread per core, each with its own `LockManager` and
-//! connections. One manager on a runtime that shares its tasks, as in its examples, was slower by a
-//! quarter. One thread was no faster. Retries have their defaults.
+//! rslock gets its fastest setup: one thread for each core, with its own `LockManager` and
+//! connections. Its examples use one manager on a runtime that shares its tasks; that was slower by
+//! a quarter. A single thread was no faster than the present setup. Retries have rslock's defaults.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -17,12 +17,13 @@ use crate::report::cores;
 use crate::worker_pool::{Phase, WorkerPool};
 
 const TTL: Duration = Duration::from_secs(30);
-/// Number of last names that each stopped worker checks: an unlock does not report its outcome.
+/// How many of its last names each stopped worker checks. The check is needed because rslock's
+/// unlock does not report its outcome.
 const CHECKED: usize = 100;
-/// Time limit at one master.
+/// Time limit of that check at one master.
 const CHECK_WITHIN: Duration = Duration::from_secs(3);
 
-/// Starts the workers, which connect first.
+/// Starts the workers. Each connects before it works.
 pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<WorkerPool<Tally>, String> {
     let threads = workers.min(cores());
     let urls: Vec<_> = masters.iter().map(|master| format!("redis://{master}/")).collect();
@@ -32,8 +33,8 @@ pub(crate) fn start(masters: &[SocketAddr], workers: u32) -> Result<WorkerPool<T
     })
 }
 
-/// Shared by the workers of one thread. The first command opens connections, which belong to that
-/// thread.
+/// What the workers of one thread share. The first command opens the connections, which belong to
+/// the thread that runs it.
 #[derive(Clone)]
 struct User {
     manager: LockManager,
@@ -81,8 +82,8 @@ impl User {
         Ok(tally)
     }
 
-    /// Counts names that are still locked. A master that hangs is skipped: it is known to keep
-    /// locks.
+    /// Counts names that are still locked. A master that hangs is skipped: it keeps locks in any
+    /// case.
     async fn count_leftovers(&self, names: &VecDeque<String>, tally: &mut Tally) {
         for master in &self.masters {
             let check = async {

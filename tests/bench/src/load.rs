@@ -1,9 +1,9 @@
-//! The load: connections that acquire a lock and release it repeatedly, as fast as the answers
+//! The load: connections that acquire and release locks again and again, as fast as the answers
 //! come.
 //!
-//! A connection counts only while counting is on. An answer with an unexpected status is counted
-//! separately, the first of them is kept in full, and the load goes on. A broken connection ends
-//! the measurement.
+//! A connection counts requests only while counting is on. An answer with an unexpected status is
+//! counted separately, and the load goes on. The first such answer is kept in full. A broken
+//! connection ends the measurement.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::report::{Latencies, Row};
 use crate::worker_pool::{Phase, WorkerPool};
 
 const BODY: &str = r#"{"ttl_ms":30000}"#;
-/// The body for held locks and for names to be remembered: the longest TTL that a gateway grants by
-/// default.
+/// The body of a request for a held lock, or for a name that masters must remember. It asks for the
+/// longest TTL that a gateway grants by default.
 const HELD_BODY: &str = r#"{"ttl_ms":300000}"#;
-/// A request that is unanswered for longer, after the stop, is lost.
+/// A request without an answer for longer than this after the stop is lost.
 pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
-/// Time limit of filling, for each name.
+/// The time limit for using every name once: this long for each name.
 const FILL_PER_NAME: Duration = Duration::from_millis(5);
 
 /// The names of the locks that a connection acquires and releases.
@@ -28,8 +28,8 @@ const FILL_PER_NAME: Duration = Duration::from_millis(5);
 pub(crate) enum Names {
     /// Every name is new.
     Random,
-    /// Each connection walks repeatedly through its own share of this many names. All are used once
-    /// before.
+    /// Each connection walks again and again through its own share of this many names. Before the
+    /// measurement every name was used once.
     Walk(u64),
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum Names {
 pub(crate) struct Tally {
     pub(crate) acquire: Latencies,
     pub(crate) release: Latencies,
-    /// Answers with an unexpected status, whether or not counting was on.
+    /// Answers with an unexpected status. They count even while counting is off.
     pub(crate) errors: u64,
     pub(crate) first_error: Option<String>,
 }
@@ -62,7 +62,7 @@ impl Tally {
         self.first_error.get_or_insert_with(describe);
     }
 
-    /// The number of requests. Fails when it is zero.
+    /// The number of requests. Fails if it is zero.
     pub(crate) fn requests(&self) -> Result<f64, String> {
         match self.acquire.count() + self.release.count() {
             0 => {
@@ -82,7 +82,7 @@ impl Tally {
     }
 }
 
-/// Starts the load, which connects first; `threads` must not exceed `connections`.
+/// Starts the load. The connections are opened first. `threads` must not exceed `connections`.
 pub(crate) fn start(
     target: &Target,
     connections: u32,
@@ -114,8 +114,8 @@ pub(crate) fn start(
     })
 }
 
-/// Uses every name once. A master's data of a name ends 10 s after its TTL, so the longest TTL lets
-/// it outlive the measurement.
+/// Uses every name once. A master keeps its data about a name until 10 s after the TTL. So with the
+/// longest TTL that data outlives the measurement.
 pub(crate) async fn fill(
     target: &Target,
     connections: u32,
@@ -169,12 +169,12 @@ async fn cycle(
 /// Locks that are held during another measurement.
 pub(crate) struct Holders {
     target: Target,
-    /// Locks and their tokens, one share for each connection.
+    /// Locks and their tokens: one share for each connection.
     held: Vec<Vec<(u64, String)>>,
 }
 
 impl Holders {
-    /// Takes the locks, on at most this many connections.
+    /// Takes the locks, over at most this many connections.
     pub(crate) async fn take(
         target: &Target,
         connections: u32,
@@ -192,7 +192,7 @@ impl Holders {
         Ok(Self { held: try_join_all(held).await?, target: target.clone() })
     }
 
-    /// Releases the locks. A lock that was lost meanwhile is an error.
+    /// Releases the locks. If a lock was lost during the measurement, this is an error.
     pub(crate) async fn release(self) -> Result<(), String> {
         let releases = self.held.iter().map(async |share| {
             let mut connection = self.target.open().await?;
@@ -205,7 +205,7 @@ impl Holders {
     }
 }
 
-/// A connection's share of the names. The shares are disjoint, and together they are all names.
+/// A connection's share of the names. The shares are disjoint, and together they contain all names.
 fn share(names: u64, worker: u32, connections: u32) -> Range<u64> {
     let from = |worker: u32| names * u64::from(worker) / u64::from(connections);
     from(worker)..from(worker + 1)

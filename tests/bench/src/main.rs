@@ -1,14 +1,14 @@
-//! Measures the cost of this tree. The gateway runs beside an HTTP server that does nothing and
-//! beside the obvious design, a Redis command per node and request. All use the same five masters,
-//! in one run.
+//! Measures the cost of this tree. Beside the gateway it measures an HTTP server that does nothing,
+//! and the obvious design: one Redis command for each node and request. All of them use the same
+//! number of masters, five, in one run.
 //!
-//! Absolute figures follow the machine and the hour, so this program is for ratios within one run.
-//! The contenders take turns within a round, each round begins with another one, and the medians
-//! over the rounds are printed. A contender whose rounds disagree is named: the machine was busy,
-//! and its figures are worthless.
+//! Absolute figures depend on the machine and the hour, so only ratios within one run are useful.
+//! The contenders take turns within a round, and each round begins with another contender. The
+//! printed figures are medians over the rounds. If the rounds of a contender disagree, the program
+//! names it: the machine was busy, and the contender's figures are worthless.
 //!
-//! Masters, contenders and load share one machine, as separate processes. CPU time comes from the
-//! kernel's accounting of each process.
+//! Masters, contenders and load are separate processes on one machine. The kernel accounts the CPU
+//! time of each process.
 //!
 //! The program measures a suite of workloads and prints one table for each.
 //!
@@ -122,8 +122,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Children get the kernel's death signal when the thread that spawned them ends. `block_on` polls
-/// its future on this thread, the main one. Code that spawns a child must not move into a task.
+/// Runs the measurement until it ends or is interrupted. The kernel kills a child when the thread
+/// that spawned it ends. `block_on` polls its future on this thread, which is the main one. So code
+/// that spawns a child must not move into a task.
 fn until_interrupted(measure: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     if cfg!(debug_assertions) {
         eprintln!(

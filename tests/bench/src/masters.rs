@@ -1,9 +1,9 @@
-//! The masters, and the conditions of their measurement: healthy, one stopped, one late, or all
-//! behind a network.
+//! The masters, and the condition in which they are measured: all healthy, one stopped, one late,
+//! or all behind a network.
 //!
-//! The one master is always the last. Contenders and load stay the same; only the way to the
-//! masters changes. Nothing in between parses or answers anything. The delay is measured, and
-//! figures are compared with the measured one.
+//! If only one master is affected, it is always the last one. Contenders and load stay the same;
+//! only the way to the masters changes. Nothing on that way parses or answers anything. The delay
+//! is measured, and figures are compared with the measured delay.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,27 +19,27 @@ use crate::network::{self, Delays};
 use crate::report::{median, millis};
 use crate::servers::{MastersCpu, Process, READY_WITHIN, free_address, wait_until};
 
-/// Number of masters in every run: the smallest of which two may fail.
+/// Number of masters in every run. Five is the smallest number of which two may fail.
 const MASTERS: usize = 5;
-/// Number of round trips whose median is taken.
+/// How many round trips are measured. Their median counts.
 const ROUND_TRIPS: usize = 21;
-/// The login of a user that may not use the module.
+/// The login of a user that may not call the module, so that its gateway uses scripts.
 pub(crate) const SCRIPTS_ONLY: &str = "scripts:x@";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Condition {
     Healthy,
-    /// One master is stopped by SIGSTOP during a turn: it takes connections and requests but does
-    /// not answer. Contenders start while it answers.
+    /// One master is stopped by SIGSTOP during a turn. The kernel still takes connections and
+    /// requests for it, but the master does not answer. Contenders start before it is stopped.
     Stopped,
-    /// One master answers this much later; requests reach it at once.
+    /// The answers of one master come this much later. Requests reach it without a delay.
     Late(Duration),
-    /// The round trip to all masters takes this much longer, half of it on each way.
+    /// The round trip to every master takes this much longer, half of it in each direction.
     Network(Duration),
 }
 
 impl Condition {
-    /// Whether a round trip to the last master takes longer than on loopback.
+    /// Whether a round trip to the last master takes longer than it does on loopback.
     pub(crate) fn is_far_away(self) -> bool {
         self.delays().is_some()
     }
@@ -64,23 +64,23 @@ impl Condition {
     }
 }
 
-/// The module for masters, if it lies beside this program. The masters then load it.
+/// The path of the module, if it lies beside this program. The masters then load it.
 pub(crate) fn module() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok()?.with_file_name("libredlock_module.so");
     beside.exists().then_some(beside)
 }
 
-/// The Redis masters, which keep everything in memory.
+/// The Redis masters. They write nothing to disk.
 pub(crate) struct Masters {
     condition: Condition,
-    /// The processes and the addresses at which they are reached.
+    /// The processes, and the addresses at which contenders reach them.
     servers: Vec<(Process, SocketAddr)>,
     network: Option<Process>,
 }
 
 impl Masters {
     pub(crate) async fn start(condition: Condition, scratch: &TempDir) -> Result<Self, String> {
-        // `free_address` may return an address twice.
+        // `free_address` may return the same address twice, so a set collects them.
         let mut addresses = BTreeSet::new();
         while addresses.len() < 2 * MASTERS {
             addresses.insert(free_address()?);
@@ -108,8 +108,8 @@ impl Masters {
         self.servers.iter().map(|&(_, address)| address)
     }
 
-    /// Begins the condition. Call it when the contender is ready and before its load starts; end it
-    /// when the figures are taken.
+    /// Begins the condition. Call this when the contender is ready, before its load starts. End the
+    /// turn when the figures are taken.
     pub(crate) fn begin_turn(&self) -> Result<Turn<'_>, String> {
         let stopped = (self.condition == Condition::Stopped)
             .then(|| Stopped::stop(self.last()))
@@ -117,8 +117,9 @@ impl Masters {
         Ok(Turn { stopped })
     }
 
-    /// The median round trip of a PING to the last master, to which every condition applies, on an
-    /// idle system. A report divides by this figure and not by the configured delay.
+    /// The median round trip of a PING to the last master, on an idle system. Every condition that
+    /// delays a master applies to the last one. A report divides by this figure, not by the
+    /// configured delay.
     pub(crate) async fn round_trip_ms(&self) -> Result<f64, String> {
         let mut stream = connect(self.last().1).await?;
         let mut times = Vec::with_capacity(ROUND_TRIPS);
@@ -142,14 +143,14 @@ impl Masters {
     }
 }
 
-/// The masters keep the condition while this value lives.
+/// A turn. The masters keep the condition while this value lives.
 #[must_use = "the condition ends with it"]
 pub(crate) struct Turn<'a> {
     stopped: Option<Stopped<'a>>,
 }
 
 impl Turn<'_> {
-    /// Returns when all masters answer again.
+    /// Ends the condition. Returns when all masters answer again.
     pub(crate) async fn end(self) -> Result<(), String> {
         let Some(stopped) = self.stopped else { return Ok(()) };
         let address = stopped.master.1;
@@ -164,7 +165,7 @@ impl Turn<'_> {
     }
 }
 
-/// A stopped master; it continues when this value is dropped.
+/// A stopped master. It continues when this value is dropped.
 struct Stopped<'a> {
     master: &'a (Process, SocketAddr),
 }
@@ -175,8 +176,8 @@ impl<'a> Stopped<'a> {
         let fault = |what: &str| format!("the master at {address} cannot be stopped: {what}");
         kill_process(process.id(), Signal::STOP).map_err(|error| fault(&error.to_string()))?;
         let stopped = Self { master };
-        // The signal takes effect some time after it is sent. NOWAIT leaves an end to the owner of
-        // the process.
+        // The signal takes effect some time after it was sent, so this waits for the stop. NOWAIT:
+        // if the process ends instead, its owner must still be able to learn that.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         let status = waitid(WaitId::Pid(process.id()), options)
             .map_err(|error| fault(&error.to_string()))?;
@@ -189,7 +190,7 @@ impl<'a> Stopped<'a> {
 
 impl Drop for Stopped<'_> {
     fn drop(&mut self) {
-        // Fails only when the process has ended.
+        // This fails only if the process has ended.
         let _ = kill_process(self.master.0.id(), Signal::CONT);
     }
 }
@@ -223,7 +224,8 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
     stream.map_err(|error| format!("cannot connect to a master at {address}: {error}"))
 }
 
-/// Written by hand, because a client library's overhead would count as part of the round trip.
+/// The command is written by hand, because the overhead of a client library would count as part of
+/// the round trip.
 async fn command(stream: &mut TcpStream, line: &str, expected: &str) -> Result<(), String> {
     let mut answer = vec![0; expected.len() + 2];
     let io = async {
@@ -246,7 +248,7 @@ mod tests {
     use super::*;
     use crate::servers::scratch;
 
-    /// More time than a running master needs to answer.
+    /// Longer than a running master needs to answer.
     const SILENCE: Duration = Duration::from_millis(300);
 
     #[tokio::test]
@@ -267,7 +269,8 @@ mod tests {
         turn.end().await.unwrap();
         answer.await.unwrap();
 
-        // A dropped turn, as after an interrupt, ends the same way; and no master is left.
+        // A turn that is dropped, as after an interrupt, ends the condition in the same way. In the
+        // end no master is left running.
         drop(masters.begin_turn().unwrap());
         ping(&mut connect(*stopped).await.unwrap()).await.unwrap();
         let servers: Vec<_> =

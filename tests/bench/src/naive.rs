@@ -1,20 +1,22 @@
-//! The contenders inside this program, each as small as possible. They answer as the gateway does,
-//! with the same fields and headers, so that only the work in between differs.
+//! The contenders inside this program, each as small as possible. They answer with the same fields
+//! and headers as the gateway, so that only the work behind the answers differs.
 //!
-//! - *no-op*: HTTP and JSON both ways: the rest of any gateway on this stack.
-//! - *floor*: SET NX PX on every node and compare-and-delete, by a Redis client written only for
-//!   this.
-//! - *plain*: the usual recipe: SET NX PX on every node, compare-and-delete, return at quorum.
-//! - *fenced*: plain with a fencing token that only rises, kept by a script. Compare with this
-//!   design, because a lock without fencing promises less.
+//! - *no-op*: HTTP and JSON in both directions, and nothing else. Every gateway on this stack has
+//!   at least this cost.
+//! - *floor*: SET NX PX on every node and compare-and-delete, by a Redis client that was written
+//!   only for this.
+//! - *plain*: the usual recipe, that is, SET NX PX on every node, compare-and-delete, and an answer
+//!   at the quorum.
+//! - *fenced*: plain, with a fencing token that only rises, kept by a script. This is the design to
+//!   compare the gateway with, because a lock without fencing promises less.
 //!
-//! The last two have one fred client per node and send one command per node and request: the
-//! ordinary use of fred. They leave out eligibility, clocks, time-outs, retries, limits, and
+//! *plain* and *fenced* use fred in the ordinary way: one client for each node, and one command for
+//! each node and request. They leave out eligibility, clocks, time-outs, retries, limits, and
 //! everything else that makes a lock safe.
 //!
-//! All of them serve with half of the cores, like the gateway. If that is one core, they use a
-//! runtime of one thread. On two cores that took less CPU for each contender. It made all of them
-//! faster but *fenced*, which was 4 % slower in one series of two.
+//! All of them serve with half of the cores, like the gateway. If that is one core, their runtime
+//! has one thread. On two cores, one thread took less CPU for each contender. It also made them
+//! faster, except *fenced*, which was 4 % slower in one of two series.
 
 mod floor;
 
@@ -41,7 +43,8 @@ use serde::{Deserialize, Serialize};
 use self::floor::Floor;
 use crate::report::cores;
 
-/// KEYS lock, fence; ARGV token, fencing token, ttl in ms, retention of the fence in ms.
+/// KEYS: the lock, its fence. ARGV: the token, the fencing token, the TTL in ms, how long to keep
+/// the fence in ms.
 const ACQUIRE_FENCED: &str = "\
 local last = redis.call('GET', KEYS[2])
 if last and tonumber(last) >= tonumber(ARGV[2]) then return 0 end
@@ -49,17 +52,17 @@ if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'GET', 'PX', ARGV[3]) then return 0
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 return 1";
 
-/// KEYS lock; ARGV token.
+/// KEYS: the lock. ARGV: the token.
 const RELEASE: &str = "\
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0";
 
-/// How much longer than its lock a fence is kept, in ms; the gateway uses the same.
+/// How much longer than its lock a fence is kept, in ms. The gateway keeps its watermarks as long.
 const RETENTION_MS: u64 = 10_000;
 
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The design that this process runs.
+/// The design that this process runs as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Design {
     Noop,
@@ -74,7 +77,7 @@ struct Wanted {
     ttl_ms: u64,
 }
 
-/// The fields of the gateway's answer.
+/// The same fields as in the gateway's answer.
 #[derive(Serialize)]
 struct Granted {
     name: String,
@@ -98,7 +101,7 @@ struct Naive {
     last_fence: AtomicU64,
 }
 
-/// Serves until killed.
+/// Serves until the process is killed.
 pub(crate) fn serve(
     design: Design,
     listen: SocketAddr,
@@ -217,12 +220,12 @@ impl Naive {
         Ok(())
     }
 
-    /// Zero for the no-op, which has no masters.
+    /// The number of granting nodes that decide. Zero for the no-op, which has no masters.
     fn quorum(&self) -> usize {
         if self.masters == 0 { 0 } else { self.masters / 2 + 1 }
     }
 
-    /// The clock in µs, but always more than the last.
+    /// The clock in µs, but always larger than the number before.
     fn next_fence(&self) -> u64 {
         let now =
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
@@ -285,8 +288,8 @@ impl Naive {
         .await
     }
 
-    /// Asks every node at once and counts the votes until a quorum; the rest answer in the
-    /// background.
+    /// Asks every node at the same time and counts the votes until there is a quorum. The other
+    /// nodes answer in the background.
     async fn ask_all<F>(&self, ask: impl Fn(Client) -> F) -> usize
     where
         F: Future<Output = Result<bool, Error>> + Send + 'static,

@@ -1,12 +1,13 @@
-//! A network with a delay, for late or distant masters. A process of this program accepts
-//! connections for each master and passes on the bytes, each way as late as configured.
+//! A network with a delay, for late or distant masters. It is a process of this program. It accepts
+//! connections for each master and passes on the bytes. Each direction has its own delay.
 //!
-//! Many kernels lack netem, the kernel's own means, for example in small virtual machines. A delay
-//! is constant; bytes keep their order and are never early. The measured round trip shows any
-//! further delay. Nothing is parsed. Opening a connection is not delayed: contenders keep theirs.
+//! The kernel's own means for this, netem, is missing in many kernels, for example in small virtual
+//! machines. The delay here is constant: bytes keep their order and never come early. They may come
+//! later, and the measured round trip shows by how much. The network parses nothing. The opening of
+//! a connection is not delayed, because contenders keep their connections open.
 //!
-//! The network is a process of its own so that its CPU time counts neither for a contender nor for
-//! the load.
+//! The network is a separate process so that its CPU time counts neither as a contender's nor as
+//! the load's.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -23,7 +24,7 @@ use tempfile::TempDir;
 
 use crate::servers::Process;
 
-/// The highest priority below real time: due bytes must not queue behind busy contenders.
+/// The highest priority below real time. Bytes that are due must not wait behind busy contenders.
 const NICE: i32 = -20;
 const BUFFER: usize = 64 * 1024;
 
@@ -47,7 +48,7 @@ pub(crate) struct Options {
     master: Vec<SocketAddr>,
 }
 
-/// Starts the network process; it listens soon after.
+/// Starts the network process. It begins to listen soon afterwards.
 pub(crate) fn spawn(
     ways: impl Iterator<Item = (SocketAddr, SocketAddr)>,
     delays: Delays,
@@ -70,13 +71,14 @@ pub(crate) fn spawn(
     Process::spawn("network", Path::new(&bench), &args, scratch)
 }
 
-/// Serves until killed.
+/// Runs the network until the process is killed.
 pub(crate) fn serve(options: &Options) -> Result<(), String> {
-    // Threads started later inherit both settings.
+    // The two settings that follow apply to this thread, and the threads that it starts later
+    // inherit them.
     if let Err(error) = setpriority_process(None, NICE) {
         eprintln!("without the priority {NICE}, which takes CAP_SYS_NICE: {error}");
     }
-    // By default the kernel may be 50 µs late on purpose.
+    // By default the kernel may wake a thread up to 50 µs late on purpose.
     set_current_timer_slack(std::num::NonZeroU64::new(1))
         .map_err(|error| format!("a timer's slack: {error}"))?;
     let [requests, answers] =
@@ -103,11 +105,11 @@ pub(crate) fn serve(options: &Options) -> Result<(), String> {
     Ok(())
 }
 
-/// Due time, destination and bytes; no bytes at the end of the connection.
+/// When the bytes are due, where they go, and the bytes. No bytes mean the end of the connection.
 type Held = (Instant, Arc<TcpStream>, Vec<u8>);
 
-/// One direction of all connections. All have the same delay, so one thread delivers in the order
-/// of arrival. Five threads that wake at once would delay one another.
+/// One direction of all connections. All of them have the same delay, so one thread can deliver in
+/// the order of arrival. If five threads woke at the same time, they would delay one another.
 #[derive(Clone)]
 struct Way {
     delay: Duration,
@@ -121,7 +123,7 @@ impl Way {
             for (when, to, bytes) in due {
                 thread::sleep(when.saturating_duration_since(Instant::now()));
                 if bytes.is_empty() || (&*to).write_all(&bytes).is_err() {
-                    // Fails only when the other direction has ended the connection.
+                    // This fails only if the other direction has already ended the connection.
                     let _ = to.shutdown(Shutdown::Both);
                 }
             }
@@ -151,7 +153,7 @@ impl Way {
 mod tests {
     use super::*;
 
-    /// The server echoes every byte.
+    /// A server that sends every byte back.
     #[test]
     fn bytes_arrive_whole_in_order_and_never_early() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,6 +1,6 @@
-//! The results of measurements: tables of rows of figures. A figure has a unit and the samples
-//! whose median it shows. Results are written as JSON, and as Markdown for people. This module does
-//! not know how figures are measured.
+//! The results of measurements: tables whose rows contain figures. A figure has a unit, and one
+//! sample for each round; it shows their median. Results are written as JSON, and as Markdown for
+//! people. This module does not know how figures are measured.
 
 use std::fmt::{self, Display, Formatter};
 use std::process::Command;
@@ -10,14 +10,15 @@ use hdrhistogram::Histogram;
 use procfs::{CpuInfo, Current as _};
 use serde::{Deserialize, Serialize};
 
-/// Rounds of one row that differ by more than this share of their median had unequal conditions.
+/// If the rounds of one row differ by more than this share of their median, their conditions were
+/// not equal.
 const MAX_SPREAD: f64 = 0.15;
-/// More CPU than this, in percent, used by other programs leaves too little for a fair measurement.
+/// If other programs use more CPU than this, in percent, too little is left for a fair measurement.
 const MAX_OTHERS: f64 = 10.0;
-/// A load generator that is busy for more of the time than this, in percent, may be the limit
-/// itself.
+/// If the load generator is busy for a larger part of the time than this, in percent, the load
+/// itself may limit the result.
 const MAX_LOAD_BUSY: f64 = 95.0;
-/// The share of all cores used by other programs, or taken by the host.
+/// The figure for the share of all cores that other programs used or the host took away.
 pub(crate) const OTHERS: &str = "others' CPU";
 pub(crate) const LOAD_BUSY: &str = "load busy";
 const NOTHING: &str = "–";
@@ -26,7 +27,7 @@ const NOTHING: &str = "–";
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Unit {
-    /// Per second. The rounds of a fair measurement agree on it.
+    /// Per second. In a fair measurement the rounds agree on such a figure.
     Rate,
     Count,
     Ratio,
@@ -54,7 +55,7 @@ pub(crate) struct Figure {
     pub(crate) unit: Unit,
     /// One sample for each round that has the figure.
     pub(crate) samples: Vec<f64>,
-    /// The row of the same table that this figure is a ratio to.
+    /// The row of the same table to which this figure is a ratio.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) of: Option<String>,
 }
@@ -65,7 +66,7 @@ pub(crate) struct Figure {
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) figures: Vec<Figure>,
-    /// Remarks that no number expresses.
+    /// Remarks that cannot be a number.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) remarks: Vec<String>,
 }
@@ -77,7 +78,7 @@ pub(crate) struct Table {
     pub(crate) name: String,
     pub(crate) description: String,
     pub(crate) rows: Vec<Row>,
-    /// Wrong answers and failed measurements; they fail the run.
+    /// Wrong answers and failed measurements. Any fault fails the run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) faults: Vec<String>,
 }
@@ -86,7 +87,7 @@ pub(crate) struct Table {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Run {
-    /// When the run began, RFC 3339.
+    /// When the run began, as in RFC 3339.
     pub(crate) date: String,
     pub(crate) source: String,
     pub(crate) machine: String,
@@ -100,7 +101,7 @@ impl Row {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// Adds a sample to a figure.
+    /// Adds a sample to the figure with this name.
     pub(crate) fn add(&mut self, name: &str, unit: Unit, value: f64) {
         match self.figures.iter_mut().find(|figure| figure.name == name) {
             Some(figure) => figure.samples.push(value),
@@ -122,7 +123,7 @@ impl Row {
         }
     }
 
-    /// Adds the ratio of the medians of two rows of one table.
+    /// Adds the ratio of a figure's median in this row to its median in the other row.
     pub(crate) fn divide(&mut self, name: &str, figure: &str, other: &Self) {
         if let (Some(mine), Some(theirs)) = (self.median(figure), other.median(figure)) {
             let samples = vec![mine / theirs];
@@ -139,7 +140,7 @@ impl Row {
         self.figure(figure).map(Figure::median)
     }
 
-    /// Why the figures are worthless; `None` when they are fair.
+    /// Why the figures are worthless. `None` if they are fair.
     pub(crate) fn disturbed(&self) -> Option<String> {
         let mut reasons = Vec::new();
         for figure in self.figures.iter().filter(|figure| figure.unit == Unit::Rate) {
@@ -169,7 +170,7 @@ impl Figure {
         median(self.samples.clone())
     }
 
-    /// Highest minus lowest, as a share of the median.
+    /// The highest sample minus the lowest, as a share of the median.
     fn spread(&self) -> f64 {
         let highest = self.samples.iter().copied().fold(f64::MIN, f64::max);
         let lowest = self.samples.iter().copied().fold(f64::MAX, f64::min);
@@ -178,7 +179,7 @@ impl Figure {
 }
 
 impl Run {
-    /// Fails when any table has faults.
+    /// Fails if any table has a fault.
     pub(crate) fn verdict(&self) -> Result<(), String> {
         let faults = self
             .tables
@@ -189,7 +190,8 @@ impl Run {
     }
 }
 
-/// A table of one row has a line for each figure. Any other table has a line for each row.
+/// A table with one row is printed with one line for each figure. Any other table has one line for
+/// each row.
 impl Display for Table {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "### {}\n\n{}\n", self.name, self.description)?;
@@ -224,14 +226,14 @@ impl Display for Table {
     }
 }
 
-/// The first column is aligned left; the others hold figures.
+/// The first column is aligned left. The others hold figures and are aligned right.
 fn markdown(titles: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     let ruler = format!("| --- |{}\n", " ---: |".repeat(titles.len() - 1));
     let rows = rows.map(|cells| format!("| {} |\n", cells.join(" | ")));
     [format!("| {} |\n", titles.join(" | ")), ruler].into_iter().chain(rows).collect()
 }
 
-/// Latencies in nanoseconds, to two digits.
+/// Latencies in nanoseconds, kept to two significant digits.
 #[derive(Debug, Clone)]
 pub(crate) struct Latencies(Histogram<u64>);
 
@@ -252,13 +254,14 @@ impl Latencies {
         self.0.len()
     }
 
-    /// The latency that this share did not exceed; `None` when nothing was recorded.
+    /// The latency in ms that this share of all requests did not exceed. `None` if nothing was
+    /// recorded.
     pub(crate) fn millis(&self, share: f64) -> Option<f64> {
         (!self.0.is_empty()).then(|| self.0.value_at_quantile(share) as f64 / 1e6)
     }
 }
 
-/// Zero for no values; the mean of the middle two for an even number.
+/// The median. Zero if there are no values; the mean of the middle two if their number is even.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     match values.len() {
@@ -303,7 +306,7 @@ pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32)
 }
 
-/// The tree from which this program was built, in its present state.
+/// The source tree from which this program was built, and whether it has changed since the commit.
 pub(crate) fn source() -> String {
     let git = |args: &[&str]| {
         let output = Command::new("git")

@@ -1,10 +1,11 @@
-//! Child processes: starts them, waits for them, reads their consumption, and ends them.
+//! Child processes. This module starts them, waits for them, reads how much they consume, and ends
+//! them.
 //!
-//! No child survives this program. A `Process` kills its child when dropped, and the kernel kills
-//! the child when this program is killed. A child has its own process group, so an interrupt from
-//! the terminal reaches only this program. This program then ends the children in order. Each
-//! child's output goes to a file, which is shown when the child fails. Linux only, because of
-//! setpriv and /proc.
+//! No child outlives this program. A `Process` kills its child when it is dropped. If this program
+//! is killed, the kernel kills the child. A child has its own process group, so an interrupt from
+//! the terminal reaches only this program, which then ends the children in order. Each child's
+//! output goes to a file, which is shown if the child fails. All of this needs Linux, because it
+//! uses setpriv and /proc.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -26,7 +27,7 @@ pub(crate) const READY_WITHIN: Duration = Duration::from_secs(15);
 /// Interval between readiness checks.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// A directory for children's files, removed when dropped.
+/// A directory for the files of children. It is removed when the value is dropped.
 pub(crate) fn scratch() -> Result<TempDir, String> {
     TempDir::with_prefix("redlock-bench-")
         .map_err(|error| format!("cannot create a directory: {error}"))
@@ -40,8 +41,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Must be called on the main thread: the kernel's death signal follows the thread that spawned
-    /// the child, not its process.
+    /// Starts a child. Must be called on the main thread: the kernel kills the child when the
+    /// thread that spawned it ends, not when the process ends.
     pub(crate) fn spawn(
         name: &str,
         program: &Path,
@@ -57,7 +58,8 @@ impl Process {
         let output =
             File::create(&log).and_then(|file| Ok((file.try_clone()?, file))).map_err(fault)?;
         let mut command = Command::new("setpriv");
-        // The shell starts nothing if this program ended before the death signal was set.
+        // The kernel is told only after the start to kill the child. If this program has ended
+        // before that, the shell starts nothing.
         let only_below_us = r#"[ "$PPID" = "$0" ] && exec "$@""#;
         command.args([
             "--pdeathsig",
@@ -71,7 +73,7 @@ impl Process {
         command.arg(program).args(args);
         command.current_dir(&directory).process_group(0);
         command.stdin(Stdio::null()).stdout(output.0).stderr(output.1);
-        // The caller's settings for a gateway or its log must not change the measurement.
+        // A gateway's settings in the environment of this program must not change the measurement.
         for (variable, _) in std::env::vars_os() {
             if variable == "RUST_LOG" || variable.as_encoded_bytes().starts_with(b"REDLOCK_") {
                 command.env_remove(variable);
@@ -87,7 +89,7 @@ impl Process {
         Pid::from_child(&self.child)
     }
 
-    /// User and system time of all its threads so far.
+    /// User and system time of all threads of the child so far.
     pub(crate) fn cpu(&self) -> Result<Duration, String> {
         read(self.kernel().and_then(|it| it.stat())).map(|stat| cpu_time(&stat))
     }
@@ -101,7 +103,7 @@ impl Process {
         Kernel::new(self.child.id().cast_signed())
     }
 
-    /// The last lines of its output.
+    /// The last lines of the child's output.
     pub(crate) fn log_tail(&self) -> String {
         let text = String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned();
         let lines: Vec<_> = text.lines().collect();
@@ -120,7 +122,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only when the child has already ended.
+        // Both calls fail only if the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -143,7 +145,7 @@ impl Memory {
     }
 }
 
-/// CPU time spent during a measurement.
+/// CPU time during one measurement, by who used it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cpu {
     pub(crate) server: Duration,
@@ -151,14 +153,14 @@ pub(crate) struct Cpu {
     pub(crate) redis: Duration,
     /// This program.
     pub(crate) load: Duration,
-    /// Everything else on the machine except the network.
+    /// Everything else on the machine, except the delaying network.
     pub(crate) others: Duration,
     pub(crate) elapsed: Duration,
 }
 
 impl Cpu {
-    /// Adds the CPU time per request and the disturbances. For a contender in this process, the
-    /// load is the server.
+    /// Adds the CPU time per request, and the figures that show a disturbed measurement. If the
+    /// contender runs in this process, the CPU time of the load counts as the server's.
     pub(crate) fn add_to(
         self,
         row: &mut Row,
@@ -191,7 +193,7 @@ impl Cpu {
     }
 }
 
-/// CPU time so far of the masters, and of the network in front of them.
+/// CPU time so far of the masters, and of the delaying network in front of them.
 pub(crate) struct MastersCpu {
     pub(crate) masters: Duration,
     pub(crate) network: Duration,
@@ -230,12 +232,12 @@ impl Accounts {
     }
 }
 
-/// The CPU time of this program, which is the load's.
+/// The CPU time of this program, which counts as the load's.
 fn own_cpu() -> Result<Duration, String> {
     read(Kernel::myself().and_then(|it| it.stat())).map(|stat| cpu_time(&stat))
 }
 
-/// CPU time that everything on this machine used, or that its host took away.
+/// CPU time that all programs on this machine have used, or that its host took away.
 fn machine_cpu() -> Result<Duration, String> {
     let total = read(KernelStats::current())?.total;
     let given = [total.irq, total.softirq, total.steal].into_iter().flatten().sum::<u64>();
@@ -267,15 +269,16 @@ pub(crate) fn allow_open_files(needed: u64) -> Result<(), String> {
         .map_err(|error| format!("cannot raise the limit of open files: {error}"))
 }
 
-/// An address on which nobody listens. Another program may take it first; then the intended server
-/// ends.
+/// An address on which nobody listens. Another program may take it before the intended server does;
+/// then that server ends.
 pub(crate) fn free_address() -> Result<SocketAddr, String> {
     TcpListener::bind("127.0.0.1:0")
         .and_then(|listener| listener.local_addr())
         .map_err(|error| format!("no free port on 127.0.0.1: {error}"))
 }
 
-/// Tries until it succeeds. Fails with the last reason when the process ends or the time is over.
+/// Repeats `attempt` until it succeeds. Fails with the last reason if the process ends or the time
+/// is over.
 pub(crate) async fn wait_until(
     process: &mut Process,
     within: Duration,

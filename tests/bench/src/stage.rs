@@ -1,12 +1,13 @@
-//! One workload: its contenders take turns within a round, and each round begins with another one.
+//! Measures one workload. Its contenders take turns within a round, and each round begins with
+//! another contender.
 //!
-//! A contender's keys on the masters, above all its watermarks, expire seconds later. The next
-//! contender must not pay for them. So each turn has new masters and a new server, which end with
-//! it. Where preparation takes long, with many names or held locks, each contender keeps its own
-//! from the first round to the last.
+//! A contender leaves keys on its masters, above all its watermarks, which expire seconds later.
+//! The next contender must not bear the cost of that. So each turn has new masters and a new
+//! server, which end with the turn. Where many names or held locks make the preparation long, each
+//! contender keeps its masters and server from the first round to the last.
 //!
-//! A workload with a twin runs beside it: each contender's turn is next to its turn as the twin,
-//! and the ratio of the two is the result.
+//! A workload with a twin is measured beside it. Each contender's turn is followed or preceded by
+//! its turn in the twin, and the result is the ratio of the two.
 
 use std::time::Duration;
 
@@ -21,29 +22,29 @@ use crate::servers::{Accounts, Memory, scratch};
 use crate::worker_pool::WorkerPool;
 use crate::workload::{Spec, Workload};
 
-/// Long enough to open connections, load scripts and let batches grow.
+/// Long enough to open connections, load scripts, and let batches grow to their usual size.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Also long enough to detect a failing master.
+/// Long enough for a contender to notice, too, that a master fails.
 const WARM_UP_WHEN_BROKEN: Duration = Duration::from_millis(1500);
 pub(crate) const RATE: &str = "requests/s";
 const P50: &str = "acquire p50 ms";
 const P99: &str = "acquire p99 ms";
 const CPU: &str = "its CPU µs/request";
 
-/// A workload and the options for measuring it.
+/// A workload, and the options with which it is measured.
 pub(crate) struct Stage<'a> {
     pub(crate) workload: Workload,
     pub(crate) spec: Spec,
-    /// The contenders of the spec that were asked for.
+    /// The contenders of the workload that the user asked for.
     pub(crate) lineup: Vec<Contender>,
     pub(crate) window: Duration,
     pub(crate) rounds: u32,
-    /// At most the number of connections.
+    /// The number of threads of the load, at most the number of connections.
     pub(crate) load_threads: u32,
     pub(crate) programs: &'a Programs,
 }
 
-/// One contender that is ready, over its own masters. Fields are in the order of their drops.
+/// One contender that is ready, with its own masters. The fields are dropped in this order.
 struct Setup {
     contender: Contender,
     /// `None` for a library that runs in this program.
@@ -53,16 +54,16 @@ struct Setup {
     _scratch: TempDir,
 }
 
-/// The workload itself, or its twin.
+/// A workload: the measured one, or its twin.
 struct Side {
     spec: Spec,
-    /// One setup for each contender where preparation takes long. Otherwise empty: each turn makes
-    /// a new one.
+    /// If the preparation takes long, one setup for each contender. Otherwise empty, because each
+    /// turn makes a new one.
     prepared: Vec<Setup>,
 }
 
 impl Stage<'_> {
-    /// Must be called on the main thread, because it starts processes.
+    /// Measures the workload. It starts processes, so it must be called on the main thread.
     pub(crate) async fn run(&self, table: &mut Table) -> Result<(), String> {
         let mut sides = vec![self.side(self.spec).await?];
         if let Some((_, twin)) = self.workload.twin() {
@@ -87,7 +88,7 @@ impl Stage<'_> {
         self.compare(table);
         for prepared in sides.iter_mut().flat_map(|side| &mut side.prepared) {
             if let Some(holders) = prepared.holders.take() {
-                // A lock that was lost meanwhile is reported here.
+                // If a lock was lost during the measurement, this reports it.
                 table.faults.extend(holders.release().await.err());
             }
         }
@@ -105,7 +106,8 @@ impl Stage<'_> {
         Ok(Side { spec, prepared })
     }
 
-    /// Runs one turn and the twin's next to it. Adds the figures of both or of neither.
+    /// Runs a contender's turn, and directly before or after it the turn in the twin. Adds the
+    /// figures of both turns, or none if one of them fails.
     async fn turns(
         &self,
         sides: &[Side],
@@ -115,7 +117,8 @@ impl Stage<'_> {
         faults: &mut Vec<String>,
     ) -> Result<(), String> {
         let mut rows = vec![Row::new(&row.name); sides.len()];
-        // Neither side always comes first, so a change of the machine's speed favours neither.
+        // The sides take turns in being first. So if the machine becomes faster or slower, neither
+        // side gains.
         for turn in 0..sides.len() {
             let side = (turn + round) % sides.len();
             self.turn(&sides[side], at, &mut rows[side], faults).await?;
@@ -183,8 +186,8 @@ impl Stage<'_> {
         Ok(Setup { contender, server: Some(running), holders, masters, _scratch: scratch })
     }
 
-    /// Warms up, then counts between two readings of the clock and of all CPU times. The load goes
-    /// on across both readings.
+    /// Warms up, then counts between two readings of the clock and of all CPU times. The load
+    /// already runs at the first reading, and still runs at the second.
     async fn measure(
         &self,
         setup: &Setup,
@@ -208,7 +211,7 @@ impl Stage<'_> {
         let cpu = Accounts::read(process(), masters.cpu()?)?.since(&before);
         let calls = setup.calls().await?;
 
-        // The condition ends before the load: a request may hang for as long as a master does.
+        // The condition ends before the load: as long as a master is stopped, a request may hang.
         condition.end().await?;
         let tally = Tally::sum(load.stop(load::STOP_WITHIN).await?);
         let requests = tally.requests()?;
@@ -226,7 +229,8 @@ impl Stage<'_> {
         tally.add_latencies_to(row);
         if spec.condition.is_far_away() {
             row.add("round trip ms", Unit::Millis, round_trip);
-            // When one master is late, the others decide.
+            // If one master is late, the other four decide. Then the round trip to the late one is
+            // no bound for the latency.
             if let (Some(p50), false) = (row.median(P50), self.workload.breaks_masters()) {
                 row.add("p50 ÷ round trip", Unit::Ratio, p50 / round_trip);
             }
@@ -236,8 +240,8 @@ impl Stage<'_> {
         row.add("RSS max MiB", Unit::Mib, memory.peak / 1_048_576.0);
         if let Some(example) = &tally.first_error {
             let text = format!("{} ERRORS, first: {example}", tally.errors);
-            // While a master fails, errors of the naive contenders are remarks and no faults of the
-            // run.
+            // While a master fails, the naive contenders may fail too. Then their errors are
+            // remarks in the table, and do not fail the run.
             if setup.contender.is_gateway() || !self.workload.breaks_masters() {
                 faults.push(format!("{}: {text}", row.name));
             } else {
@@ -259,7 +263,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Adds ratios within the run, and moves the disturbance figures to the end.
+    /// Adds the ratios within the run, and moves the figures about disturbances to the end.
     fn compare(&self, table: &mut Table) {
         let others = table.rows.clone();
         let find = |contender: Contender| others.iter().find(|row| row.name == contender.label());
@@ -281,8 +285,8 @@ impl Stage<'_> {
 }
 
 impl Setup {
-    /// Operations, and the calls to masters that carried them, since the gateway started. `None`
-    /// for contenders without metrics.
+    /// How many operations the gateway has sent to masters since its start, and in how many calls.
+    /// `None` for a contender without metrics.
     async fn calls(&self) -> Result<Option<(f64, f64)>, String> {
         let Some(server) = self.server.as_ref().filter(|_| self.contender.is_gateway()) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! The suite: all workloads, or the named ones, one after another, as one run.
+//! The suite: one run measures all workloads, or the named ones, one after another.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The length of one measurement.
+    /// The length of one measurement. A quick run has a shorter default.
     fn window(&self) -> Duration {
         Duration::from_secs(self.seconds.unwrap_or(if self.quick { 1 } else { 3 }))
     }
@@ -68,7 +68,7 @@ impl Options {
         Workload::value_variants().iter().copied().filter(wanted).filter(takes_part).collect()
     }
 
-    /// The contenders of a workload; empty when none of the named ones takes part.
+    /// The contenders that take part in a workload. Empty if `--only` names none of them.
     fn lineup(&self, workload: Workload) -> Vec<Contender> {
         let all = match workload.kind() {
             WorkloadKind::Load(spec) => spec.lineup,
@@ -81,7 +81,7 @@ impl Options {
     }
 }
 
-/// Must be called on the main thread, because it starts processes.
+/// Runs the suite. It starts processes, so it must be called on the main thread.
 pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     let workloads = options.workloads();
     if workloads.is_empty() {
@@ -104,7 +104,7 @@ pub(crate) async fn measure(options: &Options) -> Result<(), String> {
     {
         programs.check()?;
     }
-    // Creating the file first finds an unwritable path before the run.
+    // The file is created first, so that an unwritable path fails before the run.
     let json = options
         .json
         .as_ref()

@@ -1,14 +1,14 @@
-//! Very many requests wait at one gateway at the same time. The module measures the memory of each,
-//! their effect on another client, and the time to serve them all.
+//! Very many requests wait at one gateway at the same time. This module measures the memory that
+//! each of them takes, their effect on another client, and the time to serve them all.
 //!
-//! Every waiter is one keep-alive connection. Holders keep each name while its waiters queue up.
-//! The gateway's own gauge shows when all of them wait; then the holders release, and each waiter
-//! releases its grant at once. The requests are spread over a short while, to avoid the figures of
-//! a stampede.
+//! Every waiter has one keep-alive connection. For each name a holder keeps the lock while its
+//! waiters queue up. The gateway's own gauge shows when all of them wait. Then the holders release,
+//! and each waiter releases its grant at once. The waiters ask one after another over a short time,
+//! because a stampede would give other figures.
 //!
-//! The waiters, their holders and the probe share one thread here, which costs less than many
-//! threads. So the serving time includes this program's own work. The memory, and the probe while
-//! all wait, do not.
+//! The waiters, their holders and the probe share one thread of this program, which costs less than
+//! many threads. So the time to serve all waiters includes this program's own work. The memory does
+//! not include it, nor does the probe's latency while all requests wait.
 
 use std::time::{Duration, Instant};
 
@@ -23,27 +23,27 @@ use crate::masters::{Condition, Masters};
 use crate::report::{Latencies, Row, Table, Unit, millis};
 use crate::servers::{Accounts, allow_open_files, free_address, scratch};
 
-/// The waiters' `wait_ms`: longer than everything until the holders release.
+/// The waiters' `wait_ms`. It is longer than all steps until the holders release.
 const WAIT: Duration = Duration::from_secs(25);
-/// Time limit of every step without one of its own.
+/// Time limit of every step that has no limit of its own.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between the last waiter's arrival and the reading of the memory.
+/// The pause between the arrival of the last waiter and the reading of the memory.
 const SETTLE: Duration = Duration::from_millis(300);
-/// One in this many waiters may get an early answer before the measurement is given up.
+/// If more than one in this many waiters get an early answer, the measurement is given up.
 const MAX_EARLY_PART: usize = 100;
-/// Connections that the holders share.
+/// The number of connections that the holders share.
 const HOLDER_CONNECTIONS: u32 = 8;
-/// Connections opened at the same time; more would fill the listener's backlog.
+/// How many connections are opened at the same time. More would overflow the listener's backlog.
 const OPENING: usize = 64;
-/// Open files besides the waiters' connections, here or in the gateway.
+/// How many files are open besides the waiters' connections, in this program or in the gateway.
 const OTHER_FILES: u32 = 200;
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 const PROBE_EVERY: Duration = Duration::from_millis(10);
 
-/// When a waiter was granted the lock, or the other answer.
+/// The moment at which a waiter was granted the lock, or the other answer that it got.
 type Outcome = Result<Instant, String>;
 
-/// Must be called on the main thread, because it starts processes.
+/// Measures the waiters. It starts processes, so it must be called on the main thread.
 pub(crate) async fn measure(
     programs: &Programs,
     quick: bool,
@@ -54,7 +54,8 @@ pub(crate) async fn measure(
     allow_open_files(u64::from(connections))?;
     let scratch = scratch()?;
     let masters = Masters::start(Condition::Healthy, &scratch).await?;
-    // Lower limits would refuse some of the waiters, which all come from one address.
+    // All waiters come from one address. With the gateway's default limits, some of them would be
+    // refused.
     let args = [
         format!("--max-connections={connections}"),
         format!("--max-waiters={waiters}"),
@@ -70,7 +71,7 @@ pub(crate) async fn measure(
         locks: (0..names).map(|number| first.wrapping_add(number)).collect(),
         probe_for: Duration::from_secs(if quick { 1 } else { 4 }),
         ramp: Duration::from_millis(if quick { 500 } else { 2000 }),
-        // Opened while all limits on connections are still far away.
+        // The probe's connection is opened while the gateway is far from all limits on connections.
         probe: target.open().await?,
         row: Row::new("redlock-gateway"),
         gateway: &gateway,
@@ -88,7 +89,7 @@ struct Run<'a> {
     waiters: u32,
     locks: Vec<u64>,
     probe_for: Duration,
-    /// The time in which all waiters ask, one after another.
+    /// The time over which the waiters ask, one after another.
     ramp: Duration,
     probe: Connection,
     row: Row,
@@ -96,9 +97,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Returns the wrong answers.
+    /// Runs the measurement and returns the wrong answers.
     async fn measure(&mut self) -> Result<Vec<String>, String> {
-        // The gateway's one-off allocations must not count for the waiters.
+        // The first requests make allocations that the gateway keeps. They must not count as the
+        // waiters' memory.
         self.hold().await?.release().await?;
         self.probe("warm-up").await?;
         self.row.figures.clear();
@@ -142,7 +144,7 @@ impl Run<'_> {
         Holders::take(&self.gateway.target, HOLDER_CONNECTIONS, &self.locks).await
     }
 
-    /// Opens connections; each has one cheap request answered.
+    /// Opens connections. Each of them gets the answer to one cheap request.
     async fn open(&self) -> Result<Vec<Connection>, String> {
         let open = async |_| {
             let mut connection = self.gateway.target.open().await?;
@@ -173,8 +175,8 @@ impl Run<'_> {
         connections.into_iter().zip(0..).map(ask).collect()
     }
 
-    /// Waits until the gateway reports that all wait. Returns the waiters that were answered early,
-    /// while the lock was held.
+    /// Waits until the gateway reports that all requests wait. Returns the waiters that were
+    /// answered early, while the lock was held.
     async fn until_all_wait(
         &mut self,
         asking: &mut JoinSet<Outcome>,
@@ -204,15 +206,16 @@ impl Run<'_> {
         }
     }
 
-    /// Resident memory of the gateway, in bytes.
+    /// Resident memory of the gateway, in bytes. Also adds it to the row.
     fn memory(&mut self, when: &str) -> Result<f64, String> {
         let bytes = self.gateway.process.memory()?.now;
         self.row.add(&format!("RSS {when}, MiB"), Unit::Mib, bytes / 1_048_576.0);
         Ok(bytes)
     }
 
-    /// Acquires and releases an unrelated name repeatedly; a latency covers both. If an answer
-    /// comes after the next turn's due time, that turn counts from its due time.
+    /// Acquires and releases an unrelated name repeatedly. Each latency covers both requests. The
+    /// turns have fixed times. If an answer comes after the time of the next turn, that turn counts
+    /// from the time at which it was due.
     async fn probe(&mut self, what: &str) -> Result<(), String> {
         let mut latencies = Latencies::new();
         let mut failed = 0;

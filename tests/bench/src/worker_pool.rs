@@ -1,7 +1,7 @@
-//! Workers that repeat their work until they are stopped. They are spread over a few threads with a
-//! runtime each, which costs less than one runtime that shares its tasks. A worker reads the phase,
-//! decides itself what to count, and returns its result at the end. One failing worker ends the
-//! measurement.
+//! Workers that repeat their work until they are stopped. They are spread over a few threads, each
+//! with its own runtime, which costs less than one runtime that shares its tasks. A worker reads
+//! the phase to decide whether to count, and returns its result at the end. If one worker fails,
+//! the measurement ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,7 +15,7 @@ const RUN: u8 = 0;
 const COUNT: u8 = 1;
 const STOP: u8 = 2;
 
-/// The current instruction to all workers.
+/// The phase: the current instruction to all workers.
 #[derive(Clone)]
 pub(crate) struct Phase(Arc<AtomicU8>);
 
@@ -36,8 +36,8 @@ pub(crate) struct WorkerPool<T> {
 }
 
 impl<T: Send + 'static> WorkerPool<T> {
-    /// `work` gets the worker's number n, from 0, and runs on thread n modulo `threads`, which must
-    /// not exceed `workers`.
+    /// Starts the workers. `work` gets the worker's number n, counted from 0, and runs on the
+    /// thread with the number n modulo `threads`. `threads` must not exceed `workers`.
     pub(crate) fn start<F>(
         workers: u32,
         threads: u32,
@@ -62,7 +62,7 @@ impl<T: Send + 'static> WorkerPool<T> {
                     }),
                     Err(error) => Err(format!("cannot start a runtime: {error}")),
                 };
-                // Fails only when the measurement has already failed.
+                // This fails only if the measurement has already failed.
                 let _ = done.send(result);
             };
             std::thread::Builder::new()
@@ -73,7 +73,7 @@ impl<T: Send + 'static> WorkerPool<T> {
         Ok(pool)
     }
 
-    /// Lets the workers run; fails when they end early.
+    /// Lets the workers run for this time. Fails if they end before.
     pub(crate) async fn run_for(&mut self, time: Duration) -> Result<(), String> {
         match timeout(time, self.results.recv()).await {
             Err(_) => Ok(()),
@@ -86,7 +86,7 @@ impl<T: Send + 'static> WorkerPool<T> {
         self.phase.0.store(if on { COUNT } else { RUN }, Ordering::Relaxed);
     }
 
-    /// Stops the workers. Each finishes its present step, so that no lock is left behind.
+    /// Stops the workers. Each finishes its present step, so that it leaves no lock behind.
     pub(crate) async fn stop(self, within: Duration) -> Result<Vec<T>, String> {
         self.phase.0.store(STOP, Ordering::Relaxed);
         self.finish(within).await

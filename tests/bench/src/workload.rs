@@ -1,5 +1,5 @@
-//! The workloads: each names its contenders, its connections, the kind of masters, and the actions
-//! of a connection.
+//! The workloads. Each names its contenders, its number of connections, the condition of its
+//! masters, and the names that a connection locks.
 
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
@@ -92,24 +92,24 @@ pub(crate) enum Workload {
 /// How a workload is measured.
 pub(crate) enum WorkloadKind {
     Load(Spec),
-    /// Measured by the modules of the same names.
+    /// A workload that the module of the same name measures.
     Contended,
     Waiters,
 }
 
-/// Contenders that take turns under the same load.
+/// Contenders that take turns, all under the same load.
 #[derive(Clone, Copy)]
 pub(crate) struct Spec {
     pub(crate) lineup: &'static [Contender],
     pub(crate) connections: u32,
     pub(crate) names: Names,
     pub(crate) condition: Condition,
-    /// Number of other locks that are held throughout.
+    /// Number of other locks that are held during the whole measurement.
     pub(crate) held: u32,
 }
 
 impl Spec {
-    /// Whether preparation takes too long to repeat in every turn.
+    /// Whether the preparation takes too long to repeat it in every turn.
     pub(crate) fn takes_long_to_prepare(&self) -> bool {
         self.held > 0 || matches!(self.names, Names::Walk(_))
     }
@@ -153,19 +153,19 @@ impl Workload {
         })
     }
 
-    /// Whether the workload runs when none is named. A quick run skips those with a long
-    /// preparation.
+    /// Whether the workload runs if the user names none. A quick run leaves out workloads with a
+    /// long preparation.
     pub(crate) fn is_usual(self, quick: bool) -> bool {
         !(quick && matches!(self, Self::Names100k | Self::Names1m | Self::Held100k))
     }
 
-    /// Whether a master does not do its work.
+    /// Whether one of the masters does not do its work.
     pub(crate) fn breaks_masters(self) -> bool {
         matches!(self, Self::Stopped | Self::Late)
     }
 
-    /// The workload to compare with: the same without the difficulty. Each turn is paired with a
-    /// turn of the twin, because a machine's speed changes within minutes.
+    /// The workload to compare with, which has everything but the difficulty. Each turn is paired
+    /// with a turn of this twin, because a machine's speed changes within minutes.
     pub(crate) fn twin(self) -> Option<(Self, Spec)> {
         let twin = match self {
             Self::Stopped | Self::Late => Self::Uncontended,

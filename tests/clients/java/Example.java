@@ -9,7 +9,7 @@ import redlock.model.Lease;
 import redlock.model.LockStatus;
 import redlock.model.Problem;
 
-/** A session with a gateway by the generated client: java Example URL. */
+/** A session with a gateway, through the generated client. To run it: java Example URL. */
 public class Example {
   static final String NAME = "reports/nightly";
 
@@ -18,7 +18,7 @@ public class Example {
 
   Example(String url) {
     client.updateBaseUri(url);
-    locks = new LocksApi(client); // Takes what the client has now: later changes do not reach it.
+    locks = new LocksApi(client); // It copies the client's settings now, so later changes do not reach it.
   }
 
   void session() throws Exception {
@@ -32,7 +32,7 @@ public class Example {
     expect(true, lease.getValidityMs() > 0 && lease.getFencingToken() > 0);
     said("acquired " + lease.getName() + ", fencing token " + lease.getFencingToken());
 
-    // Not null: the generated code would send null as the JSON text "null".
+    // The body is not null, because the generated code would send null as the JSON text "null".
     Problem held = refused(409, () -> locks.acquireLock(NAME, null, null, new AcquireBody()));
     expect(Problem.CodeEnum.LOCK_HELD, held.getCode());
     expect("Zoë on host-7", held.getHolder());
@@ -57,17 +57,17 @@ public class Example {
     said("released again: " + gone.getCode());
   }
 
-  /** What the gateway says to a call that it refuses. */
+  /** The problem in the answer to a call that the gateway refuses. */
   Problem refused(int status, Callable<?> call) throws Exception {
     try {
       call.call();
     } catch (ApiException refusal) {
-      if (refusal.getCode() == 0) throw refusal; // No answer: the cause is an IOException.
+      if (refusal.getCode() == 0) throw refusal; // There was no answer. The cause is an IOException.
       expect(status, refusal.getCode());
       expect("application/problem+json", refusal.getResponseHeaders().firstValue("content-type").orElse(""));
       return client.getObjectMapper().readValue(refusal.getResponseBody(), Problem.class);
     }
-    throw new AssertionError("this was to be refused with " + status);
+    throw new AssertionError("this call should have been refused with " + status);
   }
 
   static void expect(Object wanted, Object found) {

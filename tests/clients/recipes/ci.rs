@@ -1,4 +1,4 @@
-//! Recipes for deployments: CI systems, Ansible, Terraform.
+//! Recipes for deployments: CI systems, Ansible and Terraform.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use crate::support::gateway::{Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::waiters::waiting_is;
 
-/// A place whose gateway requires a key. Dropping the file of keys deletes it.
+/// A place whose gateway requires a key. The last value owns the file of keys, which is deleted
+/// when the value is dropped.
 async fn locked_place() -> (Place, Key, Scratch) {
     let ci = key("ci", HOLDER, "deploy/*").await;
     let keys = file(&[&ci]);
@@ -24,7 +25,7 @@ async fn locked_place() -> (Place, Key, Scratch) {
     (Place::with(servers, gateway, &["deploy-production"]), ci, keys)
 }
 
-/// A clone as a CI system makes it, of a repository with one commit. Returns the commit.
+/// Makes a repository with one commit, and a clone of it as a CI system would. Returns the commit.
 async fn cloned(place: &Place) -> String {
     let script = "git init -q -b main origin && git -C origin $ID commit -q --allow-empty -m 1 && git clone -q origin clone";
     commit(place, script).await
@@ -39,7 +40,8 @@ async fn commit(place: &Place, script: &str) -> String {
     output.trim().to_owned()
 }
 
-/// A job for an older commit deploys nothing, and so does a job whose commit cannot be looked up.
+/// Checks that a job for an older commit deploys nothing. A job whose newest commit cannot be
+/// looked up must deploy nothing either.
 async fn an_older_commit_stays(place: &Place, job: impl Fn() -> Command) {
     let runs = place.count("begin");
     commit(place, "git -C origin $ID commit -q --allow-empty -m 2").await;
@@ -51,7 +53,8 @@ async fn an_older_commit_stays(place: &Place, job: impl Fn() -> Command) {
     assert_eq!(place.count("begin"), runs);
 }
 
-/// Sets the variables of a YAML mapping, after `put` has inserted the CI system's values.
+/// Sets the variables in a YAML mapping. Before that, `put` inserts the values that the CI system
+/// provides.
 fn set(command: &mut Command, variables: &Value, put: impl Fn(&str) -> String) {
     for (name, value) in variables.as_object().into_iter().flatten() {
         command.env(name, put(value.as_str().expect("text")));
@@ -80,7 +83,7 @@ async fn github_steps_run_one_deployment_at_a_time() {
     let newest = cloned(&place).await;
     let runner = |temp: &str| {
         std::fs::create_dir_all(place.path(temp)).unwrap();
-        // GitHub's runner uses this command where `shell` is not set.
+        // If `shell` is not set, GitHub's runner uses this command.
         let mut command = place.command(&["bash", "-e", &script]);
         command
             .env_remove("REDLOCK_URL")
@@ -139,8 +142,8 @@ async fn a_gitlab_script_runs_one_deployment_at_a_time() {
     an_older_commit_stays(&place, runner).await;
 }
 
-/// Ansible in its own folder below the build directory, installed once; `None` where pip cannot
-/// install it.
+/// The path of Ansible's program. Ansible is installed once, in its own folder below the build
+/// directory. `None` if pip cannot install it.
 async fn ansible(place: &Place) -> Option<String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ansible");
     let playbook = folder.join("bin/ansible-playbook").to_str()?.to_owned();
@@ -170,7 +173,8 @@ async fn an_ansible_playbook_runs_once_at_a_time() {
         let mut command = place.command(&[&program, "-i", "localhost,", "-c", "local", &playbook]);
         command.env("HOME", place.path("")).env("ANSIBLE_HOME", place.path("ansible"));
         command.env("ANSIBLE_REMOTE_TEMP", place.path("remote"));
-        // The program looks for the newest Python on the path, which may be a shim.
+        // Without this setting, Ansible looks for the newest Python on the path, and that may be a
+        // shim.
         let python = program.replace("ansible-playbook", "python3");
         command
             .env("ANSIBLE_PYTHON_INTERPRETER", python)

@@ -1,5 +1,5 @@
-//! The PostgreSQL recipe, on a server that the test starts. The server keeps its files and its
-//! socket in its own directory.
+//! The PostgreSQL recipe, on a server that the test starts. The server has its files and its socket
+//! in its own directory.
 
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,14 @@ use crate::support::harness::{TempDir, dies_with_us, eventually};
 
 const RECIPE: &str = "PostgreSQL refuses a late writer";
 
-/// PostgreSQL does not run as root: when the test is root, the server runs as Debian's user.
+/// A PostgreSQL server. It refuses to run as root. So if the test runs as root, the server runs as
+/// Debian's user `postgres`.
 struct Postgres {
     dir: TempDir,
     server: Child,
 }
 
-/// The directory with the programs of the newest version.
+/// The directory with the programs of the newest version that is installed.
 fn programs() -> PathBuf {
     let versions =
         std::fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql is installed");
@@ -29,8 +30,8 @@ fn programs() -> PathBuf {
         .expect("initdb of Debian's postgresql")
 }
 
-/// A program of the server, run as a user who may run it. A change of user clears the death signal,
-/// so the death signal is set last. The signal is one for an orderly end.
+/// A program of the server, run as a user that it accepts. The change of user clears the death
+/// signal, so this sets the death signal afterwards. INT makes the server end in order.
 fn unprivileged(program: &Path) -> Command {
     let mut command = dies_with_us("setpriv");
     if rustix::process::getuid().is_root() {
@@ -66,7 +67,7 @@ impl Postgres {
         Self { dir, server }
     }
 
-    /// Sets the variables that psql needs to find the server.
+    /// Sets the variables by which psql finds the server.
     fn for_psql(&self, command: &mut tokio::process::Command) {
         command
             .env("PGHOST", self.dir.path())
@@ -77,7 +78,8 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // INT ends the server at once and in order; KILL would leave its shared memory behind.
+        // After INT the server ends at once and in order. KILL would leave its shared memory
+        // behind.
         let _ = kill_process(Pid::from_child(&self.server), Signal::INT);
         let _ = self.server.wait();
     }
@@ -98,7 +100,7 @@ async fn databases_refuse_the_writes_of_a_paused_holder() {
     let schema = place.file("schema.sql", &place.block(RECIPE, "sql", 0));
     assert_eq!(run(psql(&["-f", &schema])).await, (Some(0), "CREATE TABLE\nINSERT 0 1\n".into()));
     place.file("write.sql", &place.block(RECIPE, "sql", 1));
-    // A holder stops in the middle of its work, and continues after its lock has expired.
+    // A holder stops in the middle of its work. It continues after its lock has expired.
     let late = place.gateway.acquire_for("reports/7", 400).await;
     let paused = "kill -STOP $$; exec psql -X -v fence=\"$0\" -v body=late -f write.sql";
     let mut paused = place.command(&["sh", "-c", paused, &late.fencing.to_string()]);
@@ -114,7 +116,7 @@ async fn databases_refuse_the_writes_of_a_paused_holder() {
         postgres.for_psql(&mut command);
         command
     };
-    // The body is data, whatever characters it contains.
+    // The body is data. So none of its characters may change the SQL command.
     for body in ["first", "it's; the second"] {
         assert_eq!(run(writer(body)).await, (Some(0), "UPDATE 1\n".into()));
     }

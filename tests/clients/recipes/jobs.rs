@@ -1,4 +1,4 @@
-//! Recipes for shells, cron, systemd, and the containers of Kubernetes.
+//! Recipes for shells, cron, systemd, and containers in Kubernetes.
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
@@ -13,15 +13,15 @@ const SHELL: &str = "A shell script with curl only";
 async fn runs_of_a_curl_script_exclude_each_other_and_release() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.file("report.sh", &place.block(SHELL, "sh", 0));
-    assert!(!place.block(SHELL, "sh", 0).contains("--json"), "curl has it since 7.82 only");
+    assert!(!place.block(SHELL, "sh", 0).contains("--json"), "curl before 7.82 has no --json");
     together(5, || place.command(&["dash", &script])).await;
     place.assert_one_at_a_time(5);
     place.assert_free("reports/nightly").await;
     place.file("code", "3");
     let (code, output) = run(place.command(&["dash", &script])).await;
-    assert_eq!(code, Some(3), "the work's own code: {output}");
+    assert_eq!(code, Some(3), "the exit code is the work's: {output}");
     place.assert_free("reports/nightly").await;
-    // A signal during the work: the work ends first, then the lock is released.
+    // A signal arrives during the work. First the work ends, and then the lock is released.
     std::fs::remove_file(place.path("code")).unwrap();
     place.hold();
     let shell = place.command(&["dash", &script]).spawn().unwrap();
@@ -38,7 +38,7 @@ async fn runs_of_a_curl_script_exclude_each_other_and_release() {
 async fn a_curl_script_distinguishes_a_held_lock_from_other_errors() {
     let place = Place::new(&["nightly-report"]).await;
     let script = place.block(SHELL, "sh", 0);
-    assert!(!script.contains("$answer."), "a predictable file name: {script}");
+    assert!(!script.contains("$answer."), "the script uses a predictable file name: {script}");
     let code =
         async |script: &str| run(place.command(&["dash", &place.file("report.sh", script)])).await;
     let _lease =
@@ -53,8 +53,8 @@ async fn a_curl_script_distinguishes_a_held_lock_from_other_errors() {
     assert_eq!(place.count("begin"), 0);
 }
 
-/// The commands of a crontab, to be started as cron starts them: with only the variables that the
-/// table sets.
+/// The commands of a crontab. Each is started as cron would start it: only with the variables that
+/// the table sets.
 fn cron(place: &Place, table: &str) -> Vec<Vec<String>> {
     let is_setting =
         |line: &&str| line.split_once('=').is_some_and(|(name, _)| !name.contains([' ', '*']));
@@ -91,21 +91,21 @@ async fn a_crontab_runs_on_one_host_and_skips_without_error() {
     place.go();
     assert_eq!(ended(first).await.0, Some(0));
     place.assert_one_at_a_time(1);
-    // An error of the work stays an error, even with the exit code that otherwise means a held
-    // lock.
+    // If the work fails, its exit code stays a failure. That holds even for the exit code which
+    // otherwise means that the lock is held.
     for code in [3, 75] {
         place.file("code", &code.to_string());
         assert_eq!(run(host(0)).await.0, Some(code));
     }
     place.assert_one_at_a_time(3);
-    // One after the other: only the first run did work.
+    // Two hosts run one after the other. Only the first run does the work.
     for code in [75, 0] {
         assert_eq!(run(host(1)).await.0, Some(code));
     }
     place.assert_one_at_a_time(4);
 }
 
-/// The value of a setting in a unit.
+/// The value of a setting in a systemd unit.
 fn setting<'a>(unit: &'a str, name: &str) -> &'a str {
     let found = unit.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
     found.unwrap_or_else(|| panic!("no {name}: {unit}"))
@@ -135,7 +135,7 @@ async fn a_systemd_unit_is_valid_and_runs_once() {
     place.begun(1).await;
     let (code, output) = run(start()).await;
     assert!(code == Some(0) && output.contains("holds the lock"), "{output}");
-    // `systemctl stop` sends this signal with KillMode=mixed.
+    // With KillMode=mixed, `systemctl stop` sends this signal.
     kill_process(Pid::from_raw(first.id().unwrap() as i32).unwrap(), Signal::TERM).unwrap();
     assert_eq!(ended(first).await.0, Some(143));
     place.assert_free("nightly-report").await;
@@ -144,7 +144,7 @@ async fn a_systemd_unit_is_valid_and_runs_once() {
     assert_eq!((place.count("begin"), place.count("end")), (2, 1));
 }
 
-/// Command and environment of the only container in a Kubernetes manifest.
+/// The command and the environment of the only container in a Kubernetes manifest.
 async fn container(place: &Place, heading: &str, pod: &str) -> (Vec<String>, serde_json::Value) {
     let manifest = yaml(place, &place.block(heading, "yaml", 0)).await;
     let container =
@@ -178,8 +178,8 @@ async fn commands_in_containers_exclude_each_other() {
     let candidate = start(&place, &mailer).spawn().unwrap();
     assert_eq!(place.gateway.inspect("leader/mailer").await["owner"], "mailer-7");
     let before = place.gateway.inspect("leader/mailer").await["fencing_token"].as_u64();
-    // The leader's machine dies and its work is killed. The candidate leads when the lock has
-    // expired.
+    // The leader's machine dies, and its work is killed. A forced release stands for the expiry of
+    // the lock. Then the candidate leads.
     leader.start_kill().unwrap();
     leader.wait().await.unwrap();
     place.gateway.call(http::Method::DELETE, "/locks/leader/mailer?force=true").send().await;
@@ -198,8 +198,8 @@ async fn readers_and_writers_never_overlap() {
     let rw = |mode: &str, work: &str| place.command(&["rw", mode, "doc", work]).spawn().unwrap();
     place.hold();
     let readers: Vec<_> = (0..12).map(|_| rw("read", "reader")).collect();
-    // At least two readers run side by side. All readers draw the same slot by chance once in
-    // 170,000 runs.
+    // At least two readers run side by side. Only if all readers drew the same slot would they not;
+    // by chance that happens once in 170,000 runs.
     place.begun(2).await;
     let writers: Vec<_> = (0..3).map(|_| rw("write", "writer")).collect();
     eventually("all but three wait", async || {

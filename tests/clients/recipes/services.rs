@@ -1,4 +1,4 @@
-//! Recipes for services: a receiver of webhooks, and agents that claim their work.
+//! Recipes for services: a receiver of webhooks, and agents that claim tasks.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::support::harness::{eventually, free_port};
 
 const WEBHOOK: &str = "A webhook that is delivered twice";
 
-/// A receiver that listens, and its port.
+/// Starts a receiver. Returns it and its port.
 async fn receiver(place: &Place, program: &str) -> (Child, u16) {
     let port = free_port();
     let child = place.command(&["python3", program]).env("PORT", port.to_string()).spawn().unwrap();
@@ -19,7 +19,7 @@ async fn receiver(place: &Place, program: &str) -> (Child, u16) {
     (child, port)
 }
 
-/// Prints the status of its answer.
+/// A command that sends a delivery and prints the status of the answer.
 fn delivery(place: &Place, port: u16, id: &str, order: u32) -> Command {
     let id = format!("X-Delivery-Id: {id}");
     let url = format!("http://127.0.0.1:{port}/");
@@ -63,7 +63,8 @@ async fn a_repeated_delivery_is_processed_once() {
     }
     assert_eq!(status(two, 42).await, "200");
     place.assert_one_at_a_time(2);
-    // Work that fails is not marked as done, and starts again.
+    // If the work fails, the delivery is not marked as done, and the next copy starts the work
+    // again.
     place.file("code", "1");
     assert_eq!(status("33333333-3333-3333", 42).await, "503");
     std::fs::remove_file(place.path("code")).unwrap();
@@ -95,7 +96,7 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     };
     assert_eq!(run(delivery(&place, port, id, 42)).await.1, "503", "the lock is still held");
     eventually("the lock grows older under copies", is_older).await;
-    // By now `timeout` has ended the work of the crashed receiver.
+    // By now `timeout` has ended the work that the crashed receiver had started.
     place.go();
     let mut copies = 1;
     while run(delivery(&place, port, id, 42)).await.1 != "200" {
@@ -119,7 +120,7 @@ async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
     place.assert_free("orders/42").await;
 }
 
-/// An agent's session: two tools, one after the other.
+/// An agent's session: it calls two tools, one after the other.
 const SESSION: &str = r#"
 from claims import *
 token, fence = claim("fix/login", "ada", "find the cause")
@@ -140,7 +141,7 @@ else:
     raise AssertionError("it is no name")
 "#;
 
-/// An agent that works on any task that it can claim and that is not done.
+/// An agent that works on each task which is not done and which it can claim.
 const AGENT: &str = r#"
 import os, pathlib, subprocess, sys, time
 from claims import *

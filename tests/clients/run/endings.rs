@@ -1,4 +1,4 @@
-//! How `redlock run` brings its command to an end.
+//! How `redlock run` ends its command.
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
@@ -11,15 +11,15 @@ fn signal(runner: &Child, signal: Signal) {
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), signal).unwrap();
 }
 
-/// Waits for one whole line that a script writes to a file.
+/// Waits until a script has written one whole line to a file. Returns the line.
 async fn written(dir: &TempDir, file: &str) -> String {
     let path = dir.path().join(file);
     let read = || std::fs::read_to_string(&path).ok()?.strip_suffix('\n').map(str::to_owned);
     eventually(&format!("{file} is written"), async || read()).await
 }
 
-/// Terraform and a provider: Terraform ends its work at INT; the provider ignores INT and dies of
-/// TERM.
+/// A script that behaves like Terraform and its provider. Terraform ends its work after INT. The
+/// provider ignores INT and dies of TERM.
 const PROVIDER: &str = r#"
     perl -e '$SIG{INT} = "IGNORE"; $SIG{TERM} = sub { open F, ">", "$ARGV[0]/died"; exit };
         open F, ">", "$ARGV[0]/provider"; print F "$$\n"; close F; sleep 1 while 1' "$1" & provider=$!
@@ -71,7 +71,8 @@ async fn a_leftover_process_gets_the_stop_signal_once() {
     assert_eq!(written(&dir, "signals").await, "INT");
 }
 
-/// Leaves its group. Its first thread ends, and another thread continues and ignores TERM.
+/// A process that leaves its process group. Its first thread ends. Another thread continues and
+/// ignores TERM.
 const THREADED: &str = r#"
 #include <pthread.h>
 #include <signal.h>

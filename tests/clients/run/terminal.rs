@@ -1,4 +1,4 @@
-//! A command that uses the terminal, on a pseudo terminal.
+//! A command that uses the terminal. The terminal is a pseudo terminal.
 
 use std::process::Stdio;
 
@@ -10,7 +10,7 @@ use super::binary;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::PATIENCE;
 
-/// A shell on a terminal: its input and its output.
+/// A shell on a terminal, with the terminal's input and output.
 struct Screen {
     child: Child,
     shown: String,
@@ -49,7 +49,7 @@ impl Screen {
 #[tokio::test]
 async fn a_pipeline_that_reads_the_terminal_gets_it() {
     let gateway = Launch::embedded().ready().await;
-    // With job control a pipeline has a process group of its own; without job control it has the
+    // With job control, a pipeline has its own process group. Without job control, it is in the
     // shell's group.
     for shell in ["sh -c", "bash -mc"] {
         let pipeline =

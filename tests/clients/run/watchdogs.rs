@@ -1,4 +1,5 @@
-//! Killed or stopped runners and watchdogs, and systems that hide processes or refuse system calls.
+//! Runners and watchdogs that are killed or stopped. Also systems that hide processes or refuse
+//! system calls.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -16,7 +17,7 @@ use crate::support::chance::{Chance, seed};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{TempDir, eventually};
 
-/// The uid and gid of `nobody`, which own no file here.
+/// The uid and gid of the user `nobody`, who owns none of the files here.
 const NOBODY: &str = "65534";
 
 fn pid(number: i32) -> Pid {
@@ -24,11 +25,11 @@ fn pid(number: i32) -> Pid {
 }
 
 fn send(number: i32, signal: Signal) {
-    // The process may be gone.
+    // The process may have ended already.
     let _ = kill_process(pid(number), signal);
 }
 
-/// Kills the process at the end of the test.
+/// Kills the process when the test ends.
 struct KillOnDrop(i32);
 
 impl Drop for KillOnDrop {
@@ -43,7 +44,7 @@ fn runner(child: &Child) -> i32 {
     child.id().expect("nobody has waited for it") as i32
 }
 
-/// All processes with their parents and command lines.
+/// All processes: pid, parent's pid, and command line.
 fn processes() -> Vec<(i32, i32, String)> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -56,7 +57,7 @@ fn processes() -> Vec<(i32, i32, String)> {
     numbers.filter_map(read).collect()
 }
 
-/// The watchdogs of a runner, the outer one first.
+/// The two watchdogs of a runner, the outer one first.
 fn watchdogs(runner: i32) -> Vec<i32> {
     let all = processes();
     let below = |number: i32| {
@@ -71,7 +72,7 @@ async fn both_watchdogs(runner: i32) -> [i32; 2] {
     eventually("both watchdogs are there", async || watchdogs(runner).try_into().ok()).await
 }
 
-/// Compiles a C program and sets its setuid bit.
+/// Compiles a C program and sets its setuid bit. Returns its path.
 async fn compiled(dir: &TempDir, name: &str, source: &str) -> String {
     let path = |name: String| dir.path().join(name).to_str().unwrap().to_owned();
     let text = path(format!("{name}.c"));
@@ -84,8 +85,8 @@ async fn compiled(dir: &TempDir, name: &str, source: &str) -> String {
     program
 }
 
-/// `other FILE`: becomes root, writes its pid to the file, and runs for ever. `other FILE setsid`
-/// leaves its group first.
+/// `other FILE` becomes root, writes its pid to the file, and runs for ever. `other FILE setsid`
+/// first leaves its process group.
 const OTHER: &str = r#"
 #include <signal.h>
 #include <stdio.h>
@@ -116,8 +117,8 @@ async fn state(gateway: &Gateway, name: &str) -> String {
 #[tokio::test]
 async fn a_stopped_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
-    // The inner watchdog would have reported the command's exit code (143); without it the code is
-    // 70.
+    // If the outer watchdog is stopped, the inner one still reports the command's exit code (143).
+    // Without the inner one the exit code is 70.
     for (which, expected) in [(0, 143), (1, 70)] {
         let dir = TempDir::new();
         let runner_process =
@@ -146,8 +147,8 @@ async fn a_stopped_watchdog_ends_the_run() {
 #[tokio::test]
 async fn a_killed_watchdog_ends_the_run() {
     let gateway = Launch::embedded().ready().await;
-    // A killed inner watchdog takes the command along without grace, so the command's exit code is
-    // lost (70).
+    // When the inner watchdog is killed, the command is killed with it, without a grace. So the
+    // command's exit code is lost, and the exit code is 70.
     for (which, expected) in [(0, 143), (1, 70)] {
         let dir = TempDir::new();
         let runner_process =
@@ -165,7 +166,7 @@ async fn a_killed_watchdog_ends_the_run() {
     }
 }
 
-/// An orphan in its own session without an environment, and a command that ignores TERM.
+/// An orphan in its own session, which has no environment. The command itself ignores TERM.
 const WIPED: &str = r#"
     (env -i setsid /bin/sh -c 'trap "" TERM; echo $$ > "$1/wiped"; while :; do sleep 1; done' sh "$1" &)
     trap '' TERM; while :; do sleep 1; done"#;
@@ -191,7 +192,7 @@ async fn an_orphan_without_environment_dies_with_any_two_of_three() {
     }
 }
 
-/// `denied COMMAND…` runs a command without two system calls. They fail as on an older kernel.
+/// `denied COMMAND…` runs a command. Two system calls fail for it as they would on an older kernel.
 const DENIED: &str = r#"
 #include <errno.h>
 #include <linux/filter.h>
@@ -250,10 +251,10 @@ async fn without_pidfd_processes_outside_the_group_are_killed() {
     }
 }
 
-/// `redlock` as an unprivileged user, with a program that becomes root.
+/// A command that runs `redlock` as an unprivileged user, with a program that becomes root.
 async fn as_nobody(gateway: &Gateway, dir: &TempDir, before: &str, work: &str) -> Command {
     let other = compiled(dir, "other", OTHER).await;
-    // The user `nobody` may not read the build directory.
+    // The user `nobody` may not read the build directory, so the program is copied.
     let redlock = dir.path().join("redlock");
     std::fs::copy(binary(), &redlock).unwrap();
     let user = format!("setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups");
@@ -302,7 +303,7 @@ async fn a_lock_is_kept_while_hidden_processes_run() {
     }
 }
 
-/// A cgroup owned by the user `nobody`, below the cgroup of this process.
+/// A cgroup below the one of this process. Its owner is the user `nobody`.
 struct Delegated(std::path::PathBuf);
 
 impl Delegated {
@@ -378,9 +379,9 @@ async fn a_lost_lock_stops_the_command_while_stderr_is_full() {
     assert_eq!(ended(runner).await.status.code(), Some(79));
 }
 
-/// The command of a storm. It starts three processes: one in its group, one in its own session, and
-/// an orphan without an environment. Each has a word in its command line by which the test finds
-/// it, and each ignores SIGTERM.
+/// The command of a storm. It starts three processes: one in its own group, one in a session of its
+/// own, and an orphan without an environment. Each process has a word in its command line by which
+/// the test finds it. Each ignores SIGTERM.
 const STORM: &str = r#"
     trap '' TERM
     sh -c 'trap "" TERM; while :; do sleep 1; done' "$2" &
@@ -388,8 +389,8 @@ const STORM: &str = r#"
     (env -i setsid /bin/sh -c 'trap "" TERM; while :; do /bin/sleep 1; done' "$2" &)
     while :; do sleep 1; done"#;
 
-/// One run whose runner and watchdogs are killed or stopped. Fails if a process still runs when the
-/// next holder has the lock.
+/// One run, two of whose three processes (the runner and two watchdogs) are killed or stopped.
+/// Fails if any process of the command still runs when the next holder has the lock.
 async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(), String> {
     let name = format!("storm-{part}");
     let marker = format!("storm-{}-{part}.", std::process::id());
@@ -400,8 +401,8 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
     let runner = runner(&child);
-    // Half of the storms begin as soon as the lock is held. They hit any moment of the command's
-    // start.
+    // Half of the storms begin as soon as the lock is held. So they can hit every moment in the
+    // start of the command.
     eventually("the runner has the lock", async || {
         (state(gateway, &name).await == "held").then_some(())
     })
@@ -420,7 +421,7 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
         .into_iter()
         .filter(|(pid, _, words)| words.contains(&marker) && *pid != runner)
         .collect();
-    // A zombie has no command line, and `__exec` is not the command yet.
+    // A zombie has no command line. A process named `__exec` has not become the command yet.
     let left: Vec<_> = left
         .into_iter()
         .filter(|(pid, _, words)| lives(*pid) && !words.contains("__exec"))
@@ -428,7 +429,7 @@ async fn storm(gateway: &Gateway, part: usize, mut chance: Chance) -> Result<(),
     let summary = format!("{part}: {two:?} of {all:?}: {} {left:?}", answer.status);
     send(runner, Signal::KILL);
     child.wait().await.unwrap();
-    // A stopped watchdog would outlive the test.
+    // A stopped watchdog would outlive the test, so all of them continue.
     all.iter().skip(1).for_each(|watchdog| send(*watchdog, Signal::CONT));
     left.iter().for_each(|(pid, ..)| send(*pid, Signal::KILL));
     if answer.status == 201 && left.is_empty() { Ok(()) } else { Err(summary) }

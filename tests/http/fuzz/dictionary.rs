@@ -1,6 +1,6 @@
 //! Texts that confuse parsers.
 
-/// Texts with a meaning for a component on the way: Redis, Lua, HTTP, JSON, paths, shells,
+/// Texts that mean something to a component on the way: Redis, Lua, HTTP, JSON, paths, shells or
 /// terminals.
 pub(super) const INJECTIONS: &[&[u8]] = &[
     b"\r\n",
@@ -59,7 +59,7 @@ pub(super) const INJECTIONS: &[&[u8]] = &[
     b"#",
 ];
 
-/// Invalid targets, and targets of no lock.
+/// Invalid targets, and valid targets that name no lock.
 pub(super) const TARGETS: &[&str] = &[
     "/",
     "//",
@@ -92,7 +92,7 @@ pub(super) const TARGETS: &[&str] = &[
     "http://another-host/locks/job",
 ];
 
-/// Bodies that are not JSON, or not a request.
+/// Bodies that are no JSON, or JSON but no valid request.
 pub(super) const BODIES: &[&[u8]] = &[
     b"{",
     b"null",

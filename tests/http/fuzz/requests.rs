@@ -1,25 +1,26 @@
-//! Hostile requests. The seed of the run and the number of a request determine the request.
+//! Hostile requests. The seed of the run and the number of the request determine its bytes.
 
 use super::dictionary::{BODIES, INJECTIONS, TARGETS};
 use crate::support::chance::Chance;
 use crate::support::client::lock_path;
 
-/// Targets of requests.
+/// The locks and tokens that requests are about.
 pub(super) struct Targets {
     /// Names of locks that a client holds.
     pub(super) held: Vec<String>,
-    /// Valid tokens of locks that no request names.
+    /// Valid tokens of locks whose names are in no request.
     pub(super) foreign: Vec<String>,
 }
 
-/// The end of the connection.
+/// How a request ends, and what may follow on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Complete and well framed: the gateway answers, and another request may follow.
+    /// The request is complete and well framed. The gateway answers it, and another request may
+    /// follow.
     Kept,
-    /// Asks to close the connection, before anything that could be misread.
+    /// The request asks to close the connection. It does so before any part that could be misread.
     Closed,
-    /// Possibly incomplete: the test closes the sending side afterwards.
+    /// The request may be incomplete, so the test closes the sending side after it.
     BrokenOff,
 }
 
@@ -29,7 +30,7 @@ pub(super) struct HostileRequest {
 }
 
 impl HostileRequest {
-    /// The method as the gateway will read it, if it can.
+    /// The method as the gateway reads it, if it can read the request.
     pub(super) fn method(&self) -> &[u8] {
         self.bytes.split(|byte| *byte == b' ').next().unwrap_or_default()
     }
@@ -39,7 +40,7 @@ impl HostileRequest {
         self.bytes.split(ends).nth(1).unwrap_or_default()
     }
 
-    /// The lock that the request names, if the name is valid.
+    /// The name of the lock in the request, if that is a valid name.
     pub(super) fn name(&self) -> Option<String> {
         let target = self.target();
         let origin = target.windows(7).position(|seven| seven == b"/locks/")?;
@@ -48,7 +49,7 @@ impl HostileRequest {
     }
 }
 
-/// The documented alphabet, length and segments of names.
+/// Whether a text has the alphabet, length and segments that the documentation allows for names.
 pub(super) fn is_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@/+~-".contains(&byte);
     let is_kept = |segment: &str| !matches!(segment, "" | "." | "..");
@@ -84,7 +85,7 @@ fn injected(chance: &mut Chance, text: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Removes line ends and invalid text, which a client library would refuse.
+/// Removes line ends and invalid text, because a client library would refuse them in a header.
 fn fit_for_a_header(text: &[u8]) -> Vec<u8> {
     text.iter().copied().filter(|byte| *byte >= b' ' && *byte != 0x7f || *byte == b'\t').collect()
 }
@@ -112,7 +113,7 @@ fn method(chance: &mut Chance) -> &'static str {
     if chance.one_in(12) { chance.pick(ODD_METHODS) } else { chance.pick(METHODS) }
 }
 
-/// A target that is a URI.
+/// A request target that is a URI.
 fn target(chance: &mut Chance, targets: &Targets) -> String {
     match chance.below(20) {
         0..6 => lock_path(&targets.held[chance.below(targets.held.len())]),
@@ -149,7 +150,7 @@ fn hex(chance: &mut Chance, digits: usize) -> String {
     (0..digits).map(|_| char::from(b"0123456789abcdef"[chance.below(16)])).collect()
 }
 
-/// The largest token.
+/// The largest token that is allowed.
 pub(super) const FAR_AHEAD: &str = "9007199254740991";
 
 fn token(chance: &mut Chance, targets: &Targets) -> Vec<u8> {
@@ -189,8 +190,8 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
     if by_key || chance.one_in(5) {
         let key = [&b"a-key-of-sixteen-characters"[..], b"short", b"", &[b'k'; 255], &[b'k'; 300]];
         let key = chance.pick(&key);
-        // Never an injection alone, because its text occurs elsewhere too: the test searches the
-        // log for keys.
+        // The injection never stands alone, because the same text occurs elsewhere in the log. The
+        // test searches the log for whole keys.
         let key = if chance.one_in(2) {
             injected(chance, b"a-key-of-sixteen-characters")
         } else {
@@ -243,7 +244,7 @@ fn headers(chance: &mut Chance, targets: &Targets, method: &str) -> Vec<(String,
     headers
 }
 
-/// A body that is JSON or nearly so. A valid TTL is long enough for a slow machine.
+/// A body that is JSON, or nearly. If its TTL is valid, it is long enough for a slow machine.
 fn body(chance: &mut Chance) -> Vec<u8> {
     match chance.below(12) {
         0..5 => good_body(chance),
@@ -298,7 +299,7 @@ fn good_body(chance: &mut Chance) -> Vec<u8> {
     serde_json::Value::Object(body).to_string().into_bytes()
 }
 
-/// The bytes on the wire.
+/// The request as the bytes that are sent.
 fn written(
     method: &str,
     target: &[u8],
@@ -356,7 +357,7 @@ fn parts(chance: &mut Chance, targets: &Targets) -> Parts {
     Parts { method, target, headers, body }
 }
 
-/// The request of this number.
+/// The request with the next number.
 pub(super) fn hostile_request(chance: &mut Chance, targets: &Targets) -> HostileRequest {
     let mut made = parts(chance, targets);
     if chance.below(10) < 6 {
@@ -370,7 +371,8 @@ pub(super) fn hostile_request(chance: &mut Chance, targets: &Targets) -> Hostile
 
 fn well_framed(chance: &mut Chance, made: Parts) -> HostileRequest {
     let Parts { method, target, mut headers, mut body } = made;
-    // Whether a server reads this much before it answers has nothing to do with framing.
+    // A server may answer such a large request before it has read all of it, and then close the
+    // connection. That is no fault of its framing, so the request itself asks to close.
     let size = headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
         + target.len()
         + body.len();
@@ -397,7 +399,8 @@ fn well_framed(chance: &mut Chance, made: Parts) -> HostileRequest {
 fn corrupted(chance: &mut Chance, mut bytes: Vec<u8>) -> Vec<u8> {
     for _ in 0..=chance.below(4) {
         let at = chance.below(bytes.len());
-        // No byte becomes a digit: a slow machine cannot serve a TTL of milliseconds.
+        // No byte is changed into a digit. It could make a TTL of milliseconds, and a slow machine
+        // cannot grant that.
         bytes[at] = loop {
             let byte = chance.next() as u8;
             if !byte.is_ascii_digit() {
@@ -416,7 +419,7 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
         vec![("Content-Length".into(), body.len().to_string().into())];
     headers.insert(0, ("Connection".into(), b"close".to_vec()));
     match chance.below(10) {
-        // Carriage returns, line feeds and zeros inside a value.
+        // Carriage returns, line feeds or zero bytes inside a value.
         0..3 => {
             let at = 1 + chance.below(headers.len() - 1);
             headers[at].1 = injected(chance, &headers[at].1);
@@ -478,7 +481,8 @@ fn badly_framed(chance: &mut Chance, targets: &Targets, made: Parts) -> HostileR
                 lengths.push(("Content-Length".into(), b"7".to_vec()));
             }
         }
-        // Two framings at once, or invalid chunks: the rest may be read as a separate request.
+        // Two lengths in one request, or invalid chunks. A server may read the rest as a request of
+        // its own.
         7 => {
             lengths.push((
                 "Transfer-Encoding".into(),

@@ -1,27 +1,27 @@
-//! The clients' observations of many locks at once, and the violations in them. Pure: times count
-//! from the start of the run, all by one clock.
+//! What the clients saw of many locks at the same time, and the violations in it. There is no input
+//! or output here. All times count from the start of the run, by one clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The longest time for which a gateway may work on a request after its client has left.
+/// How long a gateway may go on with a request after its client has left.
 const LATE: Duration = Duration::from_secs(5);
 
-/// The life of one key on one lock. Outside of it the key can hold nothing.
+/// The life of one idempotency key on one lock. Before and after it, the key cannot hold the lock.
 #[derive(Debug, Clone)]
 pub(super) struct Life {
-    /// Also the label that others see.
+    /// The name of the order. Other clients see it as the holder's label.
     pub(super) order: String,
     pub(super) lock: String,
-    /// The first request was sent.
+    /// When the first request was sent.
     pub(super) from: Duration,
-    /// The release was answered.
+    /// When the release was answered.
     pub(super) until: Duration,
-    /// A client left without its answer.
+    /// Whether the client has ever left without its answer.
     pub(super) closed: bool,
 }
 
-/// From the first answer with a grant until the release was sent.
+/// One hold: from the first answer with the grant until the release was sent.
 #[derive(Debug, Clone)]
 pub(super) struct Hold {
     pub(super) order: String,
@@ -31,7 +31,7 @@ pub(super) struct Hold {
     pub(super) until: Duration,
 }
 
-/// A request that was refused because another client has the lock.
+/// A request that was refused because another client holds the lock.
 #[derive(Debug, Clone)]
 pub(super) struct Denial {
     pub(super) order: String,
@@ -46,9 +46,9 @@ pub(super) struct History {
     pub(super) lives: Vec<Life>,
     pub(super) holds: Vec<Hold>,
     pub(super) denials: Vec<Denial>,
-    /// Violations noticed at once.
+    /// Violations that a client noticed by itself.
     pub(super) wrong: Vec<String>,
-    /// Counts of events.
+    /// How often each kind of event happened.
     pub(super) counts: BTreeMap<String, usize>,
 }
 
@@ -70,7 +70,7 @@ impl History {
         counts.into_iter().for_each(|(what, count)| *self.counts.entry(what).or_default() += count);
     }
 
-    /// All violations.
+    /// All violations in the run.
     pub(super) fn judged(&self) -> Vec<String> {
         let mut wrong = self.wrong.clone();
         wrong.extend(self.two_holders());
@@ -78,8 +78,8 @@ impl History {
         wrong
     }
 
-    /// In the order of their tokens, each hold of a lock must have ended before the next one began.
-    /// Then no two holds overlap, and tokens grow with time.
+    /// Takes the holds of each lock in the order of their tokens. Each hold must have ended before
+    /// the next one began. Then no two holds overlap, and later holds have larger tokens.
     fn two_holders(&self) -> Vec<String> {
         let mut holds: Vec<&Hold> = self.holds.iter().collect();
         holds.sort_by_key(|hold| (&hold.lock, hold.fencing));
@@ -89,8 +89,8 @@ impl History {
         wrong.map(|pair| format!("{:?} and then {:?}", pair[0], pair[1])).collect()
     }
 
-    /// A denial while no other client could have had the lock, or with a holder that could not have
-    /// had it.
+    /// A denial is wrong in two cases: no other client could have held the lock at that time, or
+    /// the denial names a holder that could not.
     fn unfounded(&self, denial: &Denial) -> Option<String> {
         let Denial { order, lock, holder, sent, answered } = denial;
         let overlaps = |life: &Life| {
@@ -104,7 +104,8 @@ impl History {
         (!founded).then(|| format!("no other client had the lock: {denial:?}"))
     }
 
-    /// Denials while another client knowingly held the lock during the whole request.
+    /// The number of denials during which another client certainly held the lock, from the request
+    /// to the answer.
     pub(super) fn plain_denials(&self) -> usize {
         let held = |denial: &&Denial| {
             let mut others = self
@@ -179,7 +180,7 @@ fn the_checker_finds_a_denial_without_another_holder() {
     assert_eq!(
         judged(denial("b", Some("closed"), 4_000, 4_005)),
         0,
-        "the undo of a left client may be late"
+        "an undo may be a little late"
     );
-    assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "but not for ever");
+    assert_eq!(judged(denial("b", Some("closed"), 6_000, 6_005)), 1, "an undo may not be so late");
 }

@@ -1,6 +1,6 @@
-//! One client with one key. Its first answer is lost, so it asks other gateways until one returns
-//! its grant. Then it extends and releases the lock. The client records what it sees, and checks
-//! each answer against earlier promises.
+//! The order of one client with one idempotency key. Its first answer is lost, so it asks other
+//! gateways until one returns its grant. Then it extends the lock and releases it. The client
+//! records every answer and compares it with earlier promises.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,14 @@ use crate::support::chance::Chance;
 use crate::support::client::{Answer, Lease, lock_path};
 use crate::support::gateway::Gateway;
 
-/// The longest time for one step: other clients come first, and each of them meets faults.
+/// How long one step may take. Other clients come first in the queue, and each of them meets
+/// faults.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Longer than the test, so nothing expires meanwhile.
+/// A TTL longer than the test, so that nothing expires meanwhile.
 const TTL_MS: u64 = 120_000;
 const _: () = assert!(TTL_MS > 3 * PATIENCE.as_millis() as u64);
 
-/// State shared by all clients of a run.
+/// What all clients of a run share.
 pub(super) struct Run {
     pub(super) gateways: Vec<Gateway>,
     pub(super) locks: usize,
@@ -30,16 +31,16 @@ pub(super) struct Run {
 pub(super) struct Order<'a> {
     run: &'a Run,
     chance: Chance,
-    /// The client's label at all gateways.
+    /// The label that the client sends to all gateways.
     label: String,
     lock: String,
     body: Value,
-    /// The gateway that was asked last.
+    /// The number of the gateway that was asked last.
     at: usize,
-    /// The grant, and the time of the first answer with it.
+    /// The grant, and the time when the first answer with it arrived.
     known: Option<(Lease, Duration)>,
-    /// The first request was lost or refused, so the gateways may know more of this key than its
-    /// client.
+    /// Whether the first request was lost or refused. Then a gateway may have a grant for this key
+    /// of which the client does not know.
     asked_before: bool,
     /// The last refusal.
     refused: String,
@@ -71,7 +72,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Runs the whole order.
+    /// Carries out the whole order: acquire, extend, release.
     pub(super) async fn carried_out(mut self) -> History {
         let from = self.run.began.elapsed();
         let closed = self.chance.one_in(2);
@@ -81,12 +82,13 @@ impl<'a> Order<'a> {
             self.ask().await;
             self.seen.count("read and lost");
         }
-        // Sometimes once more than needed: each answer is as good as the first.
+        // The client sometimes asks once more than it needs, because each answer must be as good as
+        // the first.
         let repetitions = 1 + self.chance.below(2);
         let mut is_held = true;
         for _ in 0..repetitions {
             is_held = is_held && self.repeat_until_granted().await;
-            // The client works under its lock.
+            // The client does its work while it holds the lock.
             sleep(Duration::from_millis(self.chance.below(60) as u64)).await;
         }
         let mut held_until = self.run.began.elapsed();
@@ -134,8 +136,8 @@ impl<'a> Order<'a> {
         ));
     }
 
-    /// The client leaves before it reads anything, anywhere between the reading of the request and
-    /// the writing of the answer.
+    /// Sends the request and leaves before reading anything. The moment lies anywhere between the
+    /// gateway's reading of the request and its writing of the answer.
     async fn ask_and_leave(&mut self) {
         let body = self.body.to_string();
         let mut client = self.gateway().raw().await;
@@ -154,7 +156,8 @@ impl<'a> Order<'a> {
         self.seen.count("closed without reading");
     }
 
-    /// Asks. Returns whether the lock is its own; if not, it has waited until it may ask again.
+    /// Asks for the lock. Returns whether the client has it. If not, the client has already waited
+    /// until it may ask again.
     async fn ask(&mut self) -> bool {
         let sent = self.run.began.elapsed();
         let call = self
@@ -197,7 +200,7 @@ impl<'a> Order<'a> {
                 self.seen.count("repeated: the same grant")
             }
             Some(_) => self.wrong(&format!("another grant: {lease:?}, replayed: {replayed}")),
-            None if replayed && !asked_before => self.wrong("replayed, and never asked before"),
+            None if replayed && !asked_before => self.wrong("replayed, but never asked before"),
             None => {
                 let how = match (asked_before, replayed) {
                     (false, _) => "first answer: granted to the first request",
@@ -210,7 +213,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// Repeats the request, each time at another gateway, until it is granted.
+    /// Repeats the request, each time at the next gateway, until it is granted.
     async fn repeat_until_granted(&mut self) -> bool {
         let since = Instant::now();
         while since.elapsed() < PATIENCE && self.seen.wrong.is_empty() {
@@ -222,7 +225,8 @@ impl<'a> Order<'a> {
         false
     }
 
-    /// Waits after a refusal that may be repeated, for as long as the refusal says.
+    /// Waits after a refusal, for as long as the refusal says. Panics if the refusal has none of
+    /// these codes.
     async fn pause(&mut self, answer: &Answer, what: &str, codes: &[&str]) {
         let body = answer.json();
         let code = body["code"].as_str().unwrap_or_default();
@@ -239,7 +243,7 @@ impl<'a> Order<'a> {
         .await;
     }
 
-    /// A success proves that the client held the lock all the time.
+    /// Extends the lock. A success proves that the client has held the lock all the time.
     async fn extend(&mut self) {
         let Some((Lease { token, fencing }, _)) = self.known.clone() else { return };
         let since = Instant::now();

@@ -1,4 +1,4 @@
-//! The committed counts, and how today's differ from them.
+//! The committed counts, and how today's counts differ from them.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,21 +9,22 @@ use crate::callgrind::Counts;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/baseline.toml");
 const HEAD: &str = "\
-# What each path costs per time it is done: instructions, and requests for memory. Written by
+# The cost of one repetition of each path: instructions, and requests for memory. Written by
 #     cargo run --release -p redlock-instructions -- --bless
-# Other compilers, C libraries and processors count differently: then instructions are shown and not judged.
+# With another compiler, C library or processor the counts differ. Then instructions are shown, but not judged.
 ";
 
-/// Two runs differ by less than half a per cent. But a change elsewhere may lead the compiler to
-/// inline differently, which has moved an untouched path by 2.7 %.
+/// How much a path may become worse before it counts as a regression. Two runs differ by less than
+/// half a per cent. But after a change elsewhere the compiler may inline differently, and that once
+/// moved the count of an unchanged path by 2.7 %.
 pub(crate) const TOLERANCE: f64 = 0.04;
-/// Allocations hardly depend on anything but the code.
+/// How many more allocations a path may make. Their number depends on little but the code.
 const ALLOCATIONS: f64 = 0.5;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Baseline {
-    /// The tools outside this repository that the counts depend on.
+    /// The tools outside this repository on which the counts depend.
     pub(crate) made_with: Vec<String>,
     #[serde(default)]
     pub(crate) paths: BTreeMap<String, Entry>,
@@ -55,8 +56,8 @@ pub(crate) enum Verdict {
 }
 
 impl Entry {
-    /// Compares with the earlier counts. Instructions count only if both were made with the same
-    /// tools.
+    /// Compares these counts with earlier ones. Instructions are compared only if both counts were
+    /// made with the same tools (`alike`).
     pub(crate) fn verdict(self, before: Option<Self>, alike: bool) -> Verdict {
         let Some(before) = before else { return Verdict::New };
         let limit = TOLERANCE * before.instructions as f64;
@@ -75,7 +76,7 @@ impl Entry {
         self.instructions as f64 - before.instructions as f64
     }
 
-    /// `+1.2 %`.
+    /// The change as text, for example `+1.2 %`.
     pub(crate) fn percent(self, before: Self) -> String {
         format!("{:+.1} %", self.change(before) / before.instructions as f64 * 100.0)
     }

@@ -1,9 +1,9 @@
 //! Runs one path under valgrind's callgrind and counts its instructions and allocations per
 //! repetition.
 //!
-//! A path runs twice, the second time with more repetitions. The difference is the cost of the
-//! additional repetitions: start-up, warm-up and the end cancel out. The counts come from
-//! simulation, so a busy machine changes nothing.
+//! A path runs twice, and the second run has more repetitions. The difference between the two is
+//! the cost of the additional repetitions. Start-up, warm-up and the end cost the same in both and
+//! cancel out. Callgrind simulates the processor, so a busy machine changes no count.
 
 use std::collections::HashMap;
 use std::path::Path as File;
@@ -11,14 +11,14 @@ use std::process::Command;
 
 use crate::paths::Path;
 
-/// How many times more repetitions the longer run has.
+/// The longer run has this many times the repetitions of the shorter one.
 const LONGER: u32 = 4;
 /// The functions that allocate memory, below Rust's allocator.
 const ALLOCATORS: [&str; 5] = ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc"];
 
-/// Functions that are left out. A node in memory stands for a master, which is another process; its
-/// cost would hide ours behind four times as much. The metrics library calibrates its clock for a
-/// time, not for a number of repetitions.
+/// Functions that do not count. A node in memory stands for a master, which is another process in
+/// practice. Its cost would be four times that of our own code. The metrics library calibrates its
+/// clock for a fixed time, not for a number of repetitions.
 const LEFT_OUT: [&str; 2] =
     ["redlock_core::node::memory::MemoryNode::run_as", "quanta::Calibration::calibrate"];
 
@@ -29,12 +29,13 @@ pub(crate) struct Counts {
     pub(crate) allocations: f64,
 }
 
-/// Counts one path. The profile of the longer run stays in `keep`, if given.
+/// Counts one path. With `keep`, the profile of the longer run is kept there.
 pub(crate) fn count(path: &Path, keep: Option<&File>) -> Result<Counts, String> {
     let short = run(path, path.times, None)?;
     let long = run(path, LONGER * path.times, keep)?;
     if path.asks_nodes && long.left_out <= short.left_out {
-        // The compiler may have inlined the node's function, and then everything would count.
+        // If the compiler has inlined the node's function, the function cannot be left out, and all
+        // of its cost would count.
         return Err(format!("{}: no call of {} was seen", path.name, LEFT_OUT[0]));
     }
     let times = f64::from((LONGER - 1) * path.times);
@@ -55,7 +56,7 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
     let named = |directory: &File| directory.join(format!("callgrind.out.{}", path.name));
     let profile = match keep {
         Some(directory) => named(directory),
-        // Paths are counted in parallel.
+        // Paths are counted in parallel, so each needs a profile of its own.
         None => {
             std::env::temp_dir().join(format!("callgrind.out.{}.{}", path.name, std::process::id()))
         }
@@ -66,7 +67,8 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
         .arg(format!("--callgrind-out-file={}", profile.display()))
         .arg(this)
         .args(["--run", path.name, "--times", &times.to_string()])
-        // The log level is part of the counts; a backtrace is not.
+        // The log level changes the counts, so it must not come from the environment. A backtrace
+        // must not count.
         .env_remove("RUST_LOG")
         .env_remove("RUST_BACKTRACE")
         .output()
@@ -86,10 +88,10 @@ fn run(path: &Path, times: u32, keep: Option<&File>) -> Result<Totals, String> {
     totals(&text).ok_or_else(|| format!("{}: no totals in it", profile.display()))
 }
 
-/// Reads a profile; its format is in the Callgrind Format Specification of valgrind's manual. A
-/// name comes once, as `cfn=(number) name`, and then as `cfn=(number)`; functions and callees share
-/// their numbers. The line after `calls=` ends with the cost of the call, including everything it
-/// called.
+/// Reads a profile. Its format is in the Callgrind Format Specification of valgrind's manual. A
+/// name appears in full only once, as `cfn=(number) name`, and later as `cfn=(number)`. Functions
+/// and callees share their numbers. The line after `calls=` ends with the cost of the call,
+/// including everything that the callee called.
 fn totals(profile: &str) -> Option<Totals> {
     let mut total = None;
     let mut left_out = 0;

@@ -1,11 +1,11 @@
 //! Counts instructions and allocations on the paths of a request with valgrind's callgrind, and
-//! compares them with the committed baseline. The counts repeat on a busy machine, so they show a
-//! regression of a few per cent that no clock would show. They do not cover waiting, caches or
-//! system calls; the load driver in tests/bench measures those.
+//! compares them with the committed baseline. The counts are the same on a busy machine. So they
+//! show a regression of a few per cent, which a clock would not show. They do not include waiting,
+//! caches or system calls. The load driver in tests/bench measures those.
 //!
-//! The program runs itself under valgrind: `cargo run --release -p redlock-instructions`. Nodes are
-//! in memory and left out of the count of instructions. There are no sockets. The counts cover our
-//! own code and the libraries below it.
+//! The program runs itself under valgrind. To start it: `cargo run --release -p
+//! redlock-instructions`. The nodes are in memory, and their instructions are left out. There are
+//! no sockets. The rest counts: our own code and the libraries below it.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -36,15 +36,16 @@ const BLESS: &str = "cargo run --release -p redlock-instructions -- --bless";
 #[command(after_help = "Exit status 1: a path has become worse than the baseline allows.\n\
     To see where instructions go: --keep DIR, then \n    callgrind_annotate --inclusive=yes DIR/callgrind.out.http-cycle")]
 struct Arguments {
-    /// Count only paths whose name contains this
+    /// Count only paths whose name contains this text
     filter: Option<String>,
-    /// Write today's counts into the baseline; commit it with the change that explains it
+    /// Write today's counts into the baseline; commit it with the change that explains the
+    /// difference
     #[arg(long)]
     bless: bool,
     /// Keep callgrind's profiles in this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Run one path without counting
+    /// Run one path without counting; the program starts itself with this under valgrind
     #[arg(long, value_name = "PATH", hide = true, requires = "times")]
     run: Option<String>,
     #[arg(long, hide = true)]
@@ -125,7 +126,8 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
         baseline.paths.insert(path.name.to_owned(), now);
     }
     if arguments.bless {
-        // Counts made with other tools must not stand beside these.
+        // The baseline names one set of tools, so counts made with other tools must not be mixed
+        // in.
         baseline.paths.retain(|name, _| PATHS.iter().any(|path| path.name == name));
         if !alike && paths.len() < PATHS.len() && !baseline.made_with.is_empty() {
             return Err(
@@ -161,7 +163,7 @@ fn compare(arguments: &Arguments) -> Result<ExitCode, String> {
     ))
 }
 
-/// Counts as many paths at a time as there are processors. The counts do not depend on other load.
+/// Counts as many paths at a time as there are processors. Other load does not change the counts.
 fn count_all(paths: &[&Path], arguments: &Arguments) -> Result<Vec<Entry>, String> {
     let next = AtomicUsize::new(0);
     let counted = Mutex::new(vec![None; paths.len()]);

@@ -1,8 +1,8 @@
-//! The counted paths. Each repeats its work on one thread, as often as asked.
+//! The counted paths. Each path repeats its work on one thread, as often as the caller asks.
 //!
-//! Names come from a short list and random numbers from a seed. A clock advances by a microsecond
-//! at each reading, so the machine's speed changes no decision. Only the seed of the standard
-//! library's hash maps stays random.
+//! Names come from a short list, and random numbers from a seed. The clock advances by a
+//! microsecond at each reading, so the machine's speed changes no decision. Only the hash maps of
+//! the standard library still use a random seed.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -33,17 +33,17 @@ use redlock_gateway::telemetry::{self, Telemetry};
 pub(crate) struct Path {
     /// Its name on the command line and in the baseline.
     pub(crate) name: &'static str,
-    /// One repetition in words.
+    /// What one repetition does, in words.
     pub(crate) what: &'static str,
-    /// Repetitions in the shorter of the two runs.
+    /// How many repetitions the shorter of the two runs has.
     pub(crate) times: u32,
-    /// Whether nodes take part.
+    /// Whether the path asks nodes.
     pub(crate) asks_nodes: bool,
     run: fn(u32),
 }
 
 impl Path {
-    /// Runs this many repetitions.
+    /// Runs the path this many times.
     pub(crate) fn run(&self, times: u32) {
         (self.run)(times);
     }
@@ -97,7 +97,8 @@ pub(crate) const PATHS: [Path; 7] = [
 
 const NODES: usize = 5;
 const NAMES: u32 = 16;
-/// Requests between two upkeeps of the metrics; the server does one every few seconds.
+/// After how many requests the metrics library does its upkeep. In the gateway that happens every
+/// few seconds.
 const UPKEEP_EVERY: u32 = 250;
 const BODY: &str = r#"{"ttl_ms": 30000, "owner": "nightly-report on host-7"}"#;
 
@@ -129,7 +130,7 @@ fn redlock(observer: Arc<dyn Observer>) -> Redlock {
     };
     let nodes = node_names().into_iter().map(node).collect();
     let entropy = Arc::new(Seeded(Mutex::new(fastrand::Rng::with_seed(1))));
-    // Test builds have one more setting.
+    // In test builds the settings have one more field.
     #[allow(clippy::needless_update)]
     let settings = Settings { key_prefix: "lock:".into(), ..Settings::default() };
     Redlock::new(nodes, settings, Env { clock, entropy, observer })
@@ -184,7 +185,7 @@ fn batch(times: u32) {
             scope: ReleaseScope::Holder,
             tell: None,
         }));
-        // A few are refused, as in practice.
+        // A few attempts are refused, as in practice.
         let refusal =
             || Holding { record: record.clone(), expires_in: Some(Duration::from_secs(20)) };
         votes.push(if at % 4 == 0 { Vote::Held(refusal()) } else { Vote::Granted });
@@ -238,7 +239,8 @@ fn handoff(times: u32) {
             let patience = Duration::from_secs(20);
             let waits =
                 locks.acquire_within(name, ttl(), AcquireOptions::default(), patience, || Ok(()));
-            // In this order the first future is in the queue when the second releases the lock.
+            // `biased` polls the futures in this order, so the first one is in the queue when the
+            // second releases the lock.
             let (next, released) = tokio::join!(biased; waits, locks.release(name, &held.token));
             released.expect("it was ours");
             held = next.expect("it was handed over");
@@ -250,7 +252,7 @@ fn handoff(times: u32) {
     });
 }
 
-/// A gateway without its sockets.
+/// A gateway without sockets.
 struct Served {
     app: App,
     telemetry: Arc<Telemetry>,
@@ -259,7 +261,7 @@ struct Served {
 
 impl Served {
     fn new() -> Self {
-        // Nothing is logged at this level.
+        // The level is so low that nothing is logged.
         drop(telemetry::start_logging(LogFormat::Json));
         let telemetry = Arc::new(Telemetry::new(&node_names()));
         let limits = Limits {
@@ -281,13 +283,13 @@ impl Served {
         }
     }
 
-    /// The head of the answer, after its body was read to the end.
+    /// Sends a request, reads the whole body, and returns the head of the answer.
     async fn ask(&mut self, request: Request<Body>, wanted: StatusCode) -> Response<()> {
         self.requests += 1;
         if self.requests.is_multiple_of(UPKEEP_EVERY) {
             self.telemetry.upkeep();
         }
-        // Boxed, as in a connection's service.
+        // The future is boxed, as it is in a connection's service.
         let (head, body) = Box::pin(self.app.clone().answer(request)).await.into_parts();
         let body =
             axum::body::to_bytes(body, usize::MAX).await.expect("a body in memory never fails");

@@ -1,5 +1,5 @@
-//! The cases: the models at their bounds with all rules on, and for each rule the case that needs
-//! it.
+//! The cases. Each case is a model at certain bounds, which holds with all rules on. The mutations
+//! name, for each rule, a case that no longer holds without the rule.
 
 use crate::eligibility::{
     Bounds as EligibilityBounds, Eligibility, NO_VOTE_AFTER_LOSS, ONE_HOLDER,
@@ -21,7 +21,7 @@ pub enum Size {
 /// One model at certain bounds.
 #[derive(Debug)]
 pub struct Case {
-    /// Describes its bounds.
+    /// Names the model and describes its bounds.
     pub title: &'static str,
     /// The smallest size that includes the case.
     pub size: Size,
@@ -464,7 +464,7 @@ fn eligibility(rules: Rules, bounds: EligibilityBounds) -> AnyModel {
     AnyModel::Eligibility(Eligibility::new(rules, bounds))
 }
 
-/// At least one loss of data, with recovery.
+/// Turns recovery on and allows at least one loss of data.
 fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(
         rules,
@@ -472,7 +472,7 @@ fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     ))
 }
 
-/// At least one reading for catching up.
+/// Allows at least one reading for a node that catches up.
 fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(rules, Bounds { catch_ups: bounds.catch_ups.max(1), ..bounds }))
 }
@@ -528,7 +528,7 @@ pub static CASES: [&Case; 45] = [
 
 macro_rules! mutations {
     ($($rule:ident: $case:ident, $property:ident;)*) => {
-        /// Every rule, with the case that needs it.
+        /// Every rule, the case that needs it, and the property that is violated without it.
         pub static MUTATIONS: &[Mutation] = &[$(Mutation {
             rule: stringify!($rule),
             property: $property,
@@ -536,7 +536,8 @@ macro_rules! mutations {
             switch: |rules| &mut rules.$rule,
         }),*];
 
-        /// One test for each rule: without it, its case must have a counter-example.
+        /// One test for each rule: without the rule, the explorer must find a counter-example in
+        /// its case.
         #[cfg(test)]
         mod without {
             $(#[test] fn $rule() { super::tests::assert_needed(stringify!($rule)); })*
@@ -631,8 +632,8 @@ mod tests {
         assert_eq!(tested, fields);
     }
 
-    /// Rules about the model's assumptions: a name leads to one process, and clocks keep their
-    /// promise.
+    /// The model assumes these rules of the core, so it has no switch for them: a name leads to one
+    /// process, and clocks run at the promised rates.
     const ASSUMED: [&str; 4] =
         ["name_is_followed", "returned_waits", "two_alive_are_noticed", "rate_is_checked"];
 

@@ -1,46 +1,51 @@
-//! Eligibility: two gateways admit nodes that fail in every way they can.
+//! Eligibility: two gateways admit nodes, and the nodes fail in every way they can.
 //!
-//! The decisions are the core's own: each gateway has a
+//! The decisions are the core's own: each gateway has one
 //! [`redlock_core::node::eligibility::Eligibility`] for each node. The model passes it the facts of
-//! a probe, carries out its next step, and lets every other event happen in between. The properties
-//! are [`NO_VOTE_AFTER_LOSS`], which concerns one node, and its consequence [`ONE_HOLDER`].
+//! a probe, carries out the step that it returns, and lets every other event happen in between. The
+//! properties are [`NO_VOTE_AFTER_LOSS`], which concerns one node, and its consequence
+//! [`ONE_HOLDER`].
 //!
-//! Nodes lose their data in place (FLUSHALL) and restart, empty or from a file. The file is a dump,
-//! which brings an old marker back, or an append-only file. Nodes evict keys, and begin or cease to
-//! sync every write to disk. Clusters are new or pass for new; gateways restart; an operator
-//! introduces a shorter `max_ttl`. Only faults are counted: the number of locks, probes and markers
-//! has no bound. The model reuses nonces and processes that nobody remembers. States that differ
-//! only in the order of nodes or gateways are one.
+//! Nodes lose their data in place (FLUSHALL). They restart empty or from a file: a dump, which
+//! brings an old marker back, or an append-only file. They evict keys, and begin or cease to sync
+//! every write to disk. A cluster is new, or its nodes look new because they lost their data.
+//! Gateways restart. An operator introduces a shorter `max_ttl`.
 //!
-//! The model switches a rule of the core off by hiding facts from it: one process for all, no
-//! evictions, always the same nonce.
+//! Only faults and gateway restarts are bounded. The number of locks, probes and markers has no
+//! bound: the model reuses nonces and process numbers that no node and no gateway remembers. States
+//! that differ only in the order of nodes or gateways count as one.
 //!
-//! Locks are simple here: a majority grants one in one step, and it disappears from all nodes in
-//! one step. Messages and expiry in between are explored by [`crate::locks`], where a quarantine is
-//! a single wait.
+//! To switch a rule of the core off, the model hides facts from it: every process seems to be the
+//! same, no key seems to be evicted, or every nonce is equal.
+//!
+//! Locks are simple in this model: a majority grants a lock in one step, and the lock disappears
+//! from all nodes in one step. [`crate::locks`] explores the messages and expiries in between.
+//! There a quarantine is a single wait.
 //!
 //! # Time
 //!
-//! The model's time is the set of running leases. A probe at time zero plus n milliseconds stands
-//! for the set with the number n. So a count that begins then remembers the set. When none of its
-//! leases runs any more, a probe may report the time at which that count ends.
+//! The model's time is the set of running leases, one bit each. A probe in a state whose set is the
+//! number n happens at n milliseconds. So a quarantine count that begins with this probe remembers
+//! the set. Once none of those leases runs any more, a probe may happen at the moment when the
+//! count ends.
 //!
 //! # Assumptions
 //!
-//! - A process and its connections are gone before the next process starts. `redlock-sim` simulates
-//!   names that move.
-//! - Gateways probe a node often: before the node votes again, all of them see an event that makes
-//!   its memory suspect while the process goes on. Such events end sessions.
-//! - A node that lost data is not restarted with a synced file before a marker records the loss. A
-//!   file older than the node's data is loaded as synced only when all gateways have admitted the
-//!   node in its last state.
-//! - A gateway with `--bootstrap` starts only when no lease runs or another gateway knows better.
-//!   All gateways probe a blank node before a gateway's claim that it is new is confirmed.
-//! - Gateways with the new `max_ttl` see no node without a marker before the change has ended. The
-//!   old gateways stop when it begins.
+//! - A process and its connections end before the next process starts. Names that move to a second
+//!   process are simulated in `redlock-sim`.
+//! - Gateways probe a node often. If something makes its memory suspect while its process goes on,
+//!   every gateway sees that before the node votes for it again, because such events end sessions.
+//! - A node that lost data restarts with a synced file only after a marker has recorded the loss. A
+//!   node restarts from an append-only file older than its data, as if that file were synced, only
+//!   after all gateways have admitted the node in its last state.
+//! - A gateway with `--bootstrap` starts only when no lease runs, or when another gateway knows
+//!   that the cluster is not new. Before a gateway's claim that a blank node is new is confirmed,
+//!   all gateways probe that node.
+//! - Gateways with the new `max_ttl` see no node without a marker before the change of
+//!   configuration has ended. The gateways with the old one stop when the change begins.
 //!
-//! Without [`Bounds::is_operated_well`] the third, fourth and fifth assumption do not hold, and the
-//! properties are violated: known limits, not promises.
+//! Without [`Bounds::is_operated_well`] the third, fourth and fifth assumption do not hold. Then
+//! the properties are violated. These are known limits, not promises.
 
 mod bounds;
 mod events;
@@ -56,9 +61,9 @@ pub use self::state::State;
 use self::state::{Change, Gateway, Site, Stored};
 use crate::explore::Narrated;
 
-/// No two locks are held at once.
+/// At no time are two locks held.
 pub const ONE_HOLDER: &str = "one holder";
-/// No node votes for a gateway while a lock may live that the node has granted and lost.
+/// No node votes for a gateway while a lock may still live that the node granted and lost.
 pub const NO_VOTE_AFTER_LOSS: &str = "no vote of a node that has lost a lock";
 
 impl Model for Eligibility {

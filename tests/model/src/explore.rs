@@ -15,18 +15,18 @@ pub trait Narrated: Model {
     fn narrate(&self, path: Vec<(Self::State, Option<Self::Action>)>) -> Vec<String>;
 }
 
-/// Reports a property once. The checker would otherwise keep its last discovery, which is the
-/// longest.
+/// Reports each property once. If a property were reported again and again, the checker would keep
+/// the last discovery, which has the longest path.
 #[derive(Debug, Default)]
 pub struct First(AtomicBool);
 
 impl First {
-    /// For a condition that must always hold: true again after the first violation.
+    /// For a condition that must always hold: returns false only for the first violation.
     pub fn always(&self, holds: bool) -> bool {
         holds || self.0.swap(true, Ordering::Relaxed)
     }
 
-    /// For a condition that must occur: true only the first time.
+    /// For a situation that must occur: returns true only for the first occurrence.
     pub fn sometimes(&self, holds: bool) -> bool {
         holds && !self.0.swap(true, Ordering::Relaxed)
     }
@@ -57,12 +57,12 @@ pub struct ExplorationResult {
     pub violated: BTreeMap<&'static str, Vec<String>>,
     /// Situations that must occur, and whether each did.
     pub seen: BTreeMap<&'static str, bool>,
-    /// Properties without a violation so far.
+    /// Properties without a violation in the explored states.
     pub held: Vec<&'static str>,
 }
 
-/// Runs a model. One thread finds a shortest counter-example; more threads are faster. `progress`
-/// prints to stderr.
+/// Runs a model. With one thread the counter-example is a shortest one. More threads are faster,
+/// but may find a longer one. With `progress` the checker's progress goes to stderr.
 pub fn explore<M>(model: M, until: Until, threads: usize, progress: bool) -> ExplorationResult
 where
     M: Narrated + Send + Sync + 'static,

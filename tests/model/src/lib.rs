@@ -21,44 +21,48 @@
 //!
 //! # The bounds, and why they are enough
 //!
-//! - *Three nodes.* The argument for exclusion is that two majorities share a node. Three is the
-//!   smallest number with a majority that is not all, and each of its majorities can be any two.
-//! - *Two owners, three proposals, tokens up to 3.* A violation is a matter of two parties. The
-//!   third proposal is the retry of one of them. Tokens are only compared, so all orders of three
-//!   tokens cover all cases.
-//! - *One or two extensions and losses of data at a time.* [`repair`] and [`eligibility`] run
-//!   longer series and leave out the rest. This bound is the weakest: no size explores a history
-//!   with three proposals, two losses and two extensions at once. Recovery with three proposals is
-//!   explored without releases. With two losses it is explored in one order of tokens.
+//! - *Three nodes.* Exclusion holds because any two majorities share a node. Three is the smallest
+//!   number of nodes whose majority is not all of them. Any two of the three nodes can be the
+//!   majority.
+//! - *Two owners, three proposals, tokens up to 3.* A violation needs two parties. The third
+//!   proposal is the retry of one of them. Nodes only compare tokens, so all orders of three tokens
+//!   cover all cases.
+//! - *One or two extensions and losses of data in one history.* [`repair`] and [`eligibility`]
+//!   explore longer series, but leave out the messages of [`locks`]. This bound is the weakest of
+//!   all: no case has three proposals, two losses and two extensions in one history. Recovery with
+//!   three proposals is explored only without releases. If two losses are added, it is explored
+//!   only for one order of the tokens.
 //! - *One lock name.* Names share nothing on a node but the marker.
 //!
 //! # Time
 //!
-//! The models have no clocks, only the assumptions about clocks. A lease begins with its round and
-//! ends once, at any later time. A key that got its life from the lease expires on each node at any
-//! time after that, or never. So a holder's belief ends no later than any key: drift and validity
-//! are calculated for this. The models know nothing else of durations.
+//! The models have no clocks. They assume the guarantees that clocks and durations must give. A
+//! lease begins with its round and ends once, at any later time. A key that got its time to live
+//! from the lease expires on each node after the end of the lease, at any time or never. So the key
+//! outlives the holder's belief in its lock. The core calculates drift and validity to guarantee
+//! this order. The models use nothing else about durations.
 //!
-//! A quarantine ends after every lease that ran at the loss. It also ends after every proposal
-//! whose token is at most the largest asked for before the loss. From then on no gateway mints such
-//! a token. Waiting for `max_ttl + max_clock_skew` has this effect, if gateways' clocks agree
-//! within `max_clock_skew`.
+//! A quarantine ends when two conditions hold. Every lease that ran at the loss has ended. Every
+//! proposal with a token up to the largest one asked for before the loss has ended, so no gateway
+//! mints such a token any more. Waiting for `max_ttl + max_clock_skew` meets both conditions if the
+//! gateways' clocks agree within `max_clock_skew`.
 //!
-//! A recovering node waits for less. No node may still accept a token that was asked for before the
-//! loss. The rounds that were open at the loss must have ended. The recovered copy of a lock
-//! outlives every lease that the copy it was read from outlives.
+//! A recovering node waits for less. First, no node may accept a token any more that was asked for
+//! before the loss. Second, the rounds that were open at the loss must have ended. The recovered
+//! copy of a lock outlives every lease that the copy on the other node outlives.
 //!
 //! # Left out
 //!
-//! - Availability, except for one property and the states that must be reachable.
+//! - Availability, except for [`locks::NO_LOCKOUT`] and the situations that must occur.
 //! - Clocks that run at wrong rates; deletion by hand and failover, which the product does not
 //!   promise.
 //! - Expiring watermarks together with recovery, or with a retry and extensions: see
 //!   `locks/fences.rs`.
 //! - Answers that decide nothing: see [`locks`].
 //!
-//! The checker tells states apart by 64-bit fingerprints. Among ten million states it overlooks one
-//! with a chance of about one in four hundred thousand.
+//! The checker compares states by 64-bit fingerprints. If two states have the same fingerprint, it
+//! overlooks one of them. Among ten million states the chance of that is about one in four hundred
+//! thousand.
 
 pub mod catalogue;
 pub mod eligibility;

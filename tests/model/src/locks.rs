@@ -1,38 +1,41 @@
-//! The locks: one lock name, three nodes, and two owners. One owner asks twice and may confirm its
-//! first grant. Events are extensions, repairs, releases, losses of data, and recovery from the
-//! other nodes.
+//! The locks: one lock name, three nodes, and two owners. Owner A may ask a second time, and its
+//! second request may confirm the first one's grant. The events are the messages of acquires,
+//! extensions, repairs and releases, losses of data, and recovery from the other nodes.
 //!
 //! Properties, at every step of every history: [`MUTUAL_EXCLUSION`], [`FENCING`], [`NO_ORPHAN`],
 //! [`NO_LOCKOUT`], [`GRANT_STANDS`].
 //!
-//! Every operation on its way to a node may take effect at any later time, or never. So a lost
-//! message, a node that is down and a gateway that dies need no events of their own. A lost answer
-//! is an operation that took effect without anybody waiting for it. A loss of data leaves the
-//! operations on their way to the node, as FLUSHALL does. A restart closes the connections and so
-//! allows less.
+//! Every operation on its way to a node may take effect at any later time, or never. So the model
+//! needs no events for a lost message, a node that is down, or a gateway that dies. If an answer is
+//! lost, the operation still takes effect, and no gateway counts its vote. A loss of data leaves
+//! the operations on their way to the node, as FLUSHALL does. A restart closes the connections, so
+//! it allows fewer histories.
 //!
-//! An owner that has released a token ignores later answers to an earlier or equal token. Otherwise
-//! a client that asked twice and released the second lock could take the first answer for a lock.
+//! An owner that has released a token ignores later answers to a proposal with an earlier or equal
+//! token. Otherwise a client that asked twice and released the second lock could take the late
+//! answer to its first request for a lock.
 //!
 //! # Histories that others cover
 //!
-//! Unless [`Bounds::every_order`] is set, the model leaves out histories in which no more can go
-//! wrong than in others:
+//! Unless [`Bounds::every_order`] is set, the model leaves out a history if another history
+//! contains every violation that it could show:
 //!
-//! - *Refusals are not delivered.* A refusal changes no node. After a refusal a gateway does the
-//!   same as when it gives up.
+//! - *Refusals are not delivered.* A refusal changes no node. Its gateway reacts as if it had given
+//!   up without an answer.
 //! - *A proposal that will be given up is given up at once*, while all its messages are still on
-//!   their way.
-//! - *A majority is noticed at once.* A holder that learns later believes for less time.
-//! - *A lease ends when a key expires or a quarantine needs its end*, not before: an earlier end
-//!   enables nothing else.
+//!   their way to the nodes.
+//! - *A majority is noticed at once.* A holder that learns of it later believes in its lock for
+//!   less time.
+//! - *A lease ends only when a key expires or a quarantine waits for its end.* An earlier end
+//!   enables no other event.
 //! - *Proposals start at the beginning*, or after a loss of data, or after a grant to the owner's
-//!   other proposal. A later start allows nothing that a late delivery does not. Extensions start
-//!   with the grant; where watermarks end, they start at any time.
-//! - *A blank node does not lose its data*, and an answer to a decided extension does not prolong
-//!   the lock.
+//!   other proposal. A message that is sent later allows nothing that a message delivered later
+//!   does not. Extensions start with the grant. In models whose watermarks end, they start at any
+//!   time.
+//! - *Two events are left out*: a loss of data on a node without data, and an answer that prolongs
+//!   the lock after its extension was decided.
 //!
-//! The cases with `every_order` leave out none of these, and hold as well.
+//! The cases with `every_order` explore all these histories too, and their properties hold as well.
 
 mod bounds;
 mod catch_up;
@@ -55,13 +58,13 @@ use crate::node::{FAR, Lock, NO_TOKEN, Owner, Token, Vote};
 pub const MUTUAL_EXCLUSION: &str = "mutual exclusion";
 /// An owner that believes that it holds the lock has the largest token ever granted.
 pub const FENCING: &str = "fencing";
-/// A node that a release has reached keeps no lock of that owner with that or an older T, whatever
-/// arrives later.
+/// Once a release has reached a node, the node stores no lock of that owner with the released T or
+/// an older one, whatever arrives later.
 pub const NO_ORPHAN: &str = "no orphan";
-/// When no node holds the lock, a gateway with a good clock can get it.
+/// When no node stores the lock, a gateway whose clock is right can get it.
 pub const NO_LOCKOUT: &str = "no lockout";
-/// Without losses of data, a majority stores every grant that a holder believes in, whatever else
-/// its owner asks.
+/// If no data is lost, a majority stores every grant that a holder believes in. No other request of
+/// the same owner changes that.
 pub const GRANT_STANDS: &str = "grant stands";
 
 impl Locks {
@@ -100,9 +103,10 @@ impl Locks {
                     && lock.owner == owner(i)
                     && lock.token <= s.proposals[i].token
             };
-            // An extension means that another request has confirmed the grant. A node that catches
-            // up is different: a majority of the others stored the grant later, and the undo was on
-            // its way to them.
+            // There are two exceptions. The undo spares an extended lock, because an extension
+            // means that another request has confirmed the grant. A node may also have got the lock
+            // by catching up: a majority of the others stored the grant after the undo had passed
+            // this node, and their undos were still on their way.
             let given_back = |i: usize| site.caught_up_with(&s.asked(i));
             let undone = |i: usize| {
                 site.undos[i] == Release::Arrived
@@ -125,7 +129,7 @@ impl Locks {
         if s.sites.iter().any(|site| site.suspicion.is_some() || site.node.lock.is_some()) {
             return true;
         }
-        // Larger than any token of a good clock so far.
+        // A token larger than all tokens of right clocks so far.
         let next = Lock {
             owner: Owner::Nobody,
             token: PROPOSALS as Token + 1,
@@ -145,7 +149,7 @@ impl Locks {
         if self.bounds.releases { &[Phase::Open, Phase::GivenUp] } else { &[Phase::Open] }
     }
 
-    /// Every assignment of tokens to proposals that differs in order, equal tokens included.
+    /// Every order in which the proposals' tokens can stand, including equal tokens.
     fn orders(&self) -> Vec<[Token; PROPOSALS]> {
         if let Some(tokens) = self.bounds.tokens {
             return vec![tokens];

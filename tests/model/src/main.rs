@@ -18,12 +18,13 @@ exits with 1 otherwise.";
 
 /// Explores every order of events of the locking algorithm, within stated bounds.
 ///
-/// Three nodes and two owners, one of whom asks again. Acquires, releases, extensions and repairs
-/// arrive in any order or never. Leases end and keys expire at any moment. Nodes lose data, restart
-/// and evict keys; clusters and configurations are new. The output lists the properties that hold
-/// and the situations that occurred. For a violation it lists the steps that lead there.
+/// Three nodes and two owners, one of which asks a second time. Acquires, releases, extensions and
+/// repairs arrive in any order or never. Leases end and keys expire at any moment. Nodes lose data,
+/// restart and evict keys. Some cases start a new cluster or change the configuration. The output
+/// lists the properties that hold and the situations that occurred. For each violation it lists the
+/// steps that lead there.
 ///
-/// With --without it switches one rule off and prints the shortest history that violates a
+/// With --without, it switches one rule off and prints the shortest history that violates a
 /// property.
 #[derive(Debug, Parser)]
 #[command(name = "redlock-model", after_help = EXAMPLES)]
@@ -94,7 +95,7 @@ fn main() -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints a line. The reader may close the pipe early.
+/// Prints a line. It ignores errors, because the reader may close the pipe early.
 fn print_line(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

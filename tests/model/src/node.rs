@@ -1,11 +1,11 @@
-//! One master in its smallest form: one lock name, one-byte tokens, no time except the model's
+//! One master in its smallest form: one lock name, one-byte tokens, and no time except the model's
 //! events.
 //!
-//! It answers as the scripts do. A property test (`tests/conformance.rs`) compares it with
-//! `MemoryNode`, and another test compares `MemoryNode` with a real redis-server. While those tests
-//! pass, proofs about this node are proofs about the scripts.
+//! This node gives the same answers as the scripts. A property test (`tests/conformance.rs`)
+//! compares it with `MemoryNode`, and another test compares `MemoryNode` with a real redis-server.
+//! While those tests pass, a proof about this node is also one about the scripts.
 //!
-//! It leaves out other clients' values, errors and the text for people.
+//! This node leaves out values of other clients, errors, and the text for people in a record.
 
 use redlock_core::node::ReleaseScope;
 
@@ -16,17 +16,18 @@ pub type Token = u8;
 
 /// Lower than every token.
 pub const NO_TOKEN: Token = 0;
-/// The token of a gateway whose clock is more than `max_clock_skew` ahead.
+/// A token from a gateway whose clock is more than `max_clock_skew` ahead. Every node refuses it if
+/// clocks are checked.
 pub const FAR: Token = 15;
 
 /// The contenders for the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Owner {
-    /// The owner that may ask twice.
+    /// The owner that may ask a second time.
     A,
     /// The owner that asks once.
     B,
-    /// The owner of tombstones, and of records that keep everybody out.
+    /// The owner of records that keep everybody out.
     Nobody,
 }
 
@@ -36,11 +37,12 @@ pub struct Lock {
     pub owner: Owner,
     /// The token of its grant.
     pub token: Token,
-    /// Tells two grants of one owner with the same token apart.
+    /// Tells two grants apart that have the same owner and token.
     pub nonce: u8,
     /// Whether it was ever extended.
     pub extended: bool,
-    /// The leases that gave the lock its time to live, one bit each. The lock outlives all of them.
+    /// The leases that gave this lock its time to live, one bit each. The key expires after all of
+    /// them.
     pub guards: u8,
 }
 
@@ -50,37 +52,39 @@ pub struct Node {
     /// Whether its admitting marker stands.
     pub admitted: bool,
     pub lock: Option<Lock>,
-    /// The token watermark (the `:fence` key); [`NO_TOKEN`] when there is none.
+    /// The token watermark (the `:fence` key), or [`NO_TOKEN`] if there is none.
     pub watermark: Token,
     /// The mark of the watermark.
     pub mark: Mark,
-    /// Extensions, one bit each, whose repairs the node's clock refuses once the watermark has
-    /// ended.
+    /// Extensions and readings, one bit each, whose repairs the node's clock refuses once this
+    /// watermark has expired.
     pub outlasts: u8,
 }
 
-/// The mark behind the T of a watermark.
+/// The mark behind the T of a watermark. It says which later operations may change the watermark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mark {
-    /// No mark: the watermark stays.
+    /// No mark: no undo sets the watermark back, and no repair passes it.
     Plain,
     /// `+`: the lock with this T was extended and has not been released.
     Extended,
-    /// `!`: an undo may set it back, to this watermark with the mark of an extension, or to none.
+    /// `!`: the undo of the proposal that set it may set the watermark back. The number is the
+    /// earlier watermark, which had the mark of an extension; [`NO_TOKEN`] removes the watermark.
     Provisional(Token),
 }
 
-/// The tokens near a node's own time: those above `oldest` and below [`FAR`].
+/// The tokens that a node accepts for an acquire: those above `oldest` and below [`FAR`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// The newest token that is too old.
     pub oldest: Token,
-    /// The extensions that have begun, one bit each. Zero where watermarks never end.
+    /// The extensions and readings that have begun, one bit each. Zero in models whose watermarks
+    /// never end.
     pub begun: u8,
 }
 
 impl From<Token> for Window {
-    /// For models in which watermarks never end.
+    /// The window of a model whose watermarks never end.
     fn from(oldest: Token) -> Self {
         Self { oldest, begun: 0 }
     }
@@ -93,7 +97,7 @@ pub enum Vote {
     Granted,
     /// Another grant of the same owner stands.
     Yours(Lock),
-    /// Another owner's lock stands. For an extension or a release: another grant.
+    /// Acquire: another owner's lock stands. Extension or release: another grant stands.
     Held(Lock),
     /// The watermark is at T or above.
     Stale(Token),
@@ -108,13 +112,13 @@ pub enum Vote {
 }
 
 impl Lock {
-    /// Whether both are the same grant.
+    /// Whether both have the same owner, token and nonce.
     pub fn is(&self, other: &Self) -> bool {
         (self.owner, self.token, self.nonce) == (other.owner, other.token, other.nonce)
     }
 
-    /// A record of nobody, which keeps everybody out. Its token is the largest of the grants that
-    /// it stands for.
+    /// A record of nobody, which keeps everybody out. It stands for one or more grants, and has the
+    /// largest of their tokens.
     pub const fn blocker(token: Token, guards: u8) -> Self {
         Self { owner: Owner::Nobody, token, nonce: 0, extended: false, guards }
     }
@@ -175,13 +179,15 @@ impl Node {
         }
     }
 
-    /// Sets a lost lock again, however old its T is: a majority vouches for it. The lock and its
-    /// watermark get the mark of an extension only if the asked record has it.
+    /// Sets a lost lock again. The age of its T does not matter, because a majority stores the
+    /// lock. The lock and its watermark get the mark of an extension only if the record in the
+    /// repair has it.
     ///
-    /// The lock may replace a record of nobody, whatever the T of that record. Such a record stands
-    /// for grants that may have counted a lost vote. A majority of the others, counted since the
-    /// node was admitted, proves that only this grant is valid. An earlier lease of this grant may
-    /// also be valid, so the lock lives as long as the record that it replaces.
+    /// The lock may replace a record of nobody with any T. Such a record stands for several grants,
+    /// one of which may have counted the node's lost vote. Now a majority of the others stores this
+    /// grant, counted since the node was admitted. So of all those grants only this one can be
+    /// valid. An earlier lease of this grant may last longer than the repair's lease. Therefore the
+    /// lock lives at least as long as the record that it replaces.
     pub fn repair(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
         if self.refuses(rules) {
             return Vote::Quarantined;
@@ -196,7 +202,7 @@ impl Node {
                 return self.extend(rules, window, asked);
             }
             Some(lock) if lock.is(&asked) => {
-                // A copy that lives shorter than the majority's is prolonged.
+                // The copy may expire before the majority's copies, so the repair prolongs it.
                 self.lock = Some(Lock { guards: lock.guards | asked.guards, ..lock });
                 return Vote::Extended;
             }
@@ -217,11 +223,11 @@ impl Node {
         Vote::Granted
     }
 
-    /// Deletes the lock if this owner has it with no newer T, and leaves the watermark at T or
-    /// above.
+    /// Deletes the lock if it belongs to this owner and its T is not newer, and leaves the
+    /// watermark at T or above.
     ///
-    /// The undo of a failed proposal deletes only its own grant, and only before an extension.
-    /// Where it deletes, it also sets the watermark back.
+    /// The undo of a failed proposal deletes only that proposal's grant, and only if the grant was
+    /// not extended. If it deletes the grant, it also sets the watermark back.
     pub fn release(
         &mut self,
         rules: &Rules,
@@ -248,8 +254,8 @@ impl Node {
             if is_undo && rules.failed_try_takes_fence_back {
                 self.undo_watermark(rules, token);
             }
-            // Otherwise the acquire that set this lock has left the watermark at its T, without a
-            // mark.
+            // Any other release leaves the watermark alone here: the acquire that set this lock has
+            // put it at the lock's T, without the mark of an extension.
             return Vote::Released;
         }
         if rules.release_leaves_a_tombstone {
@@ -269,8 +275,8 @@ impl Node {
                     }
                 }
             } else {
-                // An older T may have been deleted: without its tombstone the release is not
-                // complete.
+                // The release may have deleted a lock with an older T. A tombstone with this T is
+                // not possible, because the T is too far ahead. So the release is not complete.
                 return Vote::Clock;
             }
         }
@@ -281,12 +287,14 @@ impl Node {
         }
     }
 
-    /// Sets the watermark for its whole life: until the clock refuses all that has begun by now.
+    /// Sets the watermark. It lasts until the node's clock refuses every operation that has begun
+    /// by now.
     fn set_watermark(&mut self, token: Token, mark: Mark, window: Window) {
         (self.watermark, self.mark, self.outlasts) = (token, mark, window.begun);
     }
 
-    /// Removes an expired watermark: this node's clock refuses all that it kept out.
+    /// Removes an expired watermark. By then the node's clock refuses every operation that the
+    /// watermark kept out.
     pub fn end_watermark(&mut self) {
         (self.watermark, self.mark, self.outlasts) = (NO_TOKEN, Mark::Plain, 0);
     }
@@ -316,7 +324,7 @@ impl Node {
         }
     }
 
-    /// The lowest value to which an undo may still set the watermark back.
+    /// The lowest value that the watermark can have after an undo.
     pub fn lasting_watermark(&self, rules: &Rules) -> Token {
         match self.mark {
             Mark::Plain | Mark::Extended => self.watermark,
@@ -325,15 +333,16 @@ impl Node {
         }
     }
 
-    /// Whether a repair with this T passes the watermark, now or after an undo has set it back.
+    /// Whether a repair with this T passes the watermark as it is, or as an undo would set it back.
     pub fn is_repairable(&self, token: Token) -> bool {
         self.mark == Mark::Extended && self.watermark == token
             || self.mark == Mark::Provisional(token)
     }
 
-    /// Admits the node with a lock that other nodes store. `stands` means that they are a majority
-    /// without this node. If they are not, or a release of the lock has come meanwhile, a record of
-    /// nobody keeps everybody out for as long.
+    /// Admits the node with a lock that other nodes store. `stands` says whether a majority without
+    /// this node stores it. If not, or if a release of the lock has arrived in the meantime, the
+    /// node stores a record of nobody instead. That record keeps everybody out for as long as the
+    /// lock could live.
     pub fn recover(&mut self, rules: &Rules, window: Window, found: Option<Lock>, stands: bool) {
         self.admitted = true;
         self.lock = found;

@@ -1,22 +1,29 @@
 //! Repair: one lock stays held while nodes fail one after the other.
 //!
 //! Property: the lock is never lost while a majority of nodes votes at all times, and each node is
-//! back before the next fault. [`Held`] lists the other events that must precede the next fault: an
-//! extension or a catch-up. Here an extension with its repairs is one step, and so is a catch-up.
-//! [`crate::locks`] shows that repairs do no harm when they come late or never.
+//! back before the next fault. [`Held`] lists a further event that must precede the next fault: an
+//! extension or a catch-up. In this model an extension and its repairs are one step. A catch-up is
+//! one step too. [`crate::locks`] shows that repairs do no harm when they come late or never.
 //!
-//! An extended lock outlives its leases: every fault outlasts one, and every quarantine runs to its
-//! end. A lock that catches up outlives its faults: a node recovers the locks that a majority of
-//! the others stores, and then catches up.
+//! A fault is a loss of data, or an outage after which the node still has its data. How long a
+//! fault lasts depends on the case:
 //!
-//! A fault is a loss of data, or an outage that keeps the data but outlasts the lock. After such an
-//! outage the watermark still stands at the lock's T. The repair passes only if an earlier
-//! extension has marked it. So a node that was away from before the first extension stays without
-//! the lock until it catches up. [`Held::Granted`] and [`Held::Extended`] tell the two cases apart.
+//! - Where an extension follows each fault ([`Held::Granted`], [`Held::Extended`]), the fault
+//!   outlasts a lease, and a quarantine runs to its end. Only extensions keep the lock alive that
+//!   long.
+//! - Where a catch-up follows each fault (the other cases), the node is back within seconds, while
+//!   the lock lives. If it lost its data, it first recovers the locks that a majority of the others
+//!   stores. Then it catches up.
 //!
-//! Meanwhile another client polls. A node that lost the lock grants it to that client; the proposal
-//! fails on the other nodes and is undone. Nobody polls a node that still waits for its watermark
-//! ([`Held::Early`]): the poll would replace that watermark by one that no repair passes.
+//! After a long outage the lock has expired on the node, but its watermark still stands at the
+//! lock's T. A repair passes that watermark only if it has the mark of an extension. So a node that
+//! was away during the first extension refuses the repair, and has no lock until it catches up.
+//! [`Held::Granted`] and [`Held::Extended`] tell the two situations apart.
+//!
+//! Meanwhile another client polls for the lock. A node without the lock grants it to that client.
+//! The other nodes refuse, so the proposal fails and is undone. In [`Held::Early`] nobody polls the
+//! node whose watermark still keeps the repair out. A poll would replace that watermark by the
+//! poll's own, which no repair passes.
 
 use redlock_core::node::ReleaseScope;
 use redlock_core::quorum::{Decision, Quorum, Tally};
@@ -31,7 +38,7 @@ use crate::rules::Rules;
 pub const NEVER_LOST: &str = "a held lock is never lost";
 
 const T: Token = 1;
-/// A larger token, which no majority ever grants.
+/// The token of the polling client. It is larger than the lock's, and no majority ever grants it.
 const POLLED: Token = 2;
 const HELD: Lock = Lock { owner: Owner::A, token: T, nonce: 0, extended: false, guards: 0 };
 const POLL: Lock = Lock { owner: Owner::B, token: POLLED, ..HELD };
@@ -41,16 +48,16 @@ const POLL: Lock = Lock { owner: Owner::B, token: POLLED, ..HELD };
 pub enum Held {
     /// On all nodes. An extension follows each fault.
     Granted,
-    /// On all nodes, with one extension before the first fault. An extension follows each fault.
+    /// On all nodes, and extended once before the first fault. An extension follows each fault.
     Extended,
-    /// On all nodes but one, which was away. The lock is never extended; a catch-up follows each
-    /// fault.
+    /// On all nodes but one, which was away when the lock was granted. The lock is never extended.
+    /// A catch-up follows each fault.
     Young,
-    /// On all nodes but one, which was too slow. An extension comes first; a catch-up follows each
-    /// fault.
+    /// On all nodes but one, whose vote came too late. An extension comes before the first fault. A
+    /// catch-up follows each fault.
     Missed,
-    /// On all nodes. One of them keeps its data and is away during the first extension, for longer
-    /// than its copy lives. A catch-up follows each fault.
+    /// On all nodes but one. That node stored the lock, but was away with its data during the first
+    /// extension, until its copy expired. A catch-up follows each fault.
     Early,
 }
 
@@ -65,7 +72,7 @@ impl Held {
 pub struct Repair {
     /// Which rules are on.
     pub rules: Rules,
-    /// How many faults follow each other.
+    /// How many faults happen, one after the other.
     pub faults: u8,
     /// Where the lock stands at the beginning.
     pub held: Held,
@@ -78,7 +85,8 @@ pub struct Repair {
 pub struct State {
     sites: [Site; NODES],
     faults_left: u8,
-    /// Whether an extension was tried, and whether it was granted, since the last fault or return.
+    /// Whether an extension was tried since the last fault or return. `granted`: whether it
+    /// succeeded.
     tried: bool,
     granted: bool,
     repaired: bool,
@@ -98,11 +106,11 @@ struct Site {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// The holder extends. If a majority agrees, the nodes without the lock are repaired.
+    /// The holder extends. If a majority agrees, the nodes that do not store the lock get a repair.
     Extend,
-    /// A node loses its data, and waits out its quarantine.
+    /// A node loses its data and begins its quarantine.
     Lose(u8),
-    /// A node keeps its data, but is away for longer than the lock lives.
+    /// A node is away, and keeps its data.
     Outage(u8),
     /// The node votes again.
     Return(u8),
@@ -128,8 +136,8 @@ impl Repair {
         (found.len(), found.first().map(|lock| Lock { extended, ..*lock }))
     }
 
-    /// The node is admitted after seconds. It recovers the others' lock unless its loss is older
-    /// than the lock.
+    /// The node is admitted within seconds. If it has lost its data after the lock was granted, it
+    /// recovers the lock from the others.
     fn return_in_seconds(&self, s: &mut State, at: usize) {
         let (copies, found) = self.found(s, at);
         let has_lost_data = !s.sites[at].node.admitted;
@@ -223,7 +231,8 @@ impl Repair {
                 // The outage lasts longer than the lock lives without an extension.
                 site.node.expire();
                 next.lost |= !s.granted;
-                // It also lasts longer than `max_clock_skew`: the token of this lock is old now.
+                // The outage also lasts longer than `max_clock_skew`, so nodes refuse an acquire
+                // with this lock's T.
                 next.oldest = T;
                 (next.tried, next.granted) = (false, false);
             }
@@ -359,7 +368,7 @@ impl Narrated for Repair {
                         on.join(", ")
                     };
                     let decision = match (next.lost, next.granted) {
-                        (true, _) => "refused: it is lost",
+                        (true, _) => "refused: the lock is lost",
                         (_, true) => "granted",
                         _ => "no majority",
                     };
@@ -368,9 +377,9 @@ impl Narrated for Repair {
                     let repaired = if before == after {
                         String::new()
                     } else {
-                        format!("; repaired, it stands on {after}")
+                        format!("; after the repair it stands on {after}")
                     };
-                    format!("A extends, the lock stands on {before}: {decision}{repaired}")
+                    format!("A extends the lock, which stands on {before}: {decision}{repaired}")
                 }
                 Action::Lose(at) => format!("{} loses all its data", node(at)),
                 Action::Outage(at) if self.held.catches_up() => {
@@ -381,7 +390,7 @@ impl Narrated for Repair {
                 }
                 Action::Return(at) if !state.granted => {
                     format!(
-                        "{} votes again, but the lock was not extended meanwhile: it is lost",
+                        "{} votes again; nobody extended the lock meanwhile, so it is lost",
                         node(at)
                     )
                 }
@@ -392,7 +401,7 @@ impl Narrated for Repair {
                         Some(_) => "with the lock",
                     };
                     let lost =
-                        if next.lost { ": no majority stores the lock, it is lost" } else { "" };
+                        if next.lost { ": no majority stores the lock, so it is lost" } else { "" };
                     format!("{} votes again, {stored}{lost}", node(at))
                 }
                 Action::Return(at) => format!("{} votes again", node(at)),

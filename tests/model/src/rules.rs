@@ -3,8 +3,8 @@
 
 macro_rules! rules {
     ($($(#[$doc:meta])* $rule:ident)*) => {
-        /// Which rules are on. A field that `redlock_core::node::SafetyRules` has too means the
-        /// same there.
+        /// Which rules are on. A field with the same name in `redlock_core::node::SafetyRules`
+        /// means the same rule.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub struct Rules {
             $($(#[$doc])* pub $rule: bool,)*
@@ -31,115 +31,126 @@ rules! {
     /// A node refuses lock operations unless its admitting marker stands.
     marker_is_checked
     /// A node that lost its data is admitted only when every lock that it may have lost has ended.
-    /// By then every gateway mints larger tokens than those that the node may have lost.
+    /// By then every gateway mints tokens larger than those of the lost locks.
     quarantine_is_waited
-    /// A quarantine ends only if the marker whose age was counted is still there.
+    /// A quarantine ends only if the marker from which the gateway counted still stands on the
+    /// node.
     quarantine_has_nonce
-    /// A quarantine counts only for the process in which it began.
+    /// A quarantine counts only for the process of the node in which it began.
     admission_names_process
-    /// Evictions since a node was admitted make its memory suspect.
+    /// If a node has evicted keys since it was admitted, its memory of locks is suspect.
     evictions_are_counted
-    /// A restarted node whose append-only file was rewritten since then is not trusted to have
-    /// loaded all its data.
+    /// If a restarted node has rewritten its append-only file since the restart, that file may
+    /// differ from the one that the process loaded. So the gateway does not trust that the process
+    /// has all the data.
     rewrite_is_noticed
-    /// A gateway accepts no marker older than the last one by which it admitted the node.
+    /// After a gateway has admitted a node by a marker, it accepts no older marker of that node.
     newest_marker_is_known
-    /// Bootstrap (no quarantine in a new cluster) is confirmed only when all nodes answer and are
-    /// new.
+    /// Bootstrap means that a new cluster needs no quarantine. A gateway confirms it only when all
+    /// nodes answer and are new.
     word_needs_all_nodes
-    /// Bootstrap is confirmed only when every gateway, with or without `--bootstrap`, has seen the
-    /// nodes as new.
+    /// Bootstrap is confirmed only when every gateway, started with or without `--bootstrap`, has
+    /// seen the nodes as new.
     word_needs_witnesses
-    /// A bootstrap confirmation holds for the quarantine that the gateway probed, not for a later
-    /// one.
+    /// A bootstrap confirmation ends only the quarantine that the gateway had probed, not a later
+    /// quarantine of the same node.
     word_names_quarantine
-    /// A bootstrap confirmation ends when the first node is admitted.
+    /// A gateway that has admitted its first node confirms no bootstrap any more.
     word_ends_with_admission
-    /// A gateway counts no quarantine of another configuration.
+    /// A gateway counts only quarantines whose marker names its own configuration.
     marker_names_configuration
-    /// A change of configuration waits until no lock of the old configuration can live.
+    /// A change of configuration waits until every lock of the old configuration has ended.
     reconfiguration_waits
-    /// Each admission writes its own marker: a node refuses messages from before its loss of data.
+    /// Each admission writes its own marker. So a node refuses messages that were sent before it
+    /// lost its data.
     marker_names_admission
-    /// A successful extension sets the lock again on nodes that lost it.
+    /// A successful extension sets the lock again on nodes that do not store it.
     missing_is_repaired
-    /// A repair is accepted however old its T is: T is as old as the lock.
+    /// A node accepts a repair however old its T is: a lock that is extended for long has an old T.
     repair_may_be_old
     /// An extension marks the lock and its watermark, so a repair can tell an expired lock from a
     /// released one.
     extension_marks
     /// A release removes the mark of an extension.
     release_unmarks
-    /// No repair is sent after the end of the lease that its extension gave.
+    /// A gateway sends no repair after the end of the lease that the extension gave.
     repair_is_timely
-    /// Nonces tell two proposals of one owner apart if two gateways minted the same T for them.
+    /// Two gateways may mint the same T for two proposals of one owner. The nonce tells these
+    /// grants apart.
     grants_have_nonces
     /// The undo of a failed proposal removes exactly its own grant, no other grant of the same
     /// owner.
     undo_is_exact
-    /// An undo leaves an extended grant: another request of the same owner has confirmed it.
+    /// An undo leaves an extended grant in place, because another request of the same owner has
+    /// confirmed it.
     undo_spares_extended
-    /// A gateway returns the grant of an earlier request only after it was extended on a majority.
+    /// A gateway answers with the grant of an earlier request only after a majority has extended
+    /// that grant.
     told_again_is_extended
     /// The undo of a failed proposal sets the watermark back to its value before the proposal.
     failed_try_takes_fence_back
-    /// An undo sets the watermark back only if no client was given its T. The release of a held
-    /// lock never does.
+    /// An undo sets the watermark back only if no client ever received its T. The release of a lock
+    /// that a client held never sets it back.
     told_fence_stays
-    /// An undo sets the watermark back only if it replaced no watermark, or one with the mark of an
-    /// extension.
+    /// An undo sets the watermark back only in two cases: there was no watermark before the
+    /// proposal, or it had the mark of an extension.
     plain_fence_stays
-    /// An undo sets back only the watermark that its own proposal left.
+    /// An undo sets the watermark back only if its own proposal has set it.
     only_own_fence_goes
-    /// An undo restores the watermark with the mark of an extension that stood before.
+    /// If the earlier watermark had the mark of an extension, an undo restores that mark together
+    /// with the T.
     fence_before_is_restored
-    /// A release that relies on an existing watermark makes it permanent: no undo may set it back.
+    /// A release may find that a watermark at its T or above stands already. It then makes that
+    /// watermark permanent, so that no undo sets it back.
     release_settles_fence
-    /// A watermark outlives its lock, or the release that left it, until the clock refuses every
-    /// acquire that it kept out.
+    /// A watermark outlives its lock, or the release that left it. It lasts until the node's clock
+    /// refuses every acquire that the watermark kept out.
     fence_outlives_lock
-    /// When a watermark ends, the clock refuses every repair whose extension began before it was
-    /// set, or while its lock still stood.
+    /// When a watermark expires, the node's clock refuses the repairs of two kinds of extensions:
+    /// those that began before the watermark was set, and those that began while its lock still
+    /// stood.
     late_repair_is_refused
-    /// A release that relies on an existing watermark gives it the life of a new one.
+    /// A release may rely on a watermark that stands already. It then prolongs that watermark to
+    /// the life of a new one.
     release_prolongs_fence
-    /// Recovery reads the other nodes only when no node accepts a token that the lost node may have
-    /// stored.
+    /// Recovery reads the other nodes only when no node accepts a token any more that the
+    /// recovering node may have stored before its loss.
     adoption_waits_for_clocks
-    /// Recovery reads the other nodes only when no round that was open at the loss still counts
-    /// answers.
+    /// Recovery reads the other nodes only when every round that was open at the loss has stopped
+    /// counting answers.
     adoption_waits_for_rounds
-    /// Recovery reads so many nodes that each grant the recovering node voted for is on at least
-    /// one of them.
+    /// Recovery reads enough nodes: every grant that may have counted the recovering node's vote is
+    /// on at least one of them.
     adoption_needs_enough
-    /// A lock that recovery finds keeps other owners out of the recovering node.
+    /// A lock that recovery finds on another node keeps other owners out of the recovering node.
     lost_locks_are_recovered
-    /// A grant is recovered only if a majority stores it without the node: no grant gets its
-    /// majority by recovery.
+    /// A grant is recovered only if a majority without the recovering node stores it. So recovery
+    /// never completes the majority of a grant.
     adoption_needs_majority
-    /// If the lost vote may belong to several grants, nobody gets the lock until all of them have
-    /// ended.
+    /// Several grants may have counted the lost vote. Then the recovering node gives the lock to
+    /// nobody until all of them have ended.
     adoption_blocks_longest
-    /// A later recovery reads a blocker (a record of nobody) like a grant.
+    /// A later recovery treats a blocker that it reads (a record of nobody) like a grant.
     adoption_remembers_blockers
-    /// Recovery does not set a grant again if a release that may be for it has come meanwhile.
+    /// If a release that may be for a grant has arrived at the recovering node, recovery does not
+    /// set that grant again.
     adoption_minds_releases
-    /// An admitted node catches up with every lock that a majority of the others stores, before the
-    /// next node is stopped.
+    /// After its admission a node catches up with every lock that a majority of the others stores.
+    /// The next node is stopped only afterwards.
     admitted_is_caught_up
-    /// Catching up sets a grant only if a majority stores it without the node.
+    /// Catching up sets a grant only if a majority without this node stores it.
     catch_up_needs_majority
-    /// Catching up reads the other nodes after the admission under which it sets the lock.
+    /// A node sets a lock by catching up only if the others were read after its present admission.
     catch_up_follows_admission
-    /// Catching up goes on while an unmarked watermark keeps out a lock that the others store
-    /// extended.
+    /// A watermark without the mark of an extension may keep out a lock that the others store as
+    /// extended. Catching up then goes on until that watermark has expired.
     catch_up_outwaits_watermarks
     /// A repair that replaces a record of nobody lives at least as long as that record.
     repair_keeps_life
 }
 
 impl Rules {
-    /// Whether a release may rely on a watermark until it expires.
+    /// Whether a release may rely on an existing watermark until that watermark expires.
     pub fn watermarks_last(&self) -> bool {
         self.told_fence_stays
             && self.plain_fence_stays

@@ -20,7 +20,7 @@ const NOW: u64 = 1_763_725_165_000_000;
 const HOUR: u64 = 3_600_000_000;
 const TTL_MS: u64 = 10;
 
-/// A wall clock that stands still beside a monotonic clock that advances.
+/// A clock whose wall side stands still while its monotonic side advances.
 struct Fixed(AtomicU64);
 
 impl Clock for Fixed {
@@ -42,13 +42,14 @@ type Grant = (Owner, Token, u8);
 enum Event {
     Acquire(Grant),
     Extend(Grant),
-    /// The flag says whether the asked record has the mark of an extension.
+    /// An owner's record. The flag says whether it has the mark of an extension.
     Repair(Grant, bool),
-    /// A record of nobody with this T replaces any lock.
+    /// A record of nobody with this T. It replaces any lock.
     KeepFree(Token),
     Release(Grant, ReleaseScope),
     Expire,
-    /// Ends the watermark and the lock: the core's node keeps watermarks longer.
+    /// Ends the lock and the watermark together, because the core's node keeps a watermark longer
+    /// than its lock.
     EndWatermark,
     Wipe,
     Admit,
@@ -72,7 +73,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     prop::collection::vec(event, 1..60)
 }
 
-/// Tokens up to `oldest` are an hour old, [`FAR`] is an hour ahead, the others are of now.
+/// Microseconds for a token. Tokens up to `oldest` are an hour old, [`FAR`] is an hour ahead, and
+/// all other tokens are from now.
 fn micros(token: Token, oldest: Token) -> u64 {
     match token {
         FAR => NOW + HOUR,
@@ -91,7 +93,7 @@ fn record((owner, token, nonce): Grant, oldest: Token) -> Record {
     Record::new(&text.parse::<LockToken>().expect("a token"), &Info::default())
 }
 
-/// An extension marks the record: `;` instead of `:` after the owner.
+/// A record. With the mark of an extension it has `;` instead of `:` after the owner.
 fn marked(grant: Grant, extended: bool, oldest: Token) -> Record {
     let mut text = record(grant, oldest).as_bytes().to_vec();
     if extended {
@@ -132,7 +134,7 @@ fn read(vote: CoreVote) -> String {
     }
 }
 
-/// A node of the core with its clock.
+/// A node of the core, with its clock.
 struct Code {
     clock: Arc<Fixed>,
     node: MemoryNode,
@@ -226,8 +228,8 @@ proptest! {
     }
 }
 
-/// Tries every event in every state that three tokens allow. Chance would miss some histories, such
-/// as an extension, an expiry, a failed proposal and its undo.
+/// Tries every event in every state that three tokens allow. A random search would miss some
+/// histories, for example an extension, an expiry, a failed proposal and the undo of that proposal.
 #[test]
 fn nodes_agree_in_every_small_state() {
     let mut events = vec![Event::Expire, Event::EndWatermark, Event::Wipe, Event::Admit];

@@ -1,4 +1,4 @@
-//! What the core's own node accepts after a watermark has ended.
+//! Operations that the core's own node accepts or refuses after a watermark has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use redlock_core::{Info, LockName, LockToken, Ttl};
 const START: u64 = 1_763_725_165_000_000;
 const D: Duration = Duration::from_secs(2);
 
-/// A clock whose two sides advance together.
+/// A clock whose wall and monotonic sides advance together, by hand.
 struct Hand(AtomicU64);
 
 impl Clock for Hand {
@@ -88,8 +88,8 @@ impl Master {
     }
 }
 
-/// B's undo comes after a time-out and leaves its tombstone under A's lock. A releases just before
-/// that tombstone ends, and extends at the same time.
+/// B asks while A holds the lock, and its request times out. B's undo leaves a tombstone under A's
+/// lock. A releases just before that tombstone ends, and an extension of A runs at the same time.
 #[test]
 fn release_prolongs_a_watermark_about_to_end() {
     let master = Master::new();
@@ -98,7 +98,8 @@ fn release_prolongs_a_watermark_about_to_end() {
     master.pass(Duration::from_millis(1));
     let failed = master.grant('b');
     assert!(matches!(master.release(&failed, ReleaseScope::Proposal), Vote::Held(_)));
-    // The tombstone outlives the lock as it was then, and ends a millisecond after the release.
+    // The tombstone was set for the lock's life at that time. It ends a millisecond after A's
+    // release.
     let last = Duration::from_secs(1) + fence_grace(D) - Duration::from_millis(1);
     while master.clock.monotonic() < last {
         assert!(matches!(master.extend(&held, 1_000), Vote::Extended { .. }));
@@ -107,12 +108,14 @@ fn release_prolongs_a_watermark_about_to_end() {
     let began = master.clock.wall_micros();
     assert_eq!(master.release(&held, ReleaseScope::Holder), Vote::Released);
     master.pass(Duration::from_millis(5));
-    // The extension found nothing here, after the release, and a majority elsewhere.
+    // A's extension reaches this node after the release and finds no lock. A majority of other
+    // nodes extends, so a repair follows.
     let repaired = master.repair(&held, began);
     assert!(matches!(repaired, Vote::Stale { .. }), "a released lock is back: {repaired:?}");
 }
 
-/// No memory is left for the marks of an extension, but the lock lives longer.
+/// The node's memory is full, so an extension cannot set its mark. But it prolongs the lock, which
+/// then outlives its watermark.
 #[test]
 fn release_replaces_a_watermark_that_ended_before_its_lock() {
     let master = Master::new();
@@ -128,8 +131,8 @@ fn release_replaces_a_watermark_that_ended_before_its_lock() {
     assert!(matches!(repaired, Vote::Stale { .. }), "a released lock is back: {repaired:?}");
 }
 
-/// A known limit, not a promise: the release has reached no other node, and the holder extends
-/// through another gateway.
+/// A known limit, not a promise: a release has reached only this node, and the holder extends the
+/// lock on the other nodes through another gateway.
 #[test]
 fn late_extension_sets_the_lock_again() {
     let master = Master::new();

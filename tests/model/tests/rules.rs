@@ -1,5 +1,5 @@
-//! With all rules on every small case holds. The catalogue's own tests switch each rule off. The
-//! other tests here show known limits.
+//! With all rules on, every small case holds. The tests in the catalogue switch off one rule each.
+//! The other tests in this file show known limits.
 
 use redlock_model::catalogue::{CASES, Size};
 use redlock_model::eligibility::{Bounds, Eligibility, NO_VOTE_AFTER_LOSS};
@@ -7,7 +7,7 @@ use redlock_model::explore::{Until, explore};
 use redlock_model::repair::{Held, NEVER_LOST, Repair};
 use redlock_model::rules::Rules;
 
-/// Runs one case after the other: each uses all cores.
+/// Runs the cases one after the other, because each uses all cores.
 #[test]
 fn all_small_cases_hold_with_all_rules() {
     for case in CASES.iter().filter(|case| case.size == Size::Small) {
@@ -23,7 +23,8 @@ fn all_small_cases_hold_with_all_rules() {
     }
 }
 
-/// A known limit, not a promise.
+/// A known limit, not a promise: if operators break the assumptions of `eligibility`, a node votes
+/// although it may have lost a lock.
 #[test]
 fn careless_operation_breaks_eligibility() {
     let careless = Bounds { is_operated_well: false, faults: 2, ..Bounds::LOSSES };
@@ -43,7 +44,8 @@ fn careless_operation_breaks_eligibility() {
     }
 }
 
-/// A known limit, not a promise. It would be good news if this test failed.
+/// A known limit, not a promise: only catching up helps such a node. If this test fails, the limit
+/// is gone.
 #[test]
 fn repair_fails_on_a_node_absent_before_first_extension() {
     let outcome =
@@ -52,8 +54,8 @@ fn repair_fails_on_a_node_absent_before_first_extension() {
     assert!(outcome.violated.contains_key(NEVER_LOST));
 }
 
-/// A catch-up follows an admission, and a slow node is not admitted again. Only an extension finds
-/// the gap.
+/// A node catches up only after an admission. A node that was merely slow keeps its admission, so
+/// it never catches up. Only an extension repairs its missing lock.
 #[test]
 fn catch_up_alone_loses_a_lock_missed_by_a_slow_node() {
     let rules = Rules { missing_is_repaired: false, ..Rules::ALL };

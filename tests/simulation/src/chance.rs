@@ -1,9 +1,9 @@
 //! Random numbers, all from one seed.
 //!
-//! Every part of a history that draws numbers has a stream of its own. So a change in one part
-//! does not shift the numbers of the others. The generator is a named one (ChaCha8), and the way from
-//! its words to numbers is written out here. A seed means the same history until this file or the
-//! simulation changes, whatever other libraries do.
+//! Each part of a history that draws numbers has its own stream. So a change in one part does not
+//! shift the numbers of the others. The generator is a named one (ChaCha8), and this file contains
+//! the whole way from its words to numbers. So a seed means the same history until this file or the
+//! simulation changes, whatever happens to other libraries.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -21,17 +21,17 @@ pub enum Stream {
     Network,
     /// Delays and losses of hints.
     Hints,
-    /// One kind of fault.
+    /// One kind of fault, by its number.
     Fault(u8),
     Client(u8),
-    /// One client of another library.
+    /// One client of another Redlock library, by its number.
     Foreign(u8),
     /// Faults while the cluster is being started.
     Bootstrap,
-    /// One process of one gateway: owners, nonces, jitter.
+    /// One process of one gateway: its owners, nonces and jitter.
     Gateway {
         index: u8,
-        /// The number of the process.
+        /// The number of the gateway's process.
         process: u16,
     },
 }
@@ -57,7 +57,7 @@ impl Stream {
 pub struct Chance(ChaCha8Rng);
 
 impl Chance {
-    /// A stream of a seed.
+    /// This stream of this seed.
     pub fn new(seed: u64, stream: Stream) -> Self {
         let mut key = *b"redlock-simulation..one seed....";
         key[24..].copy_from_slice(&seed.to_le_bytes());
@@ -66,7 +66,7 @@ impl Chance {
         Self(generator)
     }
 
-    /// A number in `0..bound`; 0 when there is no such number.
+    /// A number in `0..bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.0.next_u64()) * u128::from(bound)) >> 64) as u64
     }
@@ -91,10 +91,11 @@ impl Chance {
         Duration::from_millis(self.between(low, high))
     }
 
-    /// Whole milliseconds, at least one, exponentially distributed: the gaps of independent events.
+    /// Whole milliseconds, at least one, exponentially distributed. Such gaps lie between
+    /// independent events.
     pub fn gap(&mut self, mean: Duration) -> Duration {
-        // The sum of a geometric number of small steps needs no logarithm, whose last bits differ
-        // between platforms.
+        // A geometric number of small steps approximates the exponential distribution. It needs no
+        // logarithm, whose last bits differ between platforms.
         let step = (mean.as_millis() as u64 / 16).max(1);
         let mut steps = 0;
         while steps < 128 && self.below(16) != 0 {
@@ -117,7 +118,7 @@ impl Chance {
 pub struct SimEntropy(Mutex<Chance>);
 
 impl SimEntropy {
-    /// Draws from a stream.
+    /// An entropy source that draws from this stream.
     pub fn new(chance: Chance) -> Self {
         Self(Mutex::new(chance))
     }

@@ -1,26 +1,30 @@
-//! The judge. It reads a recorded history and knows nothing of its origin.
+//! The judge: it reads a recorded history and knows nothing of its origin.
 //!
-//! It demands the promises of `crates/redlock-core`:
+//! These are the promises of `crates/redlock-core` that it demands:
 //!
 //! 1. *Exclusion*: no two owners hold one lock at the same time. A hold lasts from the answer to
 //!    the client's own deadline, or until it sends a release. A successful extension prolongs it.
-//! 2. *Fencing*: the T of a grant is larger than that of every grant of the lock answered before
-//!    the request was sent.
-//! 3. *Register*: a register refuses smaller tokens. It takes no write of a holder after a write
-//!    of its successor, and refuses no write of the rightful holder.
-//! 4. *Orphans*: after a release of an owner's T, the master sets no lock of that owner with this
-//!    or an older T. It stores none either, unless it has lost the release. A
-//!    gateway delivers a release to every master that it can reach. The lock of a client that left
-//!    without an answer ends.
-//! 5. *Extension*: from a grant to each of its successful extensions, no other owner got the lock.
-//! 6. *Kept*, where the history allows it: a lock that was always extended in time is not lost.
-//! 7. *Order*: of the waiters for a lock in one process, the earlier one has the smaller T.
-//! 8. *Answered*: a waiter gets its answer when its patience ends. In the end no process counts
-//!    waiters.
-//! 9. *Promised*: no other request for the same owner undoes a given answer.
-//! 10. *Idle*: without faults, a lock with waiters is not free for longer than a poll takes.
+//! 2. *Fencing*: the T of a grant is larger than the T of every grant of that lock that was
+//!    answered before this request was sent.
+//! 3. *Register*: a register refuses smaller tokens. So once the successor of a holder has written,
+//!    no write of that holder is taken. No write of the rightful holder is refused.
+//! 4. *Orphans*: once a master has executed a release of an owner's T, it sets no lock of that
+//!    owner with this or an older T. It stores no such lock either, unless it has lost the release
+//!    with its data. A gateway delivers a release to every master that it can reach. If a client
+//!    left without an answer, its lock ends.
+//! 5. *Extension*: between a grant and each of its successful extensions, no other owner got the
+//!    lock.
+//! 6. *Kept* (only in histories whose faults can be survived): a lock that was always extended in
+//!    time is not lost.
+//! 7. *Order*: of two waiters for a lock in one process, the one that came first gets the smaller
+//!    T.
+//! 8. *Answered*: a waiter gets its answer when its patience ends, or sooner. At the end no process
+//!    counts waiters.
+//! 9. *Promised*: an answer is not undone by another request for the same owner.
+//! 10. *Idle*: without faults, a lock for which clients wait is not free for longer than a poll
+//!     takes.
 //!
-//! [`Summary`] counts the rest.
+//! [`Summary`] counts everything else.
 
 mod by_name;
 mod idle;
@@ -37,7 +41,7 @@ pub use self::violation::{Demand, Violation};
 use self::violation::{PATIENCE, remembers};
 use crate::history::{Answer, Execution, Grant, History, Moment, OpKind, Request, VoteKind};
 
-/// All violations in a history, by time.
+/// All violations in a history, in order of time.
 pub fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (name, locks) in by_name::split(history) {
@@ -73,7 +77,7 @@ fn exclusion(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
     }
 }
 
-/// A client of another Redlock library excludes ours and is excluded by them.
+/// A client of another Redlock library never holds a lock together with one of ours.
 fn foreign(history: &History, name: u8, locks: &Locks, found: &mut Vec<Violation>) {
     for theirs in history.foreign.iter().filter(|theirs| theirs.name == name) {
         let at_once =
@@ -124,7 +128,7 @@ fn register(name: u8, locks: &Locks, found: &mut Vec<Violation>) {
     let answered = |grant: Grant| {
         locks.granted.iter().find(|granted| granted.grant == grant).map(|g| g.answered)
     };
-    // The latest of all grants whose writes were taken.
+    // The latest grant whose write was taken.
     let mut latest: Option<(Moment, Grant)> = None;
     for write in &locks.writes {
         let Some(by) = answered(write.grant) else { continue };
@@ -187,8 +191,8 @@ fn orphans(history: &History, found: &mut Vec<Violation>) {
                 undone.insert((execution.master, execution.name, grant), *execution);
             }
             (OpKind::Acquire | OpKind::Repair, VoteKind::Granted) => {
-                // Another request may have confirmed the grant and repairs it. Only a late acquire
-                // of its own is wrong.
+                // Another request may have confirmed the grant, and its repair sets the lock again
+                // rightly. Only an acquire that arrives after its own undo is wrong.
                 let undo = undone.get(&(execution.master, execution.name, grant));
                 if let (OpKind::Acquire, Some(undo)) = (execution.kind, undo) {
                     let text = format!(
@@ -231,7 +235,7 @@ fn orphans(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// A gateway delivers a release as soon as it can reach the master.
+/// A gateway delivers a release as soon as the master is reachable.
 fn undelivered_releases(history: &History, found: &mut Vec<Violation>) {
     let long_ago = history.end.saturating_sub(PATIENCE);
     let due = |since: Duration| since <= long_ago;
@@ -273,8 +277,9 @@ fn covers(release: &Execution, grant: Grant) -> bool {
     release.grant.is_some_and(|released| released.fencing >= grant.fencing)
 }
 
-/// The clients of such a history extend in time, so no extension may find the lock gone. An
-/// extension sent after the deadline may find an earlier loss.
+/// In these histories clients extend their locks in time, so no extension may find its lock gone.
+/// An extension that was sent after the deadline does not count, because the lock may have been
+/// lost before.
 fn extended_locks_are_kept(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
         let (Some(end), Some(answer)) = (operation.end, operation.answer) else { continue };
@@ -288,8 +293,8 @@ fn extended_locks_are_kept(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// An answer stands, whatever else is asked for the same owner. Without losses, a holder in time is
-/// never answered that its lock is gone.
+/// No other request for the same owner undoes an answer. If no data is lost, a holder that asks
+/// before its deadline is never answered that its lock is gone.
 fn answers_stand(history: &History, found: &mut Vec<Violation>) {
     let is_quiet = |by: Moment| {
         history.faults.is_empty() && !history.losses.iter().any(|(lost, _)| *lost < by)

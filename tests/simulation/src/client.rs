@@ -1,13 +1,15 @@
-//! Simulated clients: they ask for a lock, use it and release it, in all the ways that clients do.
+//! Simulated clients. They ask for a lock, use it and release it, in all the ways that real clients
+//! do.
 //!
 //! A client counts its deadline on its own clock, from the validity in the answer. It may be slow,
-//! forget its lock, or come back too late and try to go on. It may ask again for the same owner
-//! through another gateway, let a stale copy of its request arrive, or disconnect. Only one thing
-//! it never does: use a lock past its deadline without its fencing token. Its writes always carry
-//! the token.
+//! forget its lock, or come back after its deadline and try to go on. It may ask again for the same
+//! owner through another gateway, let an old copy of its request arrive, or disconnect. Its writes
+//! always carry the fencing token, so a client never uses a lock past its deadline without that
+//! token.
 //!
-//! About half of all clients wait in queues. They lose patience, disconnect, or repeat the same
-//! idempotency key while the first copy still waits; and their gateways die.
+//! About half of all clients wait in queues. They lose patience or disconnect. Some repeat a
+//! request with the same idempotency key while the first copy still waits. The gateways that they
+//! wait at may die.
 
 mod eager;
 mod young;
@@ -28,8 +30,8 @@ use crate::master::lock_name;
 use crate::seen::grant;
 use crate::time::SimClock;
 
-/// The resources that the locks protect: registers that refuse tokens below the largest they have
-/// seen.
+/// The resources that the locks protect. Each is a register that refuses a token smaller than the
+/// largest it has seen.
 #[derive(Default)]
 pub struct Registers(Mutex<BTreeMap<u8, u64>>);
 
@@ -48,39 +50,40 @@ pub struct Client {
     pub clock: SimClock,
     pub chance: Chance,
     pub gateways: Arc<[Gateway]>,
-    /// Number of locks that it chooses from.
+    /// The number of locks that the client chooses from.
     pub names: u8,
-    /// It sends no new requests from then on.
+    /// The client sends no new request after this moment.
     pub until: Instant,
     pub recorder: Arc<Recorder>,
-    /// The protected resources.
+    /// The resources that the client writes to.
     pub registers: Arc<Registers>,
-    /// Its behaviour.
+    /// The client's behaviour.
     pub habits: Habits,
-    /// Percentage of requests that name an owner of their own, as those with an idempotency key do.
+    /// Percentage of requests that name an owner, as requests with an idempotency key do.
     pub keyed_percent: u64,
-    /// The longest TTL that it may ask for.
+    /// The longest TTL that the client may ask for.
     pub longest_ttl: Duration,
     /// Percentage of requests that wait in the queue.
     pub waiting_percent: u64,
-    /// Percentage of requests with a TTL that is too short for the way to the masters.
+    /// Percentage of requests whose TTL is too short for the way to the masters.
     pub hasty_percent: u64,
 }
 
 /// The behaviour of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Habits {
-    /// It does everything that clients do.
+    /// The client behaves in all ways that clients do.
     Any,
-    /// It keeps one lock from the beginning to the end and extends it in time.
+    /// The client keeps one lock from the beginning to the end, and extends it in time.
     Keeps,
-    /// It leaves many locks alone for most of their TTL, and then extends each once.
+    /// The client leaves many locks alone for most of their TTL, and then extends each of them
+    /// once.
     Leaves,
-    /// It waits in the queue, and mostly releases the lock soon.
+    /// The client waits in the queue, and mostly releases the lock soon.
     Eager,
 }
 
-/// A lock that the client was given.
+/// A lock that the client was granted.
 #[derive(Clone, Copy)]
 struct Hold {
     name: u8,
@@ -96,20 +99,21 @@ struct Wish {
     ttl: Ttl,
     owner: Option<Chosen>,
     how: How,
-    /// When the client disconnects.
+    /// How long after the request the client disconnects; `None` if it stays.
     hangs_up: Option<Duration>,
 }
 
 #[derive(Clone, Copy)]
 enum How {
     Once,
-    /// With backoff between attempts.
+    /// Attempts with backoff in between, outside the queue.
     Polling,
-    /// In the queue, for at most this long.
+    /// In the queue, for at most this time.
     Waiting(Duration),
 }
 
-/// An owner that a client has chosen, and its first half, which identifies it in histories.
+/// An owner that a client has chosen, and the first half of its bytes, which identifies the owner
+/// in histories.
 #[derive(Clone, Copy)]
 struct Chosen(Owner, u64);
 
@@ -120,7 +124,7 @@ enum Kept {
 }
 
 impl Client {
-    /// Lives until the history ends.
+    /// The client's life until the history ends.
     pub async fn live(mut self) {
         match self.habits {
             Habits::Keeps => return self.keep().await,
@@ -155,7 +159,7 @@ impl Client {
         }
     }
 
-    /// A random request. `hang_up_percent` of a hundred disconnect.
+    /// A random request. The client disconnects in `hang_up_percent` of a hundred cases.
     fn wish(&mut self, hang_up_percent: u64) -> Wish {
         let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
         let how = self.how();
@@ -172,8 +176,7 @@ impl Client {
         let mut gateway = self.home();
         let wish = self.wish(15);
         let mut held = self.acquire_and_repeat(gateway, wish).await;
-        // A client with an owner of its own asks again, through any gateway, until it has an
-        // answer.
+        // A client that names its owner asks again, through any gateway, if it got no answer.
         for _ in 0..2 {
             if held.is_none() && wish.owner.is_some() && self.chance.percent(60) {
                 gateway = self.any_gateway();
@@ -210,8 +213,8 @@ impl Client {
         self.end_hold(hold, wish).await;
     }
 
-    /// Asks once more for the same owner. The answer is the same grant while that stands. With
-    /// another grant the client goes on with that one.
+    /// Asks once more for the same owner. While the grant stands, the answer is that grant. If the
+    /// answer is another grant, the client goes on with the new one.
     async fn ask_again(&mut self, hold: Hold, wish: Wish) -> Hold {
         let gateway = self.any_gateway();
         let hangs_up = self.chance.percent(25).then(|| self.chance.millis(1, 40));
@@ -250,8 +253,9 @@ impl Client {
         }
     }
 
-    /// Sometimes sends a copy of a waiting request, with the same key and through any gateway,
-    /// before the first is answered. The client goes on with the larger token.
+    /// Asks for a lock. Sometimes a copy of a waiting request follows before the first is answered,
+    /// with the same idempotency key and through any gateway. If both are granted, the client goes
+    /// on with the larger token.
     async fn acquire_and_repeat(&mut self, gateway: u8, wish: Wish) -> Option<Hold> {
         if !matches!(wish.how, How::Waiting(_)) || wish.owner.is_none() || !self.chance.percent(40)
         {
@@ -306,7 +310,8 @@ impl Client {
             Ok(outcome) => outcome,
             Err(_) => {
                 task.abort();
-                // Granted at this very moment: the gateway has no client to answer.
+                // The gateway grants the lock at the moment of the disconnect, so it has no client
+                // to answer.
                 if let Ok(Ok(lease)) = task.await
                     && let Some(redlock) = self.gateway(gateway).redlock()
                 {
@@ -365,7 +370,7 @@ impl Client {
         }
     }
 
-    /// Releases the lock. It asks again, through any gateway, while the outcome is unknown.
+    /// Releases the lock. If the outcome is unknown, the client asks again through any gateway.
     async fn release(&mut self, mut gateway: u8, hold: &Hold, tries: u32) {
         let Hold { name, token, grant, .. } = *hold;
         for _ in 0..tries {
@@ -400,9 +405,10 @@ impl Client {
         self.recorder.write(hold.name, hold.grant, accepted);
     }
 
-    /// True time for which the client believes in a lease that it receives now.
+    /// How long the client believes in a lease that it receives now, in true time.
     fn held_for(&self, gateway: u8, lease: &Lease) -> Duration {
-        // The gateway may have died at this very moment; its answer is on the way nevertheless.
+        // The gateway may have died at this very moment. Its answer reaches the client
+        // nevertheless.
         let redlock = self.gateway(gateway).redlock();
         redlock
             .and_then(|redlock| redlock.validity(lease))
@@ -453,7 +459,8 @@ impl Client {
         Ttl::from_millis(millis).expect("within the limits")
     }
 
-    /// An owner as random as an idempotency key makes it. `Owner::derive` is not simulated.
+    /// A random owner, as an idempotency key would give it. `Owner::derive` itself is not
+    /// simulated.
     fn owner(&mut self) -> Chosen {
         let mut raw = [0; Owner::LEN];
         for byte in &mut raw {

@@ -1,8 +1,9 @@
-//! The faults. Each kind is a task with a stream of its own. The task waits for a random while,
-//! causes a fault, and mends it. Faults of one kind or of different kinds may overlap.
+//! The faults. Each kind of fault is a task with its own random stream. The task waits for a random
+//! time, causes a fault, and mends it later. Faults may overlap, whether they are of the same kind
+//! or not.
 //!
-//! The assumptions hold: gateways' wall clocks stay within half of `max_clock_skew` of true time,
-//! so within `max_clock_skew` of each other.
+//! The faults keep the assumptions about clocks: each gateway's wall clock stays within half of
+//! `max_clock_skew` of true time. So any two of them agree within `max_clock_skew`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ pub struct Stage {
     /// The network between them.
     pub network: Arc<Network>,
     pub recorder: Arc<Recorder>,
-    /// No fault begins from then on.
+    /// No fault begins after this moment.
     pub until: Instant,
 }
 
@@ -49,7 +50,7 @@ enum FaultKind {
 }
 
 impl Stage {
-    /// Starts every kind of fault in the plan.
+    /// Starts the tasks of all kinds of faults in the plan.
     pub fn begin(&self) {
         let faults = self.plan.faults;
         let kinds = [
@@ -75,12 +76,12 @@ impl Stage {
         }
     }
 
-    /// Mends everything. From now on only events under way happen.
+    /// Mends all faults. From now on, only events that are already under way happen.
     pub fn mend(&self) {
         let mut chance = Chance::new(self.plan.seed, Stream::Fault(u8::MAX - 1));
         self.network.lighten();
         for master in self.masters.iter() {
-            // A clock without a fault does not jump.
+            // Mending a clock without a fault does not make it jump.
             master.clock.mend();
             master.promote();
             master.limit_sets(None);
@@ -119,7 +120,8 @@ impl Stage {
         }
     }
 
-    /// Mostly one master, sometimes several or all at nearly the same time.
+    /// The masters of one fault: mostly one, sometimes several or all of them at nearly the same
+    /// time.
     fn victims(&self, chance: &mut Chance) -> Vec<usize> {
         let all = self.masters.len() as u64;
         let count = if chance.percent(65) { 1 } else { chance.between(2, all) };
@@ -131,7 +133,7 @@ impl Stage {
     }
 
     fn crash(&self, chance: &mut Chance) {
-        // A later restart finds this old snapshot.
+        // This snapshot becomes old. A later restart may find it.
         if chance.percent(30) {
             self.masters.iter().for_each(|master| master.save());
         }
@@ -199,7 +201,8 @@ impl Stage {
         }
     }
 
-    /// Sets the clock up to four times `max_clock_skew` off, then right again.
+    /// Sets a master's wall clock wrong, by up to four times `max_clock_skew`, and right again
+    /// later.
     fn master_clock(&self, chance: &mut Chance) {
         let skew = self.plan.skew.as_micros() as u64;
         for victim in self.victims(chance) {
@@ -269,7 +272,8 @@ impl Stage {
         self.note(format!("g{}", gateway.index), format!("wall clock {:+} ms", offset / 1000));
     }
 
-    /// A replica keeps its own data if it becomes a master again before it has received any.
+    /// Makes a master a replica for a while. A replica that has received no data yet keeps its own
+    /// when it becomes a master again.
     fn replica(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
         let of = chance.below(self.masters.len() as u64) as usize;
@@ -287,7 +291,8 @@ impl Stage {
         });
     }
 
-    /// The lead is put back afterwards, which ends no lock.
+    /// Lets a master's clock run fast for a while. Afterwards the wall clock goes back by the lead,
+    /// which ends no lock.
     fn slew(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
         let ppm = self.plan.slewed_ppm;
@@ -306,7 +311,8 @@ impl Stage {
         });
     }
 
-    /// Lasts longer than gateways take to notice.
+    /// Moves a master's name to a new process. The old process ends 0.1 to 12 s later, before or
+    /// after the gateways have noticed the move.
     fn name(&self, chance: &mut Chance) {
         let victim = chance.below(self.masters.len() as u64) as usize;
         if !self.masters[victim].move_name(false) {
@@ -340,8 +346,8 @@ impl Stage {
         }
     }
 
-    /// Stops a gateway as seen from outside. Its actions from that time take effect when its
-    /// messages go on.
+    /// Stops a gateway as far as others can see: its messages wait. Whatever it does meanwhile
+    /// takes effect when its messages go on.
     fn gateway_stop(&self, chance: &mut Chance) {
         let gateway = chance.below(self.gateways.len() as u64) as u8;
         let until = Instant::now() + outage(chance);
@@ -355,8 +361,8 @@ impl Stage {
         );
     }
 
-    /// As if the machine under everything were suspended: timers and messages are all due at once
-    /// afterwards.
+    /// Suspends everything, as if the machine under it were suspended: the time passes, and
+    /// afterwards all timers and messages are due at once.
     async fn freeze(&self, chance: &mut Chance) {
         let pause = outage(chance);
         self.recorder.situation("freezes");
@@ -370,7 +376,7 @@ impl Stage {
     }
 }
 
-/// Often shorter than the time to notice it.
+/// The length of an outage. It is often shorter than the time that gateways need to notice it.
 fn outage(chance: &mut Chance) -> Duration {
     match chance.below(10) {
         0..=3 => chance.millis(2, 60),

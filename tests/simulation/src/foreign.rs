@@ -1,7 +1,7 @@
-//! A client of another Redlock library on the same masters. It runs SET NX PX with a value of its
-//! own on one master after the other. It needs a majority within the validity, and releases by
-//! compare and delete. It knows neither watermarks nor markers, so it runs only where no master
-//! loses data.
+//! A client of another Redlock library on the same masters. It sets its own value with SET NX PX on
+//! one master after the other. It holds the lock if a majority took the value within the validity.
+//! To release, it deletes the key where the value is still its own. It does not use watermarks or
+//! markers, so it runs only in histories in which no master loses data.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::chance::{Chance, Stream};
 use crate::faults::Stage;
 
-/// Difference of its own clock and the masters' within a TTL, as a fraction.
+/// How much of a TTL the client subtracts because its clock and the masters' may run at different
+/// rates, as a fraction.
 const DRIFT: f64 = 0.01;
 
-/// Lives until the history ends.
+/// The client's life until the history ends.
 pub async fn live(stage: Stage, index: u8) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Foreign(index));
     loop {

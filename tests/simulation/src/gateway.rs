@@ -1,9 +1,9 @@
-//! A simulated gateway: a process with the real core in it, a core node for each master, and
-//! running requests.
+//! A simulated gateway: a process with the real core, one core node for each master, and the
+//! requests that are running.
 //!
-//! A gateway can die. Then its requests and workers stop at once without cleaning up. Its messages
-//! on the way to masters may still arrive. Its successor is a fresh core with an empty hybrid clock
-//! and no knowledge of masters.
+//! A gateway can die. Then its requests and workers stop at once without cleaning up. Messages that
+//! are on their way to masters may still arrive. The next process is a fresh core. Its hybrid clock
+//! is empty, and it knows nothing of the masters.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -31,7 +31,7 @@ use crate::time::SimClock;
 
 pub struct Gateway {
     pub index: u8,
-    /// The clock of its machine.
+    /// The clock of the gateway's machine.
     pub clock: Arc<SimClock>,
     plan: Arc<Plan>,
     masters: Arc<[Arc<Master>]>,
@@ -56,7 +56,7 @@ struct Process {
 }
 
 impl Gateway {
-    /// A machine without a process yet.
+    /// A machine on which no process runs yet.
     pub fn new(
         index: u8,
         clock: Arc<SimClock>,
@@ -68,7 +68,7 @@ impl Gateway {
         Self { index, clock, plan, masters, network, recorder, state: Mutex::default() }
     }
 
-    /// Starts a process, unless one runs or the gateway is barred.
+    /// Starts a process, unless one runs already or the gateway is barred.
     pub fn start(&self) {
         let mut state = self.state();
         if state.process.is_some() || state.barred {
@@ -78,7 +78,7 @@ impl Gateway {
         let stream = Stream::Gateway { index: self.index, process: state.started };
         let entropy = Arc::new(SimEntropy::new(Chance::new(self.plan.seed, stream)));
         let dead = Arc::new(AtomicBool::new(false));
-        // Every gateway's first process runs with `--bootstrap`.
+        // The first process of every gateway runs with `--bootstrap`.
         let first = state.started == 1;
         let cluster_config = self.plan.cluster_config(&cluster_of(&self.masters));
         let observer = RecordingObserver {
@@ -120,30 +120,31 @@ impl Gateway {
             Some(Process { redlock, nodes, requests: Vec::new(), dead, since: Instant::now() });
     }
 
-    /// Kills the process; false when there is none.
+    /// Kills the process. Returns false if no process runs.
     pub fn kill(&self) -> bool {
         let Some(process) = self.state().process.take() else { return false };
-        // This comes first: the clean-up of dropped requests must not reach any master.
+        // The process is marked dead first: the clean-up of dropped requests must not reach any
+        // master.
         process.dead.store(true, Ordering::Relaxed);
         process.nodes.iter().for_each(|node| node.remote.abort());
         process.requests.iter().for_each(AbortHandle::abort);
         true
     }
 
-    /// Kills the process and forbids another start. A gateway that starts later has no
-    /// `--bootstrap`.
+    /// Kills the process and forbids another start until `unbar`. The next process then runs
+    /// without `--bootstrap`, because only the first one has it.
     pub fn bar(&self) {
         self.kill();
         let mut state = self.state();
         (state.barred, state.started) = (true, state.started.max(1));
     }
 
-    /// Allows a start again.
+    /// Allows the gateway to start again.
     pub fn unbar(&self) {
         self.state().barred = false;
     }
 
-    /// Begins a request, unless the gateway is down.
+    /// Begins a request. Returns `None` if the gateway is down.
     pub fn request<T, F>(&self, work: impl FnOnce(Redlock) -> F) -> Option<JoinHandle<T>>
     where
         T: Send + 'static,
@@ -162,12 +163,12 @@ impl Gateway {
         Some(self.state().process.as_ref()?.redlock.clone())
     }
 
-    /// The number of the running process, or of the last one.
+    /// The number of the running process, or of the last one if none runs.
     pub fn process(&self) -> u16 {
         self.state().started
     }
 
-    /// Breaks the connection to a master, and optionally the one for hints.
+    /// Breaks the connection to a master. With `hints` the connection for hints breaks too.
     pub fn cut(&self, master: usize, hints: bool) {
         let place = self.masters.iter().position(|known| usize::from(known.index) == master);
         if let (Some(process), Some(place)) = (&self.state().process, place) {
@@ -175,19 +176,19 @@ impl Gateway {
         }
     }
 
-    /// How far its clock may be from true time, in microseconds.
+    /// How far the gateway's clock may be from true time, in microseconds.
     pub fn clock_limit(&self) -> u64 {
         self.plan.clock_limit()
     }
 
-    /// Its waiters; `None` when it is down.
+    /// The waiters that the gateway counts. `None` if the gateway is down.
     pub fn remaining(&self) -> Option<Remaining> {
         let Waiting { waiters, locks } = self.redlock()?.waiting();
         Some(Remaining { gateway: self.index, waiters, locks })
     }
 
-    /// Whether the gateway lets a master vote and sees that it has caught up; `None` when the
-    /// gateway is down.
+    /// Whether the gateway lets the master vote and sees that the master has caught up. `None` if
+    /// the gateway is down.
     pub fn has_caught_up(&self, master: usize) -> Option<bool> {
         let state = self.state();
         let status = state.process.as_ref()?.nodes[master].status();
@@ -195,7 +196,7 @@ impl Gateway {
         Some(admitted)
     }
 
-    /// The masters that it lets vote now.
+    /// The masters that the gateway lets vote now.
     pub fn reaches(&self, start: Instant) -> Vec<Reach> {
         let state = self.state();
         let Some(process) = &state.process else { return Vec::new() };
@@ -212,18 +213,18 @@ impl Gateway {
     }
 }
 
-/// The gateways' name for a master.
+/// The name by which gateways know a master.
 pub fn node_name(master: &Master) -> String {
     format!("n{}", master.index)
 }
 
-/// A configuration's name for its node set.
+/// The name that a configuration gives to its set of nodes.
 pub fn cluster_of(masters: &[Arc<Master>]) -> String {
     let names: Vec<String> = masters.iter().map(|master| node_name(master)).collect();
     ClusterConfig::cluster_of_nodes(names.iter().map(String::as_str))
 }
 
-/// A node of the core, which may outlive its dead process.
+/// A node of the core. It may outlive the gateway process that it belonged to.
 struct SimNode {
     remote: RemoteNode,
     link: SimLink,
@@ -231,8 +232,8 @@ struct SimNode {
 }
 
 impl SimNode {
-    /// Answers for a dead process. Its remains cannot be stopped, only kept from acting: an answer
-    /// without consequences ends them.
+    /// Answers in place of a dead process. The tasks of such a process cannot be stopped, but they
+    /// must not act. So each of their calls gets an answer that leads to no further call.
     fn unless_dead(&self, reply: Reply) -> Option<Reply> {
         if self.dead.load(Ordering::Relaxed) {
             reply.send(Vote::Missing);
@@ -292,13 +293,13 @@ impl Node for SimNode {
 }
 
 impl Plan {
-    /// The configuration in markers.
+    /// The configuration that markers name.
     pub fn cluster_config(&self, cluster: &str) -> ClusterConfig {
         let skew = if self.marker_names_skew { self.skew } else { Duration::ZERO };
         ClusterConfig::new(cluster, self.max_ttl, skew)
     }
 
-    /// The settings sent to masters.
+    /// The settings that the gateway sends to masters.
     pub fn node_settings(&self) -> NodeSettings {
         let settings =
             NodeSettings::default().with_max_clock_skew(self.skew).with_rules(self.rules);
@@ -336,7 +337,7 @@ impl Plan {
     }
 }
 
-/// Records the core's observations that a history needs.
+/// Passes the core's observations to the recorder.
 struct RecordingObserver {
     gateway: u8,
     dead: Arc<AtomicBool>,

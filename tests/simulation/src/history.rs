@@ -1,7 +1,7 @@
-//! The record of a history, which the checker judges and the timeline shows. It knows nothing of
-//! the simulation; a test can write one by hand.
+//! The record of a history. The checker judges it and the timeline shows it. This module knows
+//! nothing of the simulation, so a test can also write a history by hand.
 //!
-//! Everything carries a [`Moment`]: the true time, and a number that orders events within one
+//! Every record has a [`Moment`]: the true time, and a number that orders the events within one
 //! millisecond.
 
 use std::collections::BTreeMap;
@@ -13,10 +13,10 @@ use tokio::time::Instant;
 
 use crate::time::EPOCH_MICROS;
 
-/// When something happened. Ordered by `seq`.
+/// When an event happened. Moments are ordered by `seq`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Moment {
-    /// Its place in the order of all events.
+    /// The event's place in the order of all events.
     pub seq: u64,
     /// True time since the history began.
     pub at: Duration,
@@ -25,27 +25,27 @@ pub struct Moment {
 /// One grant of a lock: its owner and its fencing token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Grant {
-    /// The first half of the owner.
+    /// The first half of the owner's 16 bytes.
     pub owner: u64,
     /// T, in microseconds since 1970.
     pub fencing: u64,
-    /// Tells two grants of the owner with the same T apart.
+    /// Tells two grants apart that have the same owner and T.
     pub nonce: u32,
 }
 
 /// A client's request to a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// Asks for the lock, for a fresh owner or a given one.
+    /// Asks for the lock, for a fresh owner or for one that the client names.
     Acquire {
-        /// The owner, if the client chose it.
+        /// The owner, if the client named it.
         owner: Option<u64>,
         /// The TTL.
         ttl_ms: u64,
-        /// How long it waits in the queue, if it does.
+        /// How long the client waits in the queue; `None` if it does not wait.
         patience_ms: Option<u64>,
     },
-    /// Asks to keep the lock for another TTL.
+    /// Asks for another TTL of a lock that the client holds.
     Extend {
         /// The grant that the client sends.
         grant: Grant,
@@ -62,16 +62,16 @@ pub enum Request {
 /// The answer to a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// The client has the lock. `held_for` is true time: the validity as the client's own clock
-    /// measures it.
+    /// The client has the lock. `held_for` is the validity in true time: the client measures the
+    /// validity with its own clock, which runs at its own rate.
     Granted {
         grant: Grant,
         /// Counted from the answer.
         held_for: Duration,
-        /// The grant of an earlier request for the same owner.
+        /// Whether this is the grant of an earlier request for the same owner.
         replayed: bool,
     },
-    /// The client keeps the lock for this true time.
+    /// The client keeps the lock for this long, in true time.
     Extended {
         /// Counted from the answer.
         held_for: Duration,
@@ -80,15 +80,15 @@ pub enum Answer {
     Released,
     /// Another owner has the lock.
     Held,
-    /// The lock is gone.
+    /// The lock is gone, and no other owner is known to have it.
     Lost,
-    /// Another owner has the lock by now.
+    /// Another owner has the lock now.
     NotHolder,
-    /// No majority could be reached; the client holds nothing.
+    /// No majority could be reached, and the client holds nothing.
     NoQuorum,
-    /// No majority could be reached; the old deadline stands.
+    /// No majority could be reached. The deadline from before the request still holds.
     Unknown,
-    /// The client did not wait for the answer.
+    /// The client left before the answer.
     Cancelled,
     GatewayDied,
 }
@@ -96,50 +96,51 @@ pub enum Answer {
 /// One request of a client.
 #[derive(Debug, Clone)]
 pub struct Operation {
-    /// When it was sent.
+    /// When the client sent the request.
     pub start: Moment,
-    /// When it was answered.
+    /// When the client got its answer.
     pub end: Option<Moment>,
     pub client: u8,
     pub gateway: u8,
-    /// The number of the gateway's process.
+    /// The number of the gateway's process that got the request.
     pub process: u16,
     pub name: u8,
     pub request: Request,
-    /// Whether it is one of the timely extensions that keep a lock through survivable faults.
+    /// Whether the extension was in time and every fault so far could be survived, so that it must
+    /// keep its lock.
     pub keeps: bool,
-    /// The answer, once there is one.
+    /// The answer; `None` while there is none.
     pub answer: Option<Answer>,
-    /// The waiter's ticket and rounds, if it waited.
+    /// The ticket and the rounds of a waiter that was granted the lock.
     pub waited: Option<Waited>,
 }
 
-/// The queue data of a lease.
+/// The queue data of a granted lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waited {
-    /// Its number among the waiters of the process; `None` when it did not wait in the queue.
+    /// The waiter's number in its process. `None` if the request did not wait in the queue.
     pub ticket: Option<u64>,
     /// Number of rounds.
     pub rounds: u32,
 }
 
-/// Waiters that a gateway still has when everything has settled.
+/// Waiters that a gateway still counts at the end, when everything has settled.
 #[derive(Debug, Clone, Copy)]
 pub struct Remaining {
     pub gateway: u8,
     pub waiters: usize,
-    /// Number of locks they wait for.
+    /// The number of locks that those clients wait for.
     pub locks: usize,
 }
 
-/// A holder's write to a register, which refuses tokens below the largest it has seen.
+/// A holder's write to a register. A register refuses tokens smaller than the largest it has seen.
 #[derive(Debug, Clone, Copy)]
 pub struct Write {
     pub moment: Moment,
     /// The lock and its register.
     pub name: u8,
     pub grant: Grant,
-    /// Whether the register took it.
+    /// Whether the register took the write.
     pub accepted: bool,
 }
 
@@ -156,7 +157,7 @@ pub enum OpKind {
     Inspect,
 }
 
-/// A master's vote, without details.
+/// The kind of a master's vote, without details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VoteKind {
     Granted,
@@ -170,7 +171,7 @@ pub enum VoteKind {
     Released,
     Missing,
     Found,
-    /// The marker differs from the sent one.
+    /// The master's marker differs from the one that the gateway sent.
     Quarantined,
     /// T is too far from the master's time.
     Clock,
@@ -183,40 +184,41 @@ pub struct Execution {
     pub moment: Moment,
     pub master: u8,
     pub gateway: u8,
-    /// Whether the gateway had already given up the connection.
+    /// Whether the gateway had given up the connection before the operation arrived.
     pub late: bool,
     pub name: u8,
     pub kind: OpKind,
-    /// Its owner and token.
+    /// The owner and token that the operation asked for.
     pub grant: Option<Grant>,
-    /// How far the token was ahead of the master's wall clock, in microseconds.
+    /// How far the token was ahead of the master's wall clock, in microseconds. Negative if it was
+    /// behind.
     pub ahead_micros: i64,
-    /// Its vote.
+    /// The master's vote.
     pub vote_kind: VoteKind,
 }
 
-/// A lock that a master still stores when everything has settled.
+/// A lock that a master still stores at the end, when everything has settled.
 #[derive(Debug, Clone, Copy)]
 pub struct Leftover {
     pub master: u8,
     pub name: u8,
     pub grant: Grant,
-    /// Its remaining life.
+    /// How much longer the lock would live.
     pub expires_in: Duration,
 }
 
-/// A gateway that lets a master vote when everything has settled.
+/// A gateway that lets a master vote at the end, when everything has settled.
 #[derive(Debug, Clone, Copy)]
 pub struct Reach {
     pub gateway: u8,
     pub master: u8,
-    /// When this process of the gateway started, since the history began.
+    /// When this process of the gateway started, in true time since the history began.
     pub started: Duration,
-    /// Since when, without a break, it has let the master vote.
+    /// When the gateway began to let the master vote, without a break since then.
     pub admitted: Duration,
 }
 
-/// Another event worth knowing: a fault, an admission.
+/// Another event that the timeline shows, for example a fault or an admission.
 #[derive(Debug, Clone)]
 pub struct Note {
     pub moment: Moment,
@@ -224,10 +226,10 @@ pub struct Note {
     pub text: String,
 }
 
-/// Counters that the checker does not judge.
+/// Counters that the checker ignores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Quarantines that a gateway saw for the first time.
+    /// Quarantines, each counted when a gateway first saw it.
     pub quarantines: u64,
     /// Admissions of a master by a gateway.
     pub admissions: u64,
@@ -237,11 +239,11 @@ pub struct Counts {
     pub abandoned: u64,
     /// Locks handed from a release to a waiter of the same gateway.
     pub handed_locally: u64,
-    /// Locks that a waiter got after a hint from another gateway.
+    /// Locks that a waiter got because of a hint from another gateway.
     pub handed_remotely: u64,
-    /// Hints that were published, counted once for each listening gateway.
+    /// Hints that were published. A hint counts once for each gateway that listens.
     pub hints_sent: u64,
-    /// Of these, the lost ones.
+    /// Hints that were published and lost.
     pub hints_lost: u64,
 }
 
@@ -254,35 +256,36 @@ pub struct History {
     pub writes: Vec<Write>,
     /// Executions, in order.
     pub executions: Vec<Execution>,
-    /// When each master lost all or part of its data, in order.
+    /// The moment and the master of each loss of data, whole or partial, in order.
     pub losses: Vec<(Moment, u8)>,
-    /// When faults happened, in order. Their effects may last for a while.
+    /// The moments of all faults, in order. A fault's effects may last longer.
     pub faults: Vec<Moment>,
-    /// Freezes of everything, from and until.
+    /// The beginning and end of each freeze of everything.
     pub freezes: Vec<(Duration, Duration)>,
-    /// Waiters at the end.
+    /// Waiters that gateways still count at the end.
     pub remaining: Vec<Remaining>,
-    /// Locks on masters at the end.
+    /// Locks that masters still store at the end.
     pub leftovers: Vec<Leftover>,
     /// The masters that each gateway lets vote at the end.
     pub reaches: Vec<Reach>,
-    /// The end.
+    /// When the history ended.
     pub end: Duration,
     /// Other events, in order.
     pub notes: Vec<Note>,
     pub counts: Counts,
     /// How often each noteworthy situation occurred.
     pub situations: BTreeMap<&'static str, u64>,
-    /// Locks of other Redlock clients on the same masters, by the end of each.
+    /// Holds of clients of another Redlock library on the same masters, in the order of their ends.
     pub foreign: Vec<ForeignHold>,
 }
 
-/// A hold of another Redlock client: it had a majority, and has stopped by its own deadline.
+/// A hold of a client of another Redlock library. The client had a majority, and released before
+/// its own deadline.
 #[derive(Debug, Clone, Copy)]
 pub struct ForeignHold {
     /// The lock.
     pub name: u8,
-    /// When the client learned of it.
+    /// When the client learned of its majority.
     pub from: Moment,
     /// When the client released it.
     pub until: Moment,
@@ -297,12 +300,13 @@ pub struct Recorder {
 struct Inner {
     history: History,
     seq: u64,
-    /// Set when the history is taken. Later events belong to the teardown, not to the history.
+    /// Set when the history is taken. The teardown may cause further events, and they are not
+    /// recorded.
     closed: bool,
 }
 
 impl Recorder {
-    /// An empty history that begins now.
+    /// A recorder with an empty history that begins now.
     pub fn new(start: Instant) -> Self {
         Self {
             start,
@@ -310,7 +314,7 @@ impl Recorder {
         }
     }
 
-    /// Records a request. Its answer goes to the returned number.
+    /// Records a request, and returns the number under which its answer is recorded.
     pub fn begin(
         &self,
         client: u8,
@@ -335,14 +339,14 @@ impl Recorder {
         inner.history.operations.len() - 1
     }
 
-    /// Records the queue data of a granted waiter.
+    /// Records the queue data of a waiter that was granted the lock.
     pub fn waited(&self, number: usize, waited: Waited) {
         if let Some(operation) = self.lock().history.operations.get_mut(number) {
             operation.waited = Some(waited);
         }
     }
 
-    /// Marks an extension that must keep its lock.
+    /// Marks the extension with this number as one that must keep its lock.
     pub fn must_keep(&self, number: usize) {
         if let Some(operation) = self.lock().history.operations.get_mut(number) {
             operation.keeps = true;
@@ -363,7 +367,7 @@ impl Recorder {
         inner.history.writes.push(Write { moment, name, grant, accepted });
     }
 
-    /// Records an execution; this function fills in its moment.
+    /// Records an operation that a master has executed. The moment is filled in here.
     pub fn execution(&self, execution: Execution) {
         let (mut inner, moment) = self.next();
         inner.history.executions.push(Execution { moment, ..execution });
@@ -393,29 +397,29 @@ impl Recorder {
         add(&mut inner.history.counts);
     }
 
-    /// Records that everything stood still for `length` until now.
+    /// Records that everything stood still for `length`, until now.
     pub fn froze(&self, length: Duration) {
         let (mut inner, moment) = self.next();
         inner.history.freezes.push((moment.at.saturating_sub(length), moment.at));
     }
 
-    /// Counts a situation.
+    /// Counts a noteworthy situation.
     pub fn situation(&self, what: &'static str) {
         *self.lock().history.situations.entry(what).or_default() += 1;
     }
 
-    /// The present moment, for a foreign client's hold.
+    /// The present moment, as the beginning of another library's hold.
     pub fn moment(&self) -> Moment {
         self.next().1
     }
 
-    /// Records the end of a foreign client's hold.
+    /// Records a hold of another library's client, which ends now.
     pub fn foreign(&self, name: u8, from: Moment) {
         let (mut inner, until) = self.next();
         inner.history.foreign.push(ForeignHold { name, from, until });
     }
 
-    /// Ends the history.
+    /// Ends the history and returns it.
     pub fn take(&self) -> History {
         let mut inner = self.lock();
         inner.closed = true;
@@ -438,7 +442,8 @@ impl Recorder {
 }
 
 impl fmt::Display for Grant {
-    /// `T` in milliseconds since the history began, and four digits of the owner.
+    /// The grant's T in milliseconds since the history began, and the first four digits of its
+    /// owner.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let micros = self.fencing as i64 - EPOCH_MICROS as i64;
         write!(f, "T{:.3}/{:04x}", micros as f64 / 1000.0, self.owner >> 48)

@@ -1,19 +1,20 @@
 //! A deterministic simulation of the locking core. The real [`redlock_core::Redlock`] runs with its
-//! rounds, releases, repair, hybrid clock, drivers, eligibility and wait queues. Masters, networks,
-//! gateways and clients around it fail in every way they may. One seed gives one history, always
-//! the same. A checker then looks for violated promises.
+//! rounds, releases, repair, hybrid clock, drivers, eligibility and wait queues. The masters,
+//! networks, gateways and clients around it fail in every way that the plan allows. One seed always
+//! gives the same history. A checker then looks for violated promises.
 //!
 //! ```
 //! use redlock_sim::{plan::Plan, run::run, timeline::render};
 //!
-//! let plan = Plan { length: std::time::Duration::from_secs(5), ..Plan::storm(17) }; let outcome =
-//! run(&plan); assert!(outcome.violations.is_empty()); assert_eq!(render(&outcome.history),
-//! render(&run(&plan).history));
+//! let plan = Plan { length: std::time::Duration::from_secs(5), ..Plan::storm(17) };
+//! let outcome = run(&plan);
+//! assert!(outcome.violations.is_empty());
+//! assert_eq!(render(&outcome.history), render(&run(&plan).history));
 //! ```
 //!
-//! Real: all of `redlock-core` above the seam [`redlock_core::node::link::Link`], that is without
-//! its Redis client; on the masters the rules of a node, in Rust. Simulated: time, chance, the
-//! wire, processes and their data.
+//! All of `redlock-core` above the trait [`redlock_core::node::link::Link`] is real, that is, all
+//! but its Redis client. The masters run the real rules of a node, in Rust instead of Lua. Time,
+//! chance, the network, processes and their data are simulated.
 //!
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
@@ -37,23 +38,24 @@
 //!
 //! # Determinism
 //!
-//! One thread, tokio's paused clock, and streams of a named generator. Code here must not iterate
-//! over a hash map, select without an order, or let two tasks wait on one watch channel: tokio
-//! wakes them in an order of its own. Timers have a resolution of a millisecond, and every message
-//! takes at least one.
+//! A simulation runs on one thread, with tokio's paused clock and the streams of a named generator.
+//! Code here must not iterate over a hash map or select without an order. It must not let two tasks
+//! wait on one watch channel either, because tokio wakes such tasks in an order of its own. Timers
+//! have a resolution of a millisecond, and every message takes at least one.
 //!
 //! # Limits
 //!
 //! - Locks on a simulated master expire by its monotonic clock. A real server expires them by its
 //!   wall clock, so a jump of that clock ends them early. No promise covers such a jump.
-//! - Scripts run as the in-memory node runs them. The differential test against a real server
-//!   (`tests/node/differential.rs`) shows that Redis runs them alike.
-//! - One thread: a waiter may leave between two steps of another waiter, but not within one.
-//! - The stop of one gateway is simulated from outside: no message leaves or reaches it, but its
-//!   timers run. Only a freeze of everything also stops timers.
-//! - Evictions, and durability that changes under a running master, are left to the model.
-//! - [`plan`] bounds everything random. The absence of violations is evidence. The exhaustive
-//!   models in `redlock-model` prove something smaller.
+//! - Masters apply the lock rules of the in-memory node, not the scripts. The differential test
+//!   (`tests/node/differential.rs`) shows on a real server that the scripts give the same answers.
+//! - On one thread, a waiter may leave between two steps of another waiter, but not within a step.
+//! - When one gateway stops, the simulation shows only the outside: no message leaves or reaches
+//!   the gateway, but its timers run. Only a freeze of everything also stops timers.
+//! - Evictions are not simulated, and neither is durability that changes under a running master.
+//!   The model explores both.
+//! - [`plan`] bounds everything that is random. So the absence of violations is evidence, no proof.
+//!   The exhaustive models in `redlock-model` prove the properties, for fewer events.
 
 pub mod chance;
 pub mod checker;

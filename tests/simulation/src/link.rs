@@ -1,5 +1,5 @@
-//! The core's link over the simulated network: the messages of a core worker to its master take
-//! this way. The shipping driver decides when to send them and how to react to answers.
+//! The core's link over the simulated network: it carries the messages between a core worker and
+//! its master. The worker runs the real driver, which decides when to send and how to react.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::history::Recorder;
 use crate::master::{Arrival, KEY_PREFIX, Master, Question, Reply};
 use crate::network::{Connection, Network};
 
-/// A question or call that takes longer than this ends the connection.
+/// A question or call without an answer after this time ends the connection.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(1);
-/// Number of locks in a page of a master's stored locks.
+/// Number of locks in one page when a master lists its stored locks.
 const PAGE: usize = 2;
 
 /// One gateway's way to one master.
@@ -36,7 +36,7 @@ pub struct SimLink {
     current: Arc<Mutex<Current>>,
 }
 
-/// The current connections, for faults and checks.
+/// The current connections, so that faults can break them and checks can look at them.
 #[derive(Default)]
 struct Current {
     calls: Option<Arc<Connection>>,
@@ -56,14 +56,14 @@ impl SimLink {
         Self { gateway, master, network, recorder, settings, current: Arc::default() }
     }
 
-    /// Breaks the current connection, and optionally the one for hints.
+    /// Breaks the current connection. With `hints` the connection for hints breaks too.
     pub fn cut(&self, why: &str, hints: bool) {
         let current = self.current();
         let hints = current.hints.as_ref().filter(|_| hints);
         current.calls.iter().chain(hints).for_each(|connection| connection.end(why));
     }
 
-    /// Since when the gateway has let the master vote.
+    /// When the gateway began to let the master vote. `None` if it does not.
     pub fn admitted_since(&self) -> Option<Instant> {
         self.current().admitted
     }
@@ -124,16 +124,17 @@ impl Link for SimLink {
     }
 }
 
-/// One connection to one process of a master. Messages of a dropped session may still arrive.
+/// One connection to one process of a master. After the session is dropped, its messages may still
+/// arrive.
 struct SimSession {
-    /// One clone for each call under way.
+    /// Each call under way holds one clone, so that overlapping calls can be counted.
     calls: Arc<()>,
     link: SimLink,
     connection: Arc<Connection>,
     marker: Arc<OnceLock<String>>,
 }
 
-/// Sends a question at once. The answer may never come.
+/// Sends a question at once, before the result is awaited. The answer may never come.
 fn ask(master: &Arc<Master>, connection: &Arc<Connection>, question: Question) -> Answering<Reply> {
     let (to, answer) = oneshot::channel();
     let master = master.clone();
@@ -172,7 +173,7 @@ impl Session for SimSession {
     }
 
     fn swap_marker(&self, swap: MarkerSwap) -> Answering<Swapped> {
-        // The end of a marker: the state of the process.
+        // The last part of a marker is the state of the process.
         let state = swap.to.rsplit(':').next().unwrap_or(&swap.to);
         self.link.note(format!("writes marker {state}"));
         let answer = ask(&self.link.master, &self.connection, Question::Swap(swap));
@@ -204,7 +205,7 @@ impl Session for SimSession {
         let answer = ask(&self.link.master, &self.connection, Question::Stored);
         async move {
             match answer.await? {
-                // A page may repeat locks of the page before, as SCAN does.
+                // A page may repeat locks of the page before, as SCAN does on a real server.
                 Reply::Stored(stored) => {
                     let from = page.unwrap_or(0);
                     let all = stored.len();
@@ -240,13 +241,14 @@ impl Session for SimSession {
         async { answer.await.map(drop) }.boxed()
     }
 
-    /// Every answer to a call carries the time.
+    /// The time in the answer to an empty call. Every answer to a call carries the master's time.
     fn time_micros(&self) -> Answering<i64> {
         let answer = self.call(&[]);
         async { answer.await?.time_micros.ok_or_else(confused) }.boxed()
     }
 
-    /// A real session loads its script here. A probe stands for that round trip.
+    /// A real session loads its script here. The simulation makes a probe instead, because it also
+    /// takes one round trip.
     fn load(&self, _run_id: &str, marker: &str) -> Answering<Engine> {
         let look = self.probe();
         let link = self.link.clone();
@@ -257,8 +259,8 @@ impl Session for SimSession {
             look.await?;
             drop(loaded.set(marker));
             let mut current = link.current();
-            // Connections for listing or catching up are skipped. They open while the driver's
-            // connection votes.
+            // Listing and catching up open connections of their own while the driver's connection
+            // votes. Those connections do not count.
             let is_drivers =
                 current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &connection));
             if is_drivers || current.admitted.is_none() {
@@ -308,7 +310,7 @@ impl Drop for SimSession {
     fn drop(&mut self) {
         self.connection.end("the gateway dropped the connection");
         let mut current = self.link.current();
-        // A connection opened only to see which process the name leads to does not count.
+        // Connections that only check which process the name leads to do not count.
         if current.calls.as_ref().is_some_and(|calls| Arc::ptr_eq(calls, &self.connection)) {
             (current.calls, current.admitted) = (None, None);
         }
@@ -327,7 +329,7 @@ impl Subscription for SimSubscription {
             tokio::select! {
                 biased;
                 why = self.connection.ended() => Err(LinkError::broken(why)),
-                // A restarted master has lost its listeners.
+                // If the channel has ended, the master restarted and lost its listeners.
                 hint = self.hints.recv() => hint.ok_or_else(|| LinkError::broken("the subscription has ended")),
             }
         }

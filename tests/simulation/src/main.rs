@@ -13,8 +13,8 @@ use redlock_sim::run::run;
 use redlock_sim::search::search;
 use redlock_sim::timeline;
 
-/// Simulates masters, gateways and clients around the real locking core, with every fault that may
-/// happen. One seed gives one history, always the same. A checker then looks for violated promises.
+/// Simulates masters, gateways and clients around the real locking core, with many kinds of faults.
+/// One seed always gives the same history. A checker then looks for violated promises.
 #[derive(Parser)]
 #[command(after_help = "\
 Examples:
@@ -40,19 +40,19 @@ admitted-is-caught-up.
 
 Exit status: 0 no violation, 1 violations, 2 wrong usage.")]
 struct Arguments {
-    /// Replay this history and print its timeline.
+    /// Replay the history of this seed and print its timeline.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Run these histories, the last one excluded. [default: 0..300]
+    /// Run the histories of these seeds, without the last one. [default: 0..300]
     #[arg(long, value_name = "FROM..TO", value_parser = range)]
     seeds: Option<Range<u64>>,
-    /// Switch a rule off. A range of seeds ends at the first violation.
+    /// Switch a rule off. The run stops at the first violation.
     #[arg(long, value_name = "RULE")]
     without: Option<Rule>,
     /// The kind of history.
     #[arg(long, value_enum, default_value = "storm")]
     scenario: ScenarioArgument,
-    /// Number of masters, instead of the seed's.
+    /// Number of masters, instead of the number that the seed gives.
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: Option<u8>,
     /// Simulated seconds until all faults are mended. [default: 60]
@@ -64,22 +64,24 @@ struct Arguments {
 enum ScenarioArgument {
     /// Every kind of fault, chosen by the seed.
     Storm,
-    /// One lock, extended in time, while all masters restart without data, one after the other.
+    /// One lock that is extended in time, while all masters restart without data, one after the
+    /// other.
     Rolling,
     /// Many locks that are rarely extended, while masters restart without data.
     Young,
-    /// The rolling scenario, with other clients that try to get the lock.
+    /// The rolling scenario, while other clients try to get the lock.
     Contended,
     /// Many clients that wait for one or two locks, with few faults or none.
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
-    /// Names move to processes that have read the files of the old ones, which still run.
+    /// Names move to new processes that have read the files of the old ones. The old processes
+    /// still run.
     Moved,
-    /// The storm with one gateway that has another clock skew.
+    /// The storm, but one gateway has another clock skew than the others.
     Skews,
-    /// The storm with masters' clocks that run faster than promised. It finds violations, but fewer
-    /// than --without rate-is-checked.
+    /// The storm, but the clocks of masters run faster than promised. It finds violations, but
+    /// fewer than with --without rate-is-checked.
     FastClocks,
 }
 
@@ -112,7 +114,7 @@ impl Arguments {
         plan
     }
 
-    /// The command that replays one history of this kind.
+    /// The command that replays one seed of this kind.
     fn replay(&self, seed: u64) -> String {
         let mut command = format!("cargo run --release -p redlock-sim -- --seed {seed}");
         if let Some(rule) = self.without {
@@ -158,7 +160,7 @@ fn one(arguments: &Arguments, seed: u64) -> ExitCode {
         0 => "verdict     no violation\n".into(),
         count => format!("verdict     {count} violations\n"),
     };
-    // A reader may close the pipe early.
+    // Errors are ignored, because a reader may close the pipe early.
     let _ = std::io::stdout().write_all(text.as_bytes());
     exit(outcome.violations.is_empty())
 }

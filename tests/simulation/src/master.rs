@@ -1,9 +1,10 @@
-//! A simulated master: a process with an identity, which is up or down, running or stopped, around
-//! a data set.
+//! A simulated master: a process with an identity and a data set. The process is up or down,
+//! running or stopped.
 //!
-//! The data set is the core's own [`MemoryNode`], which a differential test compares with the
-//! scripts on a real server. This module adds the rest of a master: the run_id, the data that
-//! survives a restart, the reported durability, and a backlog of messages from the time of a stop.
+//! The data set is the core's own [`MemoryNode`]. A differential test compares it with the scripts
+//! on a real server. This module adds everything else about a master: the run_id, the data that
+//! survives a restart, the reported durability, and the messages that wait while the process is
+//! stopped.
 //!
 //! Locks expire by the master's monotonic clock. A real server expires them by its wall clock, so a
 //! forward jump of that clock ends locks early. Neither the promises nor the simulation cover such
@@ -43,10 +44,10 @@ pub fn lock_name(number: u8) -> LockName {
     format!("lock-{number}").parse::<LockName>().expect("letters and digits")
 }
 
-/// A gateway's question to a master.
+/// A gateway's request to a master.
 #[derive(Debug, Clone)]
 pub enum Question {
-    /// Asks for facts and marker.
+    /// Asks for the master's facts and marker.
     Probe,
     /// Replaces one marker with another.
     Swap(MarkerSwap),
@@ -56,8 +57,8 @@ pub enum Question {
     Recover(RecoveryBatch),
     /// Records that the master has caught up under this marker.
     CaughtUp(String),
-    /// Lock operations, under the marker that admits the gateway and with its settings. They are
-    /// one script call, so no other call comes between them.
+    /// Lock operations, with the marker that admits the gateway and with the gateway's settings.
+    /// All of them are one script call, so no other call runs between them.
     Call { marker: String, settings: NodeSettings, ops: Vec<Arc<Op>> },
     /// Subscribes to hints.
     Listen(mpsc::UnboundedSender<Hint>),
@@ -66,38 +67,38 @@ pub enum Question {
 /// A master's answer.
 #[derive(Debug)]
 pub enum Reply {
-    /// To `Probe`; the flag says whether it has caught up.
+    /// Answers `Probe`. The flag says whether the master has caught up.
     Seen(Facts, Option<String>, bool),
-    /// To `Swap`.
+    /// Answers `Swap`.
     Swapped(Swapped),
-    /// To `Stored`.
+    /// Answers `Stored`.
     Stored(Vec<Stored>),
-    /// To `Recover`.
+    /// Answers `Recover`.
     Recovered(Option<RecoveryAnswer>),
-    /// To `CaughtUp`.
+    /// Answers `CaughtUp`.
     Noted,
-    /// To `Call`.
+    /// Answers `Call`.
     Answer(Answer),
-    /// To `Call`: another process of this master answers and does not know the script.
+    /// Answers `Call` if another process of this master got it, which has not loaded the script.
     NoScript,
-    /// To `Listen`: the subscription has begun.
+    /// Answers `Listen`: the subscription has begun.
     Listening,
 }
 
-/// A question that has arrived.
+/// A question that has arrived at the master.
 pub struct Arrival {
-    /// The connection of the question.
+    /// The connection on which the question came.
     pub connection: Arc<Connection>,
     pub question: Question,
-    /// The destination of the answer.
+    /// Where the answer goes.
     pub answer: oneshot::Sender<Reply>,
 }
 
-/// The data that a restart leaves.
+/// The data that a restarted process finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
     All,
-    /// The data of an old snapshot; nothing if there is none.
+    /// The data of an old snapshot, or none if there is no snapshot.
     Snapshot,
     Nothing,
 }
@@ -120,12 +121,12 @@ struct Process {
     durable: bool,
     backlog: Vec<Arrival>,
     snapshot: Option<Snapshot>,
-    /// A replica refuses writes.
+    /// The master is a replica, which refuses writes.
     is_replica: bool,
     was_replica: bool,
     promotions: u64,
     started: Instant,
-    /// The process that had the name before and still has connections.
+    /// The process that had the name before. Connections to it are still open.
     former: Option<Former>,
     connections: Vec<Weak<Connection>>,
     listeners: Vec<(Weak<Connection>, mpsc::UnboundedSender<Hint>)>,
@@ -177,25 +178,26 @@ impl Master {
         }
     }
 
-    /// The process that would accept a connection now.
+    /// The process that would accept a connection now. `None` if the master is down.
     pub fn listening(&self) -> Option<u64> {
         let process = self.process();
         process.up.then_some(process.run)
     }
 
-    /// Whether it syncs every write.
+    /// Whether the master syncs every write to disk.
     pub fn is_durable(&self) -> bool {
         self.process().durable
     }
 
-    /// Registers a connection, which the end of the process breaks.
+    /// Registers a connection. The end of the process breaks it.
     pub fn accept(&self, connection: &Arc<Connection>) {
         let mut process = self.process();
         process.connections.retain(|known| known.strong_count() > 0);
         process.connections.push(Arc::downgrade(connection));
     }
 
-    /// A question arrives. The master answers now, when it continues, or never.
+    /// A question arrives. The master answers it now, later when a stopped process continues, or
+    /// never.
     pub fn arrive(&self, arrival: Arrival) {
         let mut process = self.process();
         if !process.up {
@@ -208,8 +210,8 @@ impl Master {
             return self.serve(arrival, former.run, &former.memory);
         }
         if process.run != arrival.connection.run {
-            // A party in between (a proxy, a client's own reconnect) led the message to the new
-            // process.
+            // The connection led to a process that has ended. A party in between, such as a proxy
+            // or the client's own reconnect, has led the message to the new process.
             drop(process);
             if matches!(arrival.question, Question::Call { .. }) {
                 arrival.connection.answer(Reply::NoScript, arrival.answer);
@@ -225,13 +227,13 @@ impl Master {
         self.serve(arrival, run, &self.memory);
     }
 
-    /// SIGSTOP.
+    /// SIGSTOP: the process stops, and messages wait.
     pub fn stop(&self) {
         self.process().stopped = true;
     }
 
-    /// SIGCONT: serves everything that has arrived, each connection in its order, the connections
-    /// in any.
+    /// SIGCONT: the process serves all messages that have arrived. Messages of one connection keep
+    /// their order; the order between connections is random.
     pub fn go_on(&self, chance: &mut Chance) {
         let mut process = self.process();
         process.stopped = false;
@@ -251,7 +253,7 @@ impl Master {
         }
     }
 
-    /// kill -9. Each gateway notices after its own delay.
+    /// kill -9: the process ends. Each gateway notices after its own delay.
     pub fn crash(&self, chance: &mut Chance) {
         let mut process = self.process();
         (process.up, process.stopped, process.former) = (false, false, None);
@@ -268,17 +270,17 @@ impl Master {
         }
     }
 
-    /// Starts a process, unless one runs. After a process that synced every write no data is lost,
-    /// whatever `left` asks for.
+    /// Starts a process, unless one runs already. If the last process synced every write, no data
+    /// is lost, whatever `left` asks for.
     pub fn start(&self, left: Left, durable: bool) -> Option<(Left, bool)> {
         let mut process = self.process();
         if process.up {
             return None;
         }
         let left = if process.durable { Left::All } else { left };
-        // A process that syncs every write starts only from such a process's data. Switching the
-        // append-only file off and on again may restore an old file. That is a restored backup,
-        // which no gateway can detect.
+        // A process syncs every write only if its data is that of the last such process. An
+        // operator could switch the append-only file off and on again and so restore an old file.
+        // That is like restoring a backup, which no gateway can detect, so it is left out.
         let durable = durable && left != Left::Snapshot;
         match (left, process.snapshot.clone()) {
             (Left::All, _) => {}
@@ -295,18 +297,18 @@ impl Master {
         Some((left, durable))
     }
 
-    /// All data stored now.
+    /// All data that the master stores now.
     pub fn data(&self) -> Snapshot {
         self.memory.snapshot()
     }
 
-    /// FLUSHALL.
+    /// FLUSHALL: the master loses its data in place.
     pub fn flush(&self) {
         self.recorder.loss(self.index);
         self.memory.wipe();
     }
 
-    /// Takes a snapshot for a later restart.
+    /// Takes a snapshot, which a later restart may find.
     pub fn save(&self) {
         self.process().snapshot = Some(self.memory.snapshot());
     }
@@ -453,7 +455,7 @@ impl Master {
             uptime_seconds: if former.is_some() { 0 } else { process.started.elapsed().as_secs() },
             used_memory: 0,
             max_memory: 0,
-            // The part that gateways compare comes first.
+            // The first part of the ID is the one that gateways compare.
             replication_id: format!("{:08x}", run << 8 | process.promotions),
         }
     }

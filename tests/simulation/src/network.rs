@@ -1,11 +1,11 @@
 //! Connections between gateways and masters, and the fate of messages on them.
 //!
 //! A connection leads to one process of a master and keeps its messages in order. Each message
-//! takes a time of its own. After a break no answer arrives any more. The first few of the messages
-//! under way still arrive, at once or much later. They stand for bytes that a socket has handed to
-//! the system. Hints come unasked on connections of their own, and any of them may be lost. While a
-//! path is dark, its messages wait, as under TCP. Every delay is at least a millisecond, so an
-//! effect never coincides with its cause.
+//! takes its own time. After a connection has broken, no answer arrives on it. But the first few
+//! messages that were under way still reach the master, at once or much later. In reality these are
+//! bytes that a socket has handed to the system. Hints have connections of their own, and any hint
+//! may be lost. While a path is dark, its messages wait, as under TCP. Every delay is at least a
+//! millisecond, so an effect never coincides with its cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,8 @@ use tokio::time::Instant;
 
 use crate::chance::{Chance, Stream};
 
-/// How long a message takes one way: `base` to `base + jitter`, and sometimes up to `spike` more.
+/// How long a message takes one way: `base` to `base + jitter`. Some messages take up to `spike`
+/// longer.
 #[derive(Debug, Clone, Copy)]
 pub struct Latency {
     /// Minimum in milliseconds; not 0.
@@ -47,12 +48,13 @@ pub struct Network {
     hints: Mutex<Chance>,
     hint_loss_percent: u64,
     next_id: AtomicU64,
-    /// By gateway and master: until when messages to the master wait, and messages from it.
+    /// By gateway and master: messages to the master wait until the first time, and messages from
+    /// it until the second.
     dark: Mutex<Vec<(u8, u8, Instant, Instant)>>,
 }
 
 impl Network {
-    /// Paths without faults.
+    /// A network whose paths have no faults yet.
     pub fn new(seed: u64, latency: Latency, hint_loss_percent: u64) -> Self {
         let chance = |stream| Mutex::new(Chance::new(seed, stream));
         Self {
@@ -65,7 +67,8 @@ impl Network {
         }
     }
 
-    /// Delays the messages of a path until these times, one for each direction.
+    /// Delays the messages of one path: those to the master until `there`, those from it until
+    /// `back`.
     pub fn darken(&self, gateway: u8, master: u8, there: Instant, back: Instant) {
         let now = Instant::now();
         let mut dark = lock(&self.dark);
@@ -73,12 +76,13 @@ impl Network {
         dark.push((gateway, master, there, back));
     }
 
-    /// Ends all such delays.
+    /// Ends the delays of all paths.
     pub fn lighten(&self) {
         lock(&self.dark).clear();
     }
 
-    /// Opens a connection to the process that listens then, or returns the reason for the failure.
+    /// Opens a connection to the process that listens when the request arrives, or returns the
+    /// reason for the failure.
     pub async fn connect(
         self: &Arc<Self>,
         (gateway, master): (u8, u8),
@@ -116,7 +120,7 @@ impl Network {
 pub struct Connection {
     pub id: u64,
     pub gateway: u8,
-    /// The process of the master that it leads to.
+    /// The process of the master that the connection leads to.
     pub run: u64,
     master: u8,
     network: Arc<Network>,
@@ -134,10 +138,11 @@ struct Link {
 
 struct Ended {
     why: String,
-    /// How many of all messages still arrive.
+    /// The number of messages that reach the master in all, including those that arrived before the
+    /// break.
     survive: u64,
-    /// The earliest arrival of the first message still under way; each next one follows a
-    /// millisecond later.
+    /// The earliest arrival of the first message still under way. Each further message follows a
+    /// millisecond after the one before it.
     not_before: Instant,
     arrived: u64,
 }
@@ -152,7 +157,8 @@ impl Link {
 const TICK: Duration = Duration::from_millis(1);
 
 impl Connection {
-    /// Sends a message. `arrive` runs when it arrives, which may be never.
+    /// Sends a message. `arrive` runs when the message reaches the master. After a break that may
+    /// be never.
     pub fn send(self: &Arc<Self>, arrive: impl FnOnce() + Send + 'static) {
         let arrival = self.network.arrival(self.gateway, self.master, true, &self.network.chance);
         let mut link = self.link();
@@ -184,7 +190,7 @@ impl Connection {
         self.deliver(&self.network.chance, move || drop(to.send(reply)));
     }
 
-    /// Sends a hint to a listener; returns whether it is on its way.
+    /// Sends a hint to a listener. Returns false if the hint is lost.
     pub fn publish(self: &Arc<Self>, hint: Hint, to: mpsc::UnboundedSender<Hint>) -> bool {
         if lock(&self.network.hints).percent(self.network.hint_loss_percent) {
             return false;
@@ -211,7 +217,8 @@ impl Connection {
         });
     }
 
-    /// Breaks the connection, and decides which messages under way still arrive, and when.
+    /// Breaks the connection. It also decides which of the messages under way still reach the
+    /// master, and when.
     pub fn end(&self, why: &str) {
         let mut link = self.link();
         if link.ended.is_some() {
@@ -235,7 +242,7 @@ impl Connection {
         self.closed.notify_waiters();
     }
 
-    /// Resolves to the reason when the connection has ended.
+    /// Waits until the connection has ended, and returns the reason.
     pub async fn ended(&self) -> String {
         loop {
             let closed = self.closed.notified();
@@ -246,12 +253,12 @@ impl Connection {
         }
     }
 
-    /// Whether it has ended, on either side.
+    /// Whether the connection has ended, on the gateway's or on the master's side.
     pub fn has_ended(&self) -> bool {
         self.link().ended.is_some()
     }
 
-    /// The earliest arrival of a message; `None` when it never arrives.
+    /// The earliest time at which this message can arrive. `None` if it never arrives.
     fn earliest_arrival(&self, number: u64) -> Option<Instant> {
         match &self.link().ended {
             None => Some(Instant::now()),

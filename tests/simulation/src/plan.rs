@@ -1,9 +1,11 @@
-//! Decides the kind of history of a seed: sizes, network speed, and the frequency of faults.
+//! Decides what kind of history a seed gives: its sizes, the speed of its network, and the
+//! frequency of its faults.
 //!
-//! A plan keeps the assumptions under which a correct core shows no violation. Wall clocks of
-//! gateways agree within `max_clock_skew`, all rates are within the drift factor, and masters are
-//! independent. Clients do not rely on a lock past their deadline. A write may still come later;
-//! fencing tokens protect against that. Any number of masters may lose their data at any time.
+//! A plan keeps the assumptions under which a correct core shows no violation. The wall clocks of
+//! gateways agree within `max_clock_skew`. All clock rates stay within the drift factor. Masters
+//! fail independently of each other. Clients do not rely on a lock past their deadline, though a
+//! late write may still arrive; fencing tokens protect against such writes. Any number of masters
+//! may lose their data at any time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,28 +24,31 @@ pub enum Scenario {
     /// One lock that is always extended in time, while every master in turn restarts without its
     /// data. Each restart waits until the previously restarted master votes again.
     Rolling,
-    /// The rolling scenario, while others try to get the lock.
+    /// The rolling scenario, while other clients try to get the lock.
     Contended,
-    /// Many locks that are granted at any time and never extended, while masters restart without
-    /// their data. Each restart waits until all gateways see that the masters before have caught
-    /// up.
+    /// Many locks that are granted at any time and left alone for most of their TTL, while masters
+    /// restart without their data. Each restart waits until all gateways see that the masters
+    /// restarted before have caught up.
     Young,
     /// Many clients that wait for one or two locks, with few faults or none.
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
-    /// Names move to processes that have read the files of the old ones, which still run.
+    /// Names move to new processes that have read the files of the old ones. The old processes
+    /// still run.
     Moved,
 }
 
-/// Mean gaps between faults of one kind in the whole cluster; `None` for never.
+/// For each kind of fault, the mean time between two such faults in the whole cluster. `None` means
+/// never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     /// Masters are killed and restart, with or without their data.
     pub crash: Option<Duration>,
-    /// FLUSHALL.
+    /// FLUSHALL: a master loses its data in place.
     pub flush: Option<Duration>,
-    /// The name of a master moves to another process, while connections still lead to the old one.
+    /// The name of a master moves to a new process, while open connections still lead to the old
+    /// one.
     pub name: Option<Duration>,
     /// A master is stopped for a while.
     pub stop: Option<Duration>,
@@ -55,17 +60,17 @@ pub struct Faults {
     pub cut: Option<Duration>,
     /// Messages on a path wait for a while.
     pub dark: Option<Duration>,
-    /// A gateway dies and restarts.
+    /// A gateway dies and starts again.
     pub death: Option<Duration>,
     /// A gateway's wall clock jumps, within `max_clock_skew`.
     pub gateway_clock: Option<Duration>,
     /// A master is a replica for a while.
     pub replica: Option<Duration>,
-    /// A master runs out of memory, between two writes of an operation or before the first.
+    /// A master runs out of memory, between two writes of an operation or before its first write.
     pub memory: Option<Duration>,
     /// A gateway stops for a while: no message leaves or reaches it.
     pub gateway_stop: Option<Duration>,
-    /// Everything stands still except the clocks.
+    /// Everything stands still for a while, but the clocks go on.
     pub freeze: Option<Duration>,
 }
 
@@ -81,57 +86,59 @@ pub struct Plan {
     pub masters: u8,
     pub gateways: u8,
     pub clients: u8,
-    /// Number of clients of another Redlock library, on the same masters.
+    /// Number of clients of another Redlock library on the same masters.
     pub foreign_clients: u8,
     /// Whether connections break while the cluster is being started.
     pub bootstrap_cuts: bool,
     /// Number of locks that clients compete for.
     pub names: u8,
-    /// Percentage of requests that name an owner of their own. Such a proposal leaves its watermark
-    /// on a node that granted it, and keeps a repair away from there. The core's documentation says
-    /// so.
+    /// Percentage of requests that name an owner. A failed proposal of such a request may leave its
+    /// watermark on a node that granted it, and that watermark keeps a repair out. The core's
+    /// documentation describes this limit.
     pub keyed_percent: u64,
     /// Percentage of requests that wait in the queue.
     pub waiting_percent: u64,
-    /// Percentage of requests with a TTL that is too short for the way to the masters.
+    /// Percentage of requests whose TTL is too short for the way to the masters.
     pub hasty_percent: u64,
     /// Percentage of hints that are lost.
     pub hint_loss_percent: u64,
-    /// Time until all faults are mended.
+    /// Time from the beginning until all faults are mended.
     pub length: Duration,
     /// The longest TTL.
     pub max_ttl: Duration,
-    /// `max_clock_skew`.
+    /// The clock skew of the configuration (`max_clock_skew`).
     pub skew: Duration,
-    /// The mistaken `max_clock_skew` of the last gateway, whose clock is off by as much.
+    /// The mistaken `max_clock_skew` of the last gateway. The gateway's clock may be wrong by that
+    /// much.
     pub odd_skew: Option<Duration>,
     /// Whether markers name `max_clock_skew`.
     pub marker_names_skew: bool,
-    /// How long a watermark outlives its lock or release, if other than the core's value.
+    /// How long a watermark outlives its lock or release, if not for the core's own time.
     pub fence_grace: Option<Duration>,
-    /// How long rounds wait for a master.
+    /// How long a round waits for the answer of a master.
     pub node_timeout: Duration,
-    /// Masters that answer more slowly count as distant and get several calls at once.
+    /// A master that answers more slowly than this counts as distant. Gateways send it several
+    /// calls at once.
     pub overlap_above: Duration,
     /// Maximum number of operations that wait for one master.
     pub queue: usize,
     pub latency: Latency,
-    /// How much too fast a slewed master's clock runs, in millionths.
+    /// How much too fast a master's clock runs during a slew, in millionths.
     pub slewed_ppm: u64,
     /// How often each kind of fault happens.
     pub faults: Faults,
 }
 
-/// The longest TTL in most histories: quarantines take seconds.
+/// The longest TTL in most histories. It is short, so a quarantine takes only seconds.
 const MAX_TTL: Duration = Duration::from_secs(3);
-/// The longest TTL in the others: a quarantine takes most of the history unless the master
-/// recovers.
+/// The longest TTL in the other histories. A quarantine would take most of the history, unless the
+/// master recovers its locks.
 const LONG_MAX_TTL: Duration = Duration::from_secs(40);
 
 /// Number of lock names for each client in a history of young locks.
 pub const YOUNG_NAMES: u8 = 50;
 
-/// Milliseconds that no answer takes.
+/// Milliseconds that no answer takes, so the limit that this sets is never reached.
 const NEVER: u64 = 1_000_000;
 
 const HINT_LOSS: [u64; 4] = [0, 0, 10, 100];
@@ -160,8 +167,8 @@ impl Plan {
             name: fault(50, 4_000, 15_000),
             slew: fault(25, 8_000, 25_000),
         };
-        // A client of another library does not wait for masters that lost their data, so here no
-        // master loses data.
+        // A client of another library cannot know that a master has lost its data. So in these
+        // histories no master does.
         let foreign_clients = if chance.percent(15) { 2 } else { 0 };
         let loses_data = foreign_clients == 0;
         let faults = Faults {
@@ -205,23 +212,23 @@ impl Plan {
         }
     }
 
-    /// The storm of a seed with masters' clocks that break their promise, as fast as chrony may
-    /// slew by default. A gateway needs a probe or two to notice, and locks that end early until
-    /// then are not excluded.
+    /// The storm of a seed, but masters' clocks run faster than promised, as fast as chrony may
+    /// slew by default. A gateway needs a probe or two to notice. Until then, locks may end early
+    /// and be granted twice.
     pub fn fast_clocks(seed: u64) -> Self {
         let storm = Self::storm(seed);
         let faults = Faults { slew: Some(Duration::from_secs(5)), ..storm.faults };
         Self { slewed_ppm: 83_000, faults, ..storm }
     }
 
-    /// The storm of a seed in which the last gateway has a clock skew of its own.
+    /// The storm of a seed, but the last gateway has a clock skew of its own.
     pub fn skews(seed: u64) -> Self {
         let storm = Self::storm(seed);
         Self { odd_skew: Some(storm.skew * 24), ..storm }
     }
 
-    /// Moves of names to processes that have read the old ones' files. The only other fault is one
-    /// broken connection for each.
+    /// Names move to new processes that have read the files of the old ones. The only other fault
+    /// is one broken connection for each move.
     pub fn moved(seed: u64) -> Self {
         let storm = Self::storm(seed);
         let mut chance = Chance::new(seed, Stream::Plan);
@@ -243,13 +250,14 @@ impl Plan {
     }
 
     /// How far a gateway's clock may be from true time, in microseconds: half of `max_clock_skew`.
-    /// The odd gateway may use all of its own, because the others are nearly right.
+    /// The gateway with its own clock skew may use all of it, because the clocks of the others are
+    /// nearly right.
     pub fn clock_limit(&self) -> u64 {
         let skew = self.skew.as_micros() as u64;
         if self.odd_skew == Some(self.skew) { skew } else { skew / 2 }
     }
 
-    /// The configuration of a gateway.
+    /// The plan as one gateway sees it. Only the last gateway may have a clock skew of its own.
     pub fn for_gateway(self: &Arc<Self>, index: u8) -> Arc<Self> {
         match self.odd_skew.filter(|_| index + 1 == self.gateways) {
             Some(skew) => Arc::new(Self { skew, ..self.as_ref().clone() }),
@@ -257,7 +265,7 @@ impl Plan {
         }
     }
 
-    /// The rolling restart of a seed, with or without others that want the lock.
+    /// The rolling restarts of a seed. With `contended`, other clients try to get the lock.
     pub fn rolling(seed: u64, contended: bool) -> Self {
         let mut chance = Chance::new(seed, Stream::Plan);
         Self {
@@ -281,8 +289,8 @@ impl Plan {
         }
     }
 
-    /// The rolling restart of a seed under locks that are not extended. Of five masters two restart
-    /// at a time.
+    /// The rolling restarts of a seed, with locks that are left alone for most of their TTL. If
+    /// there are five masters, two of them restart at a time.
     pub fn young(seed: u64) -> Self {
         let mut chance = Chance::new(seed, Stream::Plan);
         Self {

@@ -1,16 +1,19 @@
-//! An operator moves the masters to another configuration, by the shipping protocol: another
-//! `max_ttl`, and in most histories another node set or clock skew.
+//! An operator moves the masters to another configuration with the real protocol. The new
+//! configuration has another `max_ttl`. In most histories it also has another node set or clock
+//! skew.
 //!
 //! The first half of the gateways has the old configuration, the second half the new one. The old
 //! gateways stop first, but sometimes one of them runs on for a while. The operator's connections
-//! break. The command is interrupted and repeated, and somebody else runs it at the same time, for
-//! the same or another target. Meanwhile a master loses its data. Then the new gateways start, and
-//! any number of masters may lose their data: the new configuration's own quarantine need not cover
-//! locks of the old one.
+//! break. The operator's command is interrupted and repeated. Sometimes a second operator runs the
+//! command at the same time, for the same target or another. Meanwhile a master loses its data.
+//!
+//! Then the new gateways start, and any number of masters may lose their data. This shows that the
+//! change has waited for the locks of the old configuration: the quarantine of the new
+//! configuration need not be long enough for them.
 //!
 //! The simulation stays within the protocol's promises. While an old gateway runs, only one master
-//! loses its data, and no new gateway starts before the end. `quarantine_is_waited` is the
-//! operator's rule here; gateways always wait.
+//! loses its data, and no new gateway starts before the change has ended. In this scenario the rule
+//! `quarantine_is_waited` switches only the operator's waiting; gateways always wait.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +32,7 @@ use crate::plan::{Plan, Scenario};
 
 type Masters = Arc<[Arc<Master>]>;
 
-/// The operators' numbers in the network.
+/// The operators' numbers in the network, where gateways have numbers too.
 const OPERATORS: [u8; 2] = [u8::MAX, u8::MAX - 1];
 
 /// Longer than any history.
@@ -47,7 +50,7 @@ impl Config {
         let mut chance = Chance::new(plan.seed, Stream::Fault(u8::MAX - 2));
         let max_ttl = Duration::from_millis(chance.pick(&[1_000, 2_000, 3_000, 4_000]));
         let all = usize::from(plan.masters);
-        // The same masters, some others, or entirely others.
+        // The new set has the same masters, some of the old ones, or entirely other ones.
         let (old, new) = match chance.below(10) {
             0..=3 => (0..all, 0..all),
             4..=7 => (0..all - all / 3, all / 3..all),
@@ -62,7 +65,7 @@ impl Config {
     }
 }
 
-/// The configuration of a gateway. In every other scenario all gateways share one.
+/// The configuration of a gateway. Only in this scenario do gateways differ in their configuration.
 pub fn configuration(plan: &Arc<Plan>, gateway: u8, masters: &Masters) -> (Arc<Plan>, Masters) {
     if plan.scenario != Scenario::Reconfigure {
         return (plan.clone(), masters.clone());
@@ -74,7 +77,7 @@ pub fn configuration(plan: &Arc<Plan>, gateway: u8, masters: &Masters) -> (Arc<P
     (Arc::new(for_gateway), masters[config.masters].into())
 }
 
-/// Keeps the new gateways from starting with the old ones.
+/// Keeps the gateways of the new configuration from starting together with the old ones.
 pub fn prepare(stage: &Stage) {
     if stage.plan.scenario == Scenario::Reconfigure {
         stage.gateways[stage.gateways.len() / 2..].iter().for_each(|gateway| gateway.bar());
@@ -109,8 +112,8 @@ pub async fn operate(stage: Stage) {
         })
     });
     let done = Operator::new(&stage, ChangeKind::First).run().await;
-    // An operator whose change was refused for another's waits for that one, and then moves the
-    // masters on.
+    // If the first operator's change was refused because of another operator's change, the operator
+    // waits until that one is done. Then it moves the masters on to its own target.
     if let Some(other) = other
         && let Ok(true) = other.await
         && !done
@@ -122,7 +125,8 @@ pub async fn operate(stage: Stage) {
         gateway.start();
     }
     note(&stage, "starts the new gateways");
-    // Beside an old gateway a majority must not lose its data.
+    // While an old gateway runs, no majority may lose its data. So the losses begin only after it
+    // has stopped.
     drop(last_retires.await);
     let victims =
         if chance.percent(60) { chance.between(1, stage.masters.len() as u64) } else { 0 };
@@ -131,15 +135,15 @@ pub async fn operate(stage: Stage) {
     }
 }
 
-/// The operator that runs the command.
+/// Which operator runs the command, and for which change.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ChangeKind {
     First,
-    /// The same change, at the same time.
+    /// A second operator with the same change at the same time.
     Second,
-    /// A change at the same time, with another `max_ttl` than the new gateways have.
+    /// A second operator at the same time, whose `max_ttl` differs from that of the new gateways.
     Mistaken,
-    /// A change after the mistaken one has finished.
+    /// The first operator again, after the mistaken change has finished.
     Later,
 }
 
@@ -186,8 +190,8 @@ impl<'a> Operator<'a> {
         (cluster, masters.clone().map(master).collect(), Config { masters, max_ttl, skew })
     }
 
-    /// Repeats the command until it completes without an interruption. Returns false if another
-    /// operator's change prevents it.
+    /// Repeats the command until it completes. Returns false if another operator's change prevents
+    /// this one.
     async fn run(mut self) -> bool {
         let cuts = tokio::spawn(cut(self.stage.clone(), self.links.clone()));
         let report = |progress: Progress<'_>| note(self.stage, format!("{progress:?}"));
@@ -212,7 +216,8 @@ impl<'a> Operator<'a> {
                     note(self.stage, error.to_string());
                     let is_over = match error {
                         ReconfigureError::OtherChange(..) | ReconfigureError::OtherSet(..) => true,
-                        // Otherwise both would take the change over from each other for ever.
+                        // Only the second operator gives way. Otherwise the two operators would
+                        // take the change over from each other for ever.
                         ReconfigureError::Overtaken(_) => self.kind == ChangeKind::Second,
                         _ => false,
                     };
@@ -230,7 +235,7 @@ impl<'a> Operator<'a> {
     }
 }
 
-/// Breaks the operator's connections.
+/// Breaks the operator's connections now and then.
 async fn cut(stage: Stage, links: Vec<SimLink>) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(u8::MAX - 4));
     while Instant::now() < stage.until {

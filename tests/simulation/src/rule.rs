@@ -1,5 +1,5 @@
-//! The rules of the core by name, so that each can be switched off alone. If the simulation finds
-//! no violation with a rule off, finding none with the rule on proves nothing about it.
+//! The rules of the core by name, so that each can be switched off alone. If the simulation found
+//! no violation with a rule off, a run without violations would prove nothing about that rule.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,11 +12,12 @@ use crate::plan::Plan;
 pub enum Rule {
     /// A node never overwrites a lock, even for the same owner.
     LockIsKept,
-    /// A release leaves the watermark at T or above.
+    /// A release leaves the watermark at its T or above.
     ReleaseLeavesATombstone,
     /// A release deletes only a lock whose T is not newer than its own.
     ReleaseKeepsNewer,
-    /// The undo of a proposal removes exactly its own grant, and only before an extension.
+    /// The undo of a proposal removes exactly its own grant, and only if that grant was not
+    /// extended.
     UndoIsExact,
     /// A node refuses a T that is too far from its own time.
     ClockIsChecked,
@@ -24,24 +25,27 @@ pub enum Rule {
     WatermarkIsChecked,
     /// A node refuses lock operations unless its admitting marker stands.
     MarkerIsChecked,
-    /// A node whose memory of locks is suspect is quarantined before it votes.
+    /// A node is quarantined before it votes if its memory of locks cannot be trusted.
     QuarantineIsWaited,
-    /// A node whose quarantine is cut short has recovered its lost locks from the others.
+    /// A node may vote before the end of its quarantine only after it has recovered its lost locks
+    /// from the others.
     LostLocksAreRecovered,
     /// A process stops voting when its name leads to another process.
     NameIsFollowed,
-    /// A process that restarted with its data votes only when no gateway can still reach its
-    /// predecessor.
+    /// A process that restarted with its data votes only when no gateway can still reach the
+    /// process before it.
     ReturnedWaits,
-    /// A restarted process is quarantined if a gateway saw its predecessor alive beside it.
+    /// A restarted process is quarantined if a gateway saw the process before it alive at the same
+    /// time.
     TwoAliveAreNoticed,
-    /// A marker names the clock skew, so gateways with different ones do not vote together.
+    /// A marker names the clock skew, so gateways with different clock skews do not let the same
+    /// node vote.
     MarkerNamesSkew,
     /// A node whose clock runs faster than promised is quarantined.
     RateIsChecked,
     /// A successful extension sets the lock again on nodes that lost it.
     MissingIsRepaired,
-    /// A node that votes again gets the locks that were granted while it was away.
+    /// A node that is admitted again gets the locks that were granted while it was away.
     AdmittedIsCaughtUp,
     /// A watermark outlives its lock, or the release that left it.
     FenceOutlivesLock,
@@ -95,7 +99,8 @@ impl Rule {
     pub fn off(self, plan: Plan) -> Plan {
         let mut rules = plan.rules;
         let rule = match self {
-            // These two are no switches of the core, but a duration and a field of the marker.
+            // Two of the rules are no switches of the core: the one is a duration, the other a
+            // field of the marker.
             Self::FenceOutlivesLock => return Plan { fence_grace: Some(Duration::ZERO), ..plan },
             Self::MarkerNamesSkew => return Plan { marker_names_skew: false, ..plan },
             Self::LockIsKept => &mut rules.lock_is_kept,

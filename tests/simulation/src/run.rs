@@ -1,6 +1,6 @@
 //! Runs a plan. It puts masters, network, gateways and clients on one paused clock and starts the
-//! faults. Later it mends everything and waits until the system has settled. The checker then gets
-//! the history.
+//! faults. Later it mends every fault and waits until the system has settled. Then it passes the
+//! history to the checker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,18 +30,20 @@ pub struct HistoryResult {
     pub violations: Vec<Violation>,
 }
 
-/// Time from the end of all faults and requests to the final check. It is enough for every pending
-/// release, and short enough that an orphan with the longest TTL would still be there.
+/// Time from the end of all faults and requests until the final check. It is long enough for every
+/// pending release to arrive. It is short enough that an orphan with the longest TTL still lives.
 const SETTLE: Duration = Duration::from_millis(2_500);
-/// A cluster is in service by then.
+/// The time within which a new cluster is in service, counted from the beginning.
 const IN_SERVICE: Duration = Duration::from_secs(10);
-/// Longer than any client's patience, or any series of its requests.
+/// The time within which every client gets its last answer. It is longer than any client's patience
+/// and any series of its requests.
 const LAST_ANSWER: Duration = Duration::from_secs(60);
-/// A connection to a process that has lost its name breaks within this time.
+/// After a name has moved, one gateway's connection to the old process breaks within this time.
 const CUT_WITHIN_MS: u64 = 2_500;
-/// Within this time gateways have noticed that a name has moved, or learned it from another node.
+/// After a name has moved, all gateways have noticed it within this time, or learned it from
+/// another node.
 const MOVE_TAKES: Duration = Duration::from_secs(9);
-/// Interval at which the simulation polls states that send no notification.
+/// Interval at which the simulation polls a state that sends no notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs one history. The same plan gives the same history.
@@ -55,10 +57,11 @@ pub fn run(plan: &Plan) -> HistoryResult {
     drop(runtime);
     let mut violations = check(&history);
     violations.retain(|violation| match violation.demand {
-        // In other scenarios clients leave locks behind, and clocks stay wrong, long after the last
-        // fault.
+        // In the other scenarios a lock may be free for longer: clients leave locks behind, and
+        // clocks stay wrong, long after the last fault.
         Demand::Idle => plan.scenario == Scenario::Queue,
-        // The new process may still store a lock that the old one released, until the lock ends.
+        // The old process may have executed a release that the new process, with the file from
+        // before, does not know. It stores that lock until the lock ends.
         Demand::Orphan => plan.scenario != Scenario::Moved,
         _ => true,
     });
@@ -83,13 +86,14 @@ async fn perform(plan: Arc<Plan>) -> History {
     }
     // An operator confirms that the cluster is new.
     if let Some(redlock) = stage.gateways[0].redlock() {
-        // The masters of the gateway with the other skew never let this bootstrap complete.
+        // The gateway with its own clock skew does not let the masters vote, so this bootstrap
+        // never completes.
         let deadline = if plan.odd_skew.is_some() { start + IN_SERVICE } else { stage.until };
         let _ = timeout_at(deadline, redlock.bootstrap()).await;
     }
 
     if plan.scenario == Scenario::Queue {
-        // The scenario is about the queue, not about the start of a cluster.
+        // The scenario is about the queue, so clients begin only once the cluster is in service.
         let _ = timeout_at(start + IN_SERVICE, in_service(&stage)).await;
     }
     let clients = begin_clients(&stage, start);
@@ -109,7 +113,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     stage.mend();
     let last = stage.until + LAST_ANSWER;
     for client in clients {
-        // A client without an answer by then never gets one. The checker reports it.
+        // A client without an answer by this time never gets one. The checker reports it.
         let _ = timeout_at(last, client).await;
     }
     sleep(SETTLE).await;
@@ -202,7 +206,7 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
     Stage { plan, masters, gateways, network, recorder, until }
 }
 
-/// Waits until all gateways let all masters vote.
+/// Waits until every gateway lets every master vote and sees that it has caught up.
 async fn in_service(stage: &Stage) {
     let admits_all = |gateway: &Gateway| {
         (0..stage.masters.len()).all(|master| gateway.has_caught_up(master) == Some(true))
@@ -227,8 +231,8 @@ async fn cut_bootstrap(stage: Stage) {
     }
 }
 
-/// Restarts every master without its data, each when all gateways see that the one before has
-/// caught up.
+/// Restarts the masters without their data, one or a few at a time. The next restart waits until
+/// all gateways see that the masters of the last one have caught up.
 async fn roll(stage: Stage) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
     let masters: Vec<usize> = (0..stage.masters.len()).collect();
@@ -253,14 +257,15 @@ async fn roll(stage: Stage) {
     }
 }
 
-/// Moves the names of masters that sync every write to processes that have read the file, one at a
-/// time. The old process runs until all gateways have left it. One gateway's connections break
-/// meanwhile, so it reaches the new process first.
+/// Moves the names of masters that sync every write, one at a time, to new processes that have read
+/// the old one's file. The old process runs until all gateways have left it. Meanwhile the
+/// connections of one gateway break, so that gateway reaches the new process before the others do.
 async fn move_files(stage: Stage) {
     let mut chance = Chance::new(stage.plan.seed, Stream::Fault(0));
     loop {
         sleep(chance.millis(3_000, 6_000)).await;
-        // Mending ends the old processes, whether or not gateways have noticed them.
+        // Mending would end the old process before gateways have noticed the move, so no move
+        // begins shortly before it.
         if Instant::now() + MOVE_TAKES >= stage.until {
             return;
         }

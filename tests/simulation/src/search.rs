@@ -1,5 +1,5 @@
-//! Runs many seeds on all cores. Histories share nothing, so seeds are handed out one by one. The
-//! result does not depend on which thread ran which seed.
+//! Runs many seeds on all cores. Histories share nothing, so each thread takes the next seed when
+//! it is free. The result does not depend on which thread ran which seed.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -15,15 +15,16 @@ use crate::run::run;
 pub struct Found {
     /// The summed figures of all histories.
     pub summary: Summary,
-    /// The seeds with violations of the demands, in order, each with its first violation.
+    /// The seeds whose histories violate a demand, in order, each with its first violation.
     pub violations: Vec<(u64, Violation)>,
 }
 
 /// Runs a history for every seed and looks for violations of `demands`. `progress` runs after each
 /// history.
 ///
-/// With `stop`, no seed begins after the first violation, and only the smallest seed is reported.
-/// So the result does not depend on the order of work.
+/// With `stop`, no further seed begins once a violation is found, and only the smallest seed with a
+/// violation is reported. Seeds begin in order, so every smaller seed has been run by then. So the
+/// result does not depend on the order in which threads finish.
 pub fn search(
     seeds: Range<u64>,
     demands: &[Demand],

@@ -1,17 +1,17 @@
-//! Grants and votes in the words of a history.
+//! Translates the core's grants and votes into those of a history.
 
 use redlock_core::node::{Failure, Reason, Record, Vote};
 use redlock_core::types::{LockToken, Owner};
 
 use crate::history::{Grant, VoteKind};
 
-/// Owner and token of one of the core's records.
+/// The grant of one of the core's records: its owner, token and nonce.
 pub fn grant_of(record: &Record) -> Option<Grant> {
     let (token, _) = record.parse()?;
     Some(grant(&token))
 }
 
-/// A token in the words of a history.
+/// The grant that a client's token contains.
 pub fn grant(token: &LockToken) -> Grant {
     let text = token.expose();
     let digits = text.rsplit('.').next().unwrap_or_default();

@@ -1,11 +1,10 @@
-//! Time and clocks. The true time of a history is tokio's paused clock. It stands still while any
-//! task can run, and jumps to the next timer otherwise. Every party derives its own clock from it.
+//! Time and clocks. The true time of a history is tokio's paused clock: it stands still while any
+//! task can run, and otherwise jumps to the next timer. Each party derives its own clock from it.
 //!
 //! The monotonic side of a clock runs at its own rate, within the drift factor. The wall side is
-//! true time plus an offset, as if NTP disciplined it. The offset can be moved, which is a jump.
-//! Locks on a simulated master expire by its monotonic side. So a jump of a master's wall clock
-//! changes only how it judges tokens. A slewed clock runs at another rate for a while, on both
-//! sides.
+//! true time plus an offset, as if NTP disciplined it. A change of the offset is a jump. Locks on a
+//! simulated master expire by the monotonic side. So a jump of a master's wall clock changes only
+//! how the master judges tokens. During a slew, both sides run at another rate.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,15 +13,16 @@ use std::time::Duration;
 use redlock_core::clock::Clock;
 use tokio::time::Instant;
 
-/// The time that a wall clock without offset shows when a history begins, in µs since 1970.
+/// What a wall clock without an offset shows when a history begins, in µs since 1970.
 pub const EPOCH_MICROS: u64 = 1_763_725_165_000_000;
 
-/// Limit of a monotonic clock's rate error, in millionths. Three clocks take part in a lease
-/// (gateway, master, client), so their sum must stay below the drift factor of 1 %.
+/// Limit of a monotonic clock's rate error, in millionths. A lease depends on three clocks
+/// (gateway, master, client). So the sum of three such errors must stay below the drift factor of 1
+/// %.
 pub const MAX_RATE_PPM: u64 = 3_000;
 
-/// Limit for a slewed master's clock, in millionths. The sum of the three is then 1 %, and 2 ms are
-/// left.
+/// Limit of a slewed master's clock, in millionths. With it the three errors make exactly 1 %, and
+/// the constant 2 ms of the drift remain.
 pub const MAX_SLEWED_PPM: u64 = 4_000;
 
 /// The clock of one gateway, master or client.
@@ -48,7 +48,7 @@ impl Slew {
 }
 
 impl SimClock {
-    /// A clock that began with the history.
+    /// A clock that begins with the history.
     pub fn new(start: Instant, rate_ppm: i64, offset_micros: i64) -> Self {
         let slew = Mutex::new(Slew { since: start, ppm: 0, before: Duration::ZERO });
         let first_offset_micros = offset_micros;
@@ -66,14 +66,14 @@ impl SimClock {
         self.offset_micros.store(micros, Ordering::Relaxed);
     }
 
-    /// Restores the first offset and ends a slew.
+    /// Restores the clock's first offset and ends a slew.
     pub fn mend(&self) {
         self.set_offset(self.first_offset_micros);
         self.slew(None);
     }
 
-    /// Lets the clock run faster than true time by `ppm` millionths from now on; at its own rate
-    /// with `None`.
+    /// From now on the clock runs `ppm` millionths faster than true time. With `None` it runs at
+    /// its own rate again.
     pub fn slew(&self, ppm: Option<u64>) {
         let ppm = ppm.map_or(0, |ppm| ppm.saturating_add_signed(-self.rate_ppm));
         let mut slew = self.slew.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,13 +84,14 @@ impl SimClock {
         self.slew.lock().unwrap_or_else(PoisonError::into_inner).ahead()
     }
 
-    /// The lead that the wall clock shows. It is put back when the slew ends.
+    /// How far the current slew has put the wall clock ahead. When the slew ends, the wall clock
+    /// goes back by this much.
     fn slewing(&self) -> Duration {
         let slew = self.slew.lock().unwrap_or_else(PoisonError::into_inner);
         slew.ahead() - slew.before
     }
 
-    /// True time until this clock has advanced by `shown`.
+    /// The true time that passes until this clock has advanced by `shown`.
     pub fn true_duration(&self, shown: Duration) -> Duration {
         let nanos = shown.as_nanos() * 1_000_000 / (1_000_000 + self.rate_ppm) as u128;
         Duration::from_nanos(nanos as u64)

@@ -1,20 +1,21 @@
 //! Renders a history as text, one line for each event: true time in milliseconds, who, what.
 //!
 //! ```text
-//! 1204 c3 via g1      acquire lock-0, ttl 900 ms 1209 n2             lock-0 acquire T1204.000/5ad1
-//! (-5 ms) of g1: Granted
+//!    1204 c3 via g1   #7 acquire (900 ms) lock-0
+//!    1209 n2          lock-0 acquire T1204.000/5ad1 (-5 ms) of g1: Granted
 //! ```
 //!
-//! `c` are clients, `g` gateways, `n` masters. A grant is shown as its fencing token and the first
-//! digits of its owner. The token is in milliseconds since the history began, by the minting
-//! gateway's wall clock. The figure behind it is the token's lead over the master's own time.
+//! Clients are `c`, gateways `g`, masters `n`. A grant is its fencing token and the first digits of
+//! its owner. The token is given in milliseconds since the history began, by the wall clock of the
+//! gateway that minted it. The figure in parentheses is how far the token is ahead of the master's
+//! own time.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use crate::history::{Answer, History, Moment, OpKind, Request, Waited};
 
-/// The whole history as text, a line for each event.
+/// The whole history as text, one line for each event.
 pub fn render(history: &History) -> String {
     let mut lines: Vec<(Moment, String, String)> = Vec::new();
     for (number, operation) in history.operations.iter().enumerate() {

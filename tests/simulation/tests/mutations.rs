@@ -1,10 +1,11 @@
 //! Proves that the simulation detects faults: with one rule off, the checker finds a violation
 //! within a few seeds.
 //!
-//! Most rules are needed in the storm, a random search. Some need a scenario of their own. Repair
-//! is not about safety: only a lost lock shows that it is off, so rolling restarts look for one.
-//! The clock rule is absent here. It prevents one bad clock from making a lock unusable for all
-//! others, which breaks no promise that the checker knows.
+//! Most rules are tested in the storm, which is a random search. Some rules need a scenario of
+//! their own. Repair does not affect safety: if it is off, the only sign is a lost lock, so the
+//! test uses rolling restarts. The rule about a node's clock is not tested here. It only keeps one
+//! bad clock from making a lock unusable for everybody else, and the checker knows no promise about
+//! that.
 
 use redlock_sim::checker::Demand;
 use redlock_sim::plan::Plan;
@@ -107,7 +108,7 @@ fn without_the_skew_in_the_marker() {
 
 #[test]
 fn without_repair() {
-    // Catching up after an admission would carry the lock, too.
+    // Catching up after an admission would also keep the lock, so it is off too.
     let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));
     assert_violated(Rule::MissingIsRepaired, "rolling", plan, &[Demand::Kept]);
 }
@@ -117,7 +118,7 @@ fn without_catching_up_after_an_admission() {
     assert_violated(Rule::AdmittedIsCaughtUp, "young", Plan::young, &[Demand::Kept]);
 }
 
-/// Here the rule is the operator's alone: gateways always wait.
+/// In this scenario the rule switches only the operator's waiting. Gateways always wait.
 #[test]
 fn without_the_wait_of_a_change_of_configuration() {
     assert_violated(

@@ -1,4 +1,4 @@
-//! The same seed gives the same history, to the last byte of its timeline.
+//! The same seed gives the same history, equal to the last byte of its timeline.
 
 use redlock_sim::plan::Plan;
 use redlock_sim::rule::Rule;

@@ -1,5 +1,5 @@
-//! With all rules on, no seed violates a promise. `REDLOCK_SIM_SEEDS` sets the number of seeds, 300
-//! by default.
+//! With all rules on, no seed violates a promise. The variable `REDLOCK_SIM_SEEDS` sets the number
+//! of seeds; the default is 300.
 
 use redlock_sim::checker::Demand;
 use redlock_sim::history::{Answer, Operation};
@@ -34,7 +34,7 @@ fn storms_violate_nothing() {
     let found = search(0..seeds(), &Demand::ALL, false, Plan::storm, |_, _| {});
     let summary = &found.summary;
     assert_clean(&found, "storm");
-    // A simulation without events would be clean as well.
+    // A simulation in which nothing happens would show no violations either.
     assert!(
         summary.grants > 50 * summary.histories && summary.late > 5 * summary.histories,
         "{summary}"
@@ -51,7 +51,7 @@ fn an_extended_lock_outlives_the_restart_of_every_master() {
         search(0..seeds() / 10, &Demand::ALL, false, |seed| Plan::rolling(seed, false), |_, _| {});
     assert_clean(&found, "rolling");
     assert!(found.summary.counts.repairs > 3 * found.summary.histories, "{}", found.summary);
-    // Extensions alone repair the lock as well.
+    // Catching up is off here, so extensions alone must repair the lock.
     let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));
     assert_clean(
         &search(0..seeds() / 10, &Demand::ALL, false, plan, |_, _| {}),
@@ -97,8 +97,8 @@ fn change_of_configuration_grants_no_lock_twice() {
         &search(0..seeds(), &Demand::ALL, false, Plan::reconfigure, |_, _| {}),
         "reconfigure",
     );
-    // Both configurations must grant and the operator must be interrupted, or the test shows
-    // nothing.
+    // The test shows something only if both configurations grant locks and the operator is
+    // interrupted.
     let mut by_old = 0;
     let mut by_new = 0;
     let mut interrupted = 0;
@@ -117,10 +117,11 @@ fn change_of_configuration_grants_no_lock_twice() {
     assert!(by_old > 10 && by_new > 10 && interrupted > 10, "{by_old}, {by_new}, {interrupted}");
 }
 
-/// A blank master grants the next client that tries. The undo of that proposal must set its
-/// watermark back, or the watermark would refuse the repair: then every seed loses the lock. A
-/// tombstone of an older release makes a watermark permanent. So not all seeds keep the lock, as
-/// the core's documentation says.
+/// A master without data grants the lock to the next client that tries. That proposal fails on the
+/// other masters and is undone. The undo must set the watermark back: if the watermark stayed, it
+/// would refuse the repair, and every seed would lose the lock. But if an older release has left a
+/// tombstone there, the watermark stays. So some seeds lose the lock, as the core's documentation
+/// says.
 #[test]
 fn contended_lock_mostly_outlives_restarts() {
     let others: Vec<_> = Demand::ALL.into_iter().filter(|demand| *demand != Demand::Kept).collect();

@@ -1,16 +1,17 @@
-//! The floor: the lowest cost of five masters, however the rest is written. A hand-written client
-//! with one connection per master, owned by one task, only for SET NX PX and compare-and-delete.
+//! The floor: what five masters cost at least, however a gateway is written. It is a hand-written
+//! Redis client for SET NX PX and compare-and-delete only. It has one connection for each master,
+//! and one task owns each connection.
 //!
-//! Requests put their command into the buffer of every node. A node's task writes the whole buffer
-//! at once and reads the replies in order. The calls in flight have no limit. A round has one vote
-//! count and one wake-up, at the deciding vote. There are no time-outs, no reconnects and no
-//! further safety: an error ends the process.
+//! A request puts its command into the buffer of every node. A node's task writes its whole buffer
+//! at once and reads the replies in order. The number of calls in flight has no limit. A round has
+//! one count of votes and one wake-up, at the vote that decides. There are no time-outs, no
+//! reconnects and no other safety: any error ends the process.
 //!
-//! The floor uses the better of each pair tried on two cores, in turns:
+//! Two alternatives were tried on two cores, in turns. The floor uses the better of each pair:
 //!
-//! - One thread or two. Two are not faster and cost a tenth more CPU.
-//! - Nodes' tasks that write at once, or after all ready requests. In the second case a write
-//!   carries more, which saves some CPU here and on the masters.
+//! - One thread instead of two. Two threads are not faster and cost a tenth more CPU.
+//! - A node's task writes after all ready requests, instead of at once. So each write carries more
+//!   commands, which saves some CPU here and on the masters.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -66,7 +67,7 @@ impl Floor {
         self.ask_all(&command(&["EVALSHA", &self.release_sha, "1", key, token])).await
     }
 
-    /// The number of granting votes at the decision.
+    /// Asks all nodes, and returns the number of granting votes when the votes decide.
     async fn ask_all(&self, command: &[u8]) -> usize {
         let quorum = self.nodes.len() / 2 + 1;
         let round = Arc::new(Round(Mutex::new(Votes {
@@ -82,7 +83,7 @@ impl Floor {
     }
 }
 
-/// One question to all nodes.
+/// One question to all nodes, with the votes so far.
 struct Round(Mutex<Votes>);
 
 struct Votes {
@@ -121,7 +122,7 @@ impl Round {
     }
 }
 
-/// The commands to send to one master.
+/// The commands that are to be sent to one master.
 #[derive(Default)]
 struct Node(Mutex<Pending>);
 
@@ -129,7 +130,7 @@ struct Node(Mutex<Pending>);
 struct Pending {
     bytes: Vec<u8>,
     rounds: Vec<Arc<Round>>,
-    /// Wakes the worker, which has taken everything and waits for more.
+    /// Wakes the worker. Set while the worker has taken all commands and waits for more.
     waker: Option<Waker>,
 }
 
@@ -152,7 +153,7 @@ struct Worker<'a> {
     stream: TcpStream,
     sending: Vec<u8>,
     sent: usize,
-    /// The open rounds, in the order of their replies.
+    /// The rounds whose replies are missing, in the order in which the replies will come.
     asked: VecDeque<Arc<Round>>,
     received: Box<[u8]>,
     filled: usize,
@@ -172,7 +173,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Runs until an error, which is returned.
+    /// Runs until an error occurs, and returns the error.
     async fn run(mut self) -> String {
         loop {
             let mut woken = false;
@@ -183,12 +184,12 @@ impl<'a> Worker<'a> {
             if let Some(error) = work.await {
                 return error;
             }
-            // All ready tasks go first, so that one write carries all their commands.
+            // All tasks that are ready run first, so that one write carries all their commands.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Ready with an error.
+    /// Writes and reads. Ready only with an error.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<String> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
             return Poll::Ready(error.to_string());
@@ -228,8 +229,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Counts the votes in all complete replies. SET is answered with +OK or $-1, the script with
-    /// :1 or :0.
+    /// Counts the votes in all complete replies. The reply to SET is +OK or $-1. The reply to the
+    /// script is :1 or :0.
     fn count(&mut self) -> Result<(), String> {
         let mut rest = &self.received[..self.filled];
         while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {

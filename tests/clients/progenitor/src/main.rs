@@ -1,5 +1,5 @@
-//! A session with a gateway through the client that progenitor makes from the OpenAPI document. The
-//! only argument is the gateway's URL.
+//! A session with a gateway, through the client that progenitor generates from the OpenAPI
+//! document. The only argument is the gateway's URL.
 
 use std::error::Error as StdError;
 
@@ -15,15 +15,16 @@ use types::{AcquireBodyOwner, LockState, Problem, ProblemCode};
 
 const NAME: &str = "reports/nightly";
 
-/// The gateway's problem in an answer that refuses a call. The generated code leaves the body as a
-/// stream: it knows `application/json` only, and problems are `application/problem+json`.
+/// The problem in the answer to a call that the gateway refuses. The generated code parses only
+/// `application/json`. A problem is `application/problem+json`, so that code leaves the body as a
+/// stream.
 async fn refused<T>(
     answer: Result<ResponseValue<T>, Error<ByteStream>>,
 ) -> Result<(u16, Problem), Box<dyn StdError>> {
     let refusal = match answer {
         Err(Error::ErrorResponse(refusal)) => refusal,
         Err(other) => return Err(other.to_string().into()),
-        Ok(_) => return Err("this was to be refused".into()),
+        Ok(_) => return Err("this call should have been refused".into()),
     };
     let status = refusal.status().as_u16();
     let mut body = Vec::new();

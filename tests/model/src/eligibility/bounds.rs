@@ -9,7 +9,8 @@ use crate::explore::First;
 use crate::rules::Rules;
 
 pub(super) const GATEWAYS: usize = 2;
-/// Any time longer than every set of leases, in milliseconds.
+/// The length of a quarantine in this model. It is longer than every set of leases read as a number
+/// of milliseconds (see "Time" in [`crate::eligibility`]).
 pub(super) const QUARANTINE: Duration = Duration::from_secs(302);
 
 /// The bounds of one history.
@@ -60,8 +61,8 @@ pub struct Eligibility {
     pub(super) rules: Rules,
     pub(super) bounds: Bounds,
     pub(super) quorum: Quorum,
-    /// A node's identity in the old configuration and in the new one. All nodes share it, so that
-    /// they are interchangeable.
+    /// A node's identity in the old configuration and in the new one. All nodes share one identity,
+    /// so that they are interchangeable.
     identities: [NodeIdentity; 2],
     pub(super) firsts: [First; 6],
 }

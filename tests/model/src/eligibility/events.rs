@@ -12,7 +12,7 @@ use super::state::{Change, Gateway, NONCES, NodeView, Nonce, State, Stored, Wait
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// These nodes, one bit each, grant the next lock to a client of a gateway.
+    /// These nodes, one bit each, grant a new lock to a client of the gateway.
     Grant { gateway: u8, nodes: u8 },
     /// A lease ends, and its lock disappears from all nodes.
     End(u8),
@@ -20,7 +20,8 @@ pub enum Action {
     Save(u8),
     /// A node loses all its data in place.
     Flush(u8),
-    /// A node restarts empty, or with the file of its new configuration.
+    /// A node restarts: empty, with its append-only file (`synced`), or with its dump. The new
+    /// process syncs every write if `synced`.
     Restart { node: u8, empty: bool, synced: bool },
     /// A node evicts a lock.
     Evict(u8),
@@ -28,9 +29,9 @@ pub enum Action {
     Sync { node: u8, on: bool },
     /// A gateway probes a node.
     Probe { gateway: u8, node: u8 },
-    /// A gateway probes a node when its quarantine count has ended.
+    /// A gateway probes a node at the moment when its count of the node's quarantine has ended.
     ProbeAtEnd { gateway: u8, node: u8 },
-    /// The marker of a gateway arrives at a node.
+    /// The marker that a gateway sent arrives at a node.
     Put { gateway: u8, node: u8 },
     /// A gateway confirms that the cluster is new.
     Confirm(u8),
@@ -38,7 +39,8 @@ pub enum Action {
     RestartGateway(u8),
     /// The operator stops the votes of the old configuration.
     Reconfigure,
-    /// The operator has waited, and writes the new configuration.
+    /// The operator has waited for the old locks to end, and writes the new configuration's
+    /// markers.
     Reconfigured,
 }
 
@@ -49,7 +51,8 @@ impl Eligibility {
         NodeView { eligibility, session: None, put: None, waits: None, confirmed_new: None }
     }
 
-    /// Names do not move here: a process and its connections are gone before the next one starts.
+    /// Every process counts as the one that the node's name leads to, because a process and its
+    /// connections are gone before the next one starts.
     fn decisions(&self, is_new: bool) -> Decisions {
         Decisions::new(self.identity(is_new).clone(), QUARANTINE, Duration::ZERO)
             .returning_after(Duration::ZERO)
@@ -62,7 +65,8 @@ impl Eligibility {
         s.sites.iter_mut().for_each(|site| site.views[gateway] = view.clone());
     }
 
-    /// A gateway probes a node, writes the marker that follows, and probes again.
+    /// A gateway probes a node. If the probe leads to a new marker, the gateway writes it and
+    /// probes again.
     fn probe(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
         self.probe_once(s, gateway, node, now);
         while !self.bounds.every_order && s.sites[node].views[gateway].put.is_some() {
@@ -155,7 +159,7 @@ impl Eligibility {
             }
         }
         let early = self.bounds.is_operated_well && g.is_new && s.change != Change::Done;
-        // A gateway with the new configuration waits only for locks of the new configuration.
+        // A gateway with the new configuration counts only locks with the new `max_ttl`.
         let waited_for = if g.is_new { s.short } else { u8::MAX };
         for (node, site) in s.sites.iter().enumerate() {
             if early && site.memory.marker.is_none() {
@@ -231,7 +235,8 @@ impl Eligibility {
                 self.probe(&mut next, gateway.into(), node.into(), now);
                 let view = &next.sites[usize::from(node)].views[usize::from(gateway)];
                 if view.put.is_none() && view.session.is_none() {
-                    // The count belonged to an earlier marker, so this probe is an ordinary one.
+                    // The gateway has counted for an earlier marker, so this probe is an ordinary
+                    // one.
                     return None;
                 }
                 next.has_waited = self.bounds.bootstrap;
@@ -277,7 +282,7 @@ impl Eligibility {
     fn reconfigured(&self, s: &mut State) {
         s.change = Change::Done;
         let under_way = self.under_way();
-        // Only the marker of this change is replaced.
+        // The operator replaces only the marker that this change has written.
         for site in
             s.sites.iter_mut().filter(|site| site.memory.marker.as_deref() == Some(&*under_way))
         {

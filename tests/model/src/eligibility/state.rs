@@ -26,7 +26,7 @@ pub(super) struct Site {
     /// The append-only file was rewritten from memory since the process started.
     pub(super) rewritten: bool,
     pub(super) evicted: u8,
-    /// The node has lost data since the marker was written.
+    /// The node has lost data since its marker was written.
     pub(super) is_suspect: bool,
     /// The locks that the node has granted.
     pub(super) granted: u8,
@@ -35,16 +35,19 @@ pub(super) struct Site {
     pub(super) views: [NodeView; GATEWAYS],
 }
 
-/// One node as a gateway sees it.
+/// One node as one gateway sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct NodeView {
     pub(super) eligibility: Decisions,
-    /// The marker that the gateway sends with operations, for as long as its connection lasts.
+    /// The marker that the gateway sends with operations. It lasts as long as the gateway's
+    /// connection.
     pub(super) session: Option<String>,
-    /// The marker to replace and its replacement, on their way to the node.
+    /// A marker write on its way to the node: the marker that must still stand there, and its
+    /// replacement.
     pub(super) put: Option<(Option<String>, String)>,
     pub(super) waits: Option<Waits>,
-    /// The marker of the quarantine that was confirmed as a new node's.
+    /// The marker of a quarantine that this gateway has confirmed as one of a new cluster. Such a
+    /// quarantine needs no waiting.
     pub(super) confirmed_new: Option<String>,
 }
 
@@ -52,7 +55,7 @@ pub(super) struct NodeView {
 pub(super) struct Waits {
     pub(super) marker: String,
     pub(super) is_new: bool,
-    /// The leases that ran when the count began.
+    /// The leases that ran when the gateway began to count the quarantine.
     pub(super) leases: u8,
 }
 
@@ -62,8 +65,9 @@ pub(super) struct Gateway {
     pub(super) bootstrap: bool,
     /// Whether the gateway may still confirm that the cluster is new.
     pub(super) may_confirm_new: bool,
-    /// Whether the gateway takes a blank node for one that lost its data. It does when it was
-    /// started without `--bootstrap`, or has admitted a node.
+    /// Whether the gateway takes a node without a marker for one that lost its data, not for a new
+    /// one. A gateway does so if it was started without `--bootstrap`, or once it has admitted a
+    /// node.
     pub(super) denies_new: bool,
     /// Whether the gateway has the new configuration.
     pub(super) is_new: bool,
@@ -74,24 +78,24 @@ pub(super) struct Gateway {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Change {
     Before,
-    /// With the leases that ran when it began.
+    /// The change has begun. The number holds the leases that ran then, one bit each.
     UnderWay(u8),
     Done,
 }
 
-/// Nodes, gateways, the leases that run, and how much may still go wrong.
+/// Nodes, gateways, the running leases, and how many faults and gateway restarts may still happen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
     pub(super) sites: Vec<Site>,
     pub(super) gateways: [Gateway; GATEWAYS],
     pub(super) change: Change,
-    /// The leases that run, one bit each.
+    /// The running leases, one bit each.
     pub(super) live: u8,
     /// The running leases with the new, shorter `max_ttl`.
     pub(super) short: u8,
     pub(super) faults_left: u8,
     pub(super) restarts_left: u8,
-    /// Whether a quarantine of a new cluster has lasted to its end.
+    /// Whether a quarantine of a new cluster was waited out instead of being confirmed as new.
     pub(super) has_waited: bool,
 }
 
@@ -104,14 +108,16 @@ impl Entropy for Nonce {
     }
 }
 
-/// The first nonce; larger than every other number in markers.
+/// The first nonce. It is larger than every other number in markers, so a search for it in a
+/// marker's text finds only nonces.
 pub(super) const NONCES: u64 = 0xace0_0000;
 
 fn run_id(process: u8) -> String {
     format!("{process:040x}")
 }
 
-/// Collects the hashed bytes. It gives access to the texts that an eligibility stores.
+/// Collects the bytes that are hashed. This shows the texts that an eligibility stores, which have
+/// no other accessor.
 #[derive(Default)]
 struct Texts(Vec<u8>);
 
@@ -131,8 +137,8 @@ fn digest(value: &impl Hash) -> u64 {
 }
 
 impl Hash for State {
-    /// Equal for states that differ only in the order of nodes or of gateways, so the checker
-    /// merges them.
+    /// States that differ only in the order of nodes or of gateways have the same hash. So the
+    /// checker merges them.
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         let Self { sites, gateways, change, live, short, faults_left, restarts_left, has_waited } =
             self;
@@ -181,7 +187,8 @@ impl State {
         &mut self.sites[usize::from(node)]
     }
 
-    /// A lease that no count remembers.
+    /// The bit of a lease that does not run and that neither a quarantine count nor the change of
+    /// configuration waits for.
     pub(super) fn fresh_lease(&self) -> u8 {
         let waits = self.sites.iter().flat_map(|site| &site.views).flat_map(|view| &view.waits);
         let counted = waits.fold(0, |leases, waits| leases | waits.leases);
@@ -189,15 +196,16 @@ impl State {
         1 << (self.live | counted | under_way).trailing_ones()
     }
 
-    /// Whether the gateway has a session with the node, under the marker that stands there.
+    /// Whether the node votes for the gateway: the gateway's session shows the marker that stands
+    /// on the node.
     pub(super) fn votes(&self, gateway: usize, node: usize) -> bool {
         let site = &self.sites[node];
         let session = &site.views[gateway].session;
         session.is_some() && *session == site.memory.marker
     }
 
-    /// Whether a gateway waits for a node that it takes for new, under the marker that stands
-    /// there.
+    /// Whether the gateway waits for a node that it takes for new, and the marker of that
+    /// quarantine still stands on the node.
     pub(super) fn waits_for_new(&self, gateway: usize, node: usize) -> bool {
         let site = &self.sites[node];
         let waits = site.views[gateway].waits.as_ref();
@@ -207,7 +215,8 @@ impl State {
 }
 
 impl Site {
-    /// A nonce that nobody remembers, which keeps the number of states finite.
+    /// A nonce that no marker in this site or its views contains. Reusing such nonces keeps the
+    /// number of states finite.
     pub(super) fn fresh_nonce(&self) -> Nonce {
         let remembered = self.remembered();
         let mut nonces = (NONCES..).filter(|nonce| !remembered.contains(&format!("{nonce:x}")));
@@ -221,7 +230,7 @@ impl Site {
         (0..u8::MAX).find(is_fresh).expect("there are many")
     }
 
-    /// All texts in this site and in the gateways' views of it, in no order.
+    /// All texts in this site and in the gateways' views of it, in any order.
     fn remembered(&self) -> String {
         let mut texts = Texts::default();
         self.hash(&mut texts);
@@ -283,7 +292,9 @@ impl Site {
         self.is_suspect = false;
     }
 
-    /// One marker replaces another, in one step that also checks the process.
+    /// The gateway's marker arrives. It replaces the marker that the gateway expects there, and
+    /// nothing else. A restart drops the write, so the arrival also shows that the process is still
+    /// the same.
     pub(super) fn put_of(&mut self, gateway: usize) {
         if let Some((from, to)) = self.views[gateway].put.take()
             && self.memory.marker == from
@@ -298,7 +309,8 @@ impl Site {
         self.end_sessions();
     }
 
-    /// The append-only file is rewritten from memory, or left as it is.
+    /// The node begins or ceases to sync every write. When it begins, its append-only file is
+    /// rewritten from memory. Otherwise the file stays as it is.
     pub(super) fn sync(&mut self, on: bool) {
         (self.synced, self.rewritten) = (on, self.rewritten || on);
         self.write(|_| {});
@@ -309,7 +321,7 @@ impl Site {
         self.views.iter_mut().for_each(|view| view.session = None);
     }
 
-    /// The process ends with its connections, and a new one starts.
+    /// The process and its connections end, and a new process starts.
     pub(super) fn restart(&mut self, empty: bool, synced: bool) {
         if empty {
             (self.dump, self.append_only_file) = Default::default();

@@ -21,7 +21,7 @@ impl Eligibility {
                 format!("lock {lock} is granted through gateway {}, by nodes {nodes}", gateway + 1)
             }
             Action::End(lock) => {
-                format!("the lease of lock {} ends, and it is gone everywhere", lock + 1)
+                format!("the lease of lock {} ends, and all nodes lose the lock", lock + 1)
             }
             Action::Save(node) => format!("{} writes a dump of its data", name(node)),
             Action::Flush(node) => format!("{} loses all its data in place", name(node)),
@@ -41,12 +41,12 @@ impl Eligibility {
             Action::Probe { gateway, node } | Action::ProbeAtEnd { gateway, node } => {
                 let view = view(next, gateway, node);
                 let effect = match (&view.session, &view.put, &view.waits) {
-                    (Some(_), ..) => "it votes".into(),
-                    (_, Some((_, to)), _) => format!("its next step is the marker {}", kind(to)),
+                    (Some(_), ..) => "the node votes".into(),
+                    (_, Some((_, to)), _) => format!("it wants to write the marker {}", kind(to)),
                     (.., Some(waits)) => {
-                        format!("it is quarantined as {}, the gateway waits", kind(&waits.marker))
+                        format!("the node is quarantined as {}, so it waits", kind(&waits.marker))
                     }
-                    (None, None, None) => "the gateway refuses it".into(),
+                    (None, None, None) => "it refuses the node".into(),
                 };
                 let late = if matches!(action, Action::ProbeAtEnd { .. }) {
                     " at the end of its quarantine count"
@@ -61,7 +61,7 @@ impl Eligibility {
                     .put
                     .map_or(String::new(), |(_, to)| kind(&to).to_owned());
                 let effect = if marker(s) == marker(next) {
-                    "no effect, another marker stands"
+                    "no effect, because another marker stands"
                 } else {
                     "done"
                 };

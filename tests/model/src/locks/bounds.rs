@@ -10,7 +10,7 @@ use crate::rules::Rules;
 pub const NODES: usize = 3;
 /// Number of proposals: two of owner A, one of owner B.
 pub const PROPOSALS: usize = 3;
-/// Maximum number of extensions, of any grants.
+/// Maximum number of extensions in one history.
 pub const RENEWALS: usize = 2;
 /// Maximum number of readings for nodes that catch up.
 pub const CATCH_UPS: usize = 2;
@@ -22,12 +22,12 @@ pub struct Bounds {
     pub retry: bool,
     /// Number of losses of data, on any nodes.
     pub losses: u8,
-    /// Number of extensions, of any grants, at most [`RENEWALS`].
+    /// Number of extensions in one history, at most [`RENEWALS`].
     pub renewals: usize,
     /// Whether the gateway of B may have a clock that is far ahead.
     pub bad_clock: bool,
-    /// Whether the only extensions are those by which one request of A confirms the grant of its
-    /// other.
+    /// Whether extensions only confirm: the second request of A confirms the grant of its first, or
+    /// the other way round. No holder extends.
     pub only_confirms: bool,
     /// Whether proposals may be given up and locks released.
     pub releases: bool,
@@ -38,8 +38,8 @@ pub struct Bounds {
     pub catch_ups: usize,
     /// The tokens of the proposals; `None` explores all their orders.
     pub tokens: Option<[Token; PROPOSALS]>,
-    /// Whether watermarks may end. Excludes a retry together with extensions: the retry could
-    /// confirm a released grant.
+    /// Whether watermarks may expire. Not together with both a retry and extensions: the retry
+    /// could then confirm a grant that was released.
     pub watermarks_end: bool,
     /// Whether every order of events is explored, including those that others cover.
     pub every_order: bool,

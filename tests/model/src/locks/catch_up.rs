@@ -1,33 +1,36 @@
 //! Catching up: an admitted node gets the locks that a majority of the others stores.
 //!
-//! Each node is read in a step of its own. So a reading may combine states that the nodes never had
-//! at one time. When enough others have returned the same grant, a repair of it is on its way to
-//! the node. It arrives at any later time, or never. It has the longest life of the copies, and the
-//! mark of an extension if one copy has it.
+//! Reading one node is one step. So a reading may combine states of nodes that never existed at the
+//! same time. When a majority of the others has returned the same grant, a repair with that grant
+//! is sent to the node. It arrives at any later time, or never. Its lock has the longest life of
+//! all copies, and the mark of an extension if one copy has it.
 //!
 //! Any node may catch up at any time, because any node may have restarted with all its data. A node
-//! that was read may lose its data before the others are read. If the node that catches up loses
-//! its data, the reading and the repair end: both belong to one admission.
+//! that was already read may lose its data before the other one is read. If the node that catches
+//! up loses its data, its reading and its repair end, because both belong to the admission before
+//! the loss.
 //!
-//! A reading begins with the first node that returns the grant. The clock refuses a repair from an
-//! earlier reading no later. A reading that finds nothing changes nothing.
+//! A reading begins with the first node that returns the grant. A real reading may have begun
+//! earlier, but then the clock refuses its repair at the same time or sooner. A reading that finds
+//! nothing changes nothing.
 //!
-//! The undo of a failed proposal promises less here than elsewhere, see `has_no_orphan`. An undo
-//! sets its watermark back, so a node that gets the grant afterwards cannot detect the undo. The
-//! grant then ends with its time to live, on a minority.
+//! The undo of a failed proposal promises less to a node that catches up (see `has_no_orphan`). An
+//! undo sets the watermark back. So a node that gets the grant after the undo cannot know that the
+//! undo has passed. A minority of nodes then stores the grant until its time to live ends.
 
 use super::bounds::{Locks, NODES, PROPOSALS, RENEWALS};
 use super::reading::{CatchUp, Reading};
 use super::state::{Action, Site, State};
 use crate::node::{Lock, Owner, Vote};
 
-/// The bit of a reading, beside the bits of extensions in [`Window::begun`](crate::node::Window).
+/// The bit of a reading in [`Window::begun`](crate::node::Window), above the bits of the
+/// extensions.
 pub(super) const fn reading_bit(reading: usize) -> u8 {
     1 << (RENEWALS + reading)
 }
 
 impl Site {
-    /// Whether the node stores this grant because it has caught up.
+    /// Whether the node stores this grant as the result of catching up.
     pub(super) fn caught_up_with(&self, grant: &Lock) -> bool {
         self.catch_ups.iter().any(|part| matches!(part, CatchUp::Given(given) if given.is(grant)))
     }
@@ -40,7 +43,8 @@ impl State {
         begun.fold(0, |mask, (i, _)| mask | reading_bit(i))
     }
 
-    /// The clock of this node refuses the grant that a reading has found.
+    /// From now on the clock of this node refuses the grant that a reading has found. The reading
+    /// for this node, or the repair on its way to it, ends.
     pub(super) fn refuse_catch_up(&mut self, reading: usize, at: usize) {
         match self.sites[at].catch_ups[reading] {
             CatchUp::Target => self.end_reading(reading),
@@ -64,7 +68,7 @@ impl Locks {
         for i in 0..self.bounds.catch_ups {
             let reading = i as u8;
             match s.readings[i] {
-                // Readings begin in order.
+                // The readings begin in the order of their numbers.
                 Reading::Unbegun if i > 0 && s.readings[i - 1] == Reading::Unbegun => {}
                 Reading::Unbegun => {
                     for (site, of) in s.sites.iter().enumerate() {
@@ -111,7 +115,8 @@ impl Locks {
         }
     }
 
-    /// Where watermarks end, a reading does not begin after the owner's release, see `fences.rs`.
+    /// In models whose watermarks end, no reading begins after the owner's release (see
+    /// `fences.rs`).
     fn may_be_read(&self, s: &State, site: &Site, lock: Lock) -> bool {
         let released = |i: usize| lock.is(&s.asked(i)) && s.proposals[i].dropped;
         let too_late = self.bounds.watermarks_end && (0..PROPOSALS).any(released);
@@ -158,7 +163,8 @@ impl Locks {
             CatchUp::Given(Lock { guards: 0, extended: false, ..lock });
     }
 
-    /// Effects of a node's loss of data.
+    /// What a node's loss of data does to readings: a reading for this node ends, and a repair on
+    /// its way to it is refused.
     pub(super) fn lose_catch_ups(&self, s: &mut State, at: usize) {
         for i in 0..self.bounds.catch_ups {
             match s.sites[at].catch_ups[i] {
@@ -174,9 +180,9 @@ impl Locks {
         }
     }
 
-    /// Brings states with equal futures to one form: leases that ended guard nothing, and a repair
-    /// that the watermark will always refuse is dropped. `is_fenced`: only a loss of data takes
-    /// watermarks away.
+    /// Brings states with equal futures to one form. A lease that has ended no longer guards a
+    /// lock. A repair that the watermark will always refuse is dropped. `is_fenced` says that only
+    /// a loss of data removes watermarks.
     pub(super) fn normalize_catch_ups(&self, s: &mut State, is_fenced: bool) {
         let ended = s.ended_leases();
         for i in 0..self.bounds.catch_ups {

@@ -1,16 +1,18 @@
 //! Watermarks that end, where [`Bounds::watermarks_end`](super::Bounds) is set.
 //!
-//! A watermark lives as long as its lock's time to live when it was set, plus the core's
-//! `fence_grace`: twice `max_clock_skew` and the longest round. The operations that it kept out
-//! carry a time that the node compares with its own: an acquire its T, a repair the beginning of
-//! its extension. When the watermark ends, the node refuses every T up to the watermark. It also
-//! refuses a repair whose extension had begun when the watermark was set, or while its lock stood
-//! unextended. Extensions that began later count as young enough, which allows more than the
-//! longest round does. A lock that is extended again and again outlives its watermark.
+//! The core keeps a watermark for its lock's time to live, counted from when the watermark was set,
+//! plus `fence_grace`: twice `max_clock_skew` and the longest round. Every operation that a
+//! watermark keeps out carries a time that the node compares with its own: an acquire carries its
+//! T, a repair the beginning of its extension. When the watermark ends, the node refuses every
+//! acquire with a T up to the watermark. It also refuses a repair if its extension had begun when
+//! the watermark was set, or while the lock stood unextended. The model takes every later extension
+//! for young enough, which allows more histories than the core's longest round. A lock that is
+//! extended again and again outlives its watermark.
 //!
-//! No extension, and no reading for a node that catches up, begins here after its own owner's
-//! release. Another party's release, or one that reaches other nodes long after this one, is
-//! different. Then an extension may begin later than the watermark lasts, and sets the lock again.
+//! In the model no extension, and no reading for a node that catches up, begins after the owner's
+//! own release. Another party may release the lock, or a release may reach the other nodes much
+//! later than this one. Then an extension can begin after the watermark has ended, and set the lock
+//! again. The product does not prevent this.
 
 use super::bounds::{CATCH_UPS, Locks, PROPOSALS, RENEWALS};
 use super::catch_up::reading_bit;
@@ -19,7 +21,7 @@ use super::state::{Message, Renewal, Site, State};
 use crate::node::{NO_TOKEN, Token};
 
 impl Locks {
-    /// Whether only a loss of data takes a watermark away.
+    /// Whether only a loss of data removes a watermark.
     pub(super) fn watermarks_stay(&self) -> bool {
         let rules = &self.rules;
         rules.watermark_is_checked
@@ -32,7 +34,8 @@ impl Locks {
 
     pub(super) fn watermark_may_end(&self, site: &Site) -> bool {
         let stands = site.node.lock.is_some_and(|lock| !lock.extended);
-        // Otherwise the watermark can no longer affect any message.
+        // If the clock refuses every extension and reading, the watermark can no longer affect any
+        // message.
         let readings = (0..self.bounds.catch_ups).fold(0, |mask, i| mask | reading_bit(i));
         let all = readings | ((1 << self.bounds.renewals) - 1);
         let matters = site.node.outlasts != all
@@ -60,7 +63,8 @@ impl Locks {
         }
     }
 
-    /// Whether a repair of this proposal may still be accepted when the watermark has ended.
+    /// Whether a repair of this proposal's grant may still be accepted once the watermark has
+    /// ended.
     pub(super) fn may_be_repaired(
         &self,
         site: &Site,
@@ -79,7 +83,7 @@ impl Locks {
     }
 }
 
-/// Refuses these messages, including unsent ones, which carry the same time.
+/// Refuses these messages. An unsent message is refused too, because it would carry the same time.
 fn refuse(messages: &mut [Message], which: u8) {
     for (i, message) in messages.iter_mut().enumerate() {
         if which & (1 << i) != 0 && matches!(message, Message::Unsent | Message::Sent) {

@@ -1,4 +1,5 @@
-//! The progress of a reading of the other nodes, see [`super::catch_up`].
+//! The progress of a reading: a node that catches up reads the locks of the others, see
+//! [`super::catch_up`].
 
 use crate::node::Lock;
 
@@ -6,21 +7,22 @@ use crate::node::Lock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Reading {
     Unbegun,
-    /// This grant was read. It has the longest life of its copies, and the mark if one copy has it.
+    /// At least one node has returned this grant. Its life is the longest of all copies. It has the
+    /// mark of an extension if one copy has it.
     Of(Lock),
     Over,
 }
 
-/// The part of a node in a reading.
+/// A node's part in a reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum CatchUp {
     None,
-    /// The reading is for this node.
+    /// The node that catches up: the reading is for it.
     Target,
     /// This node has returned the grant.
     Seen,
-    /// A repair is on its way to this node.
+    /// The reading is complete, and a repair of this lock is on its way to the node.
     Sent(Lock),
-    /// The repair of this grant was granted, and the lock stands.
+    /// The repair was granted, and the lock still stands.
     Given(Lock),
 }

@@ -1,29 +1,31 @@
 //! Recovery: a node that lost its data votes again once it has recovered the locks that others
 //! store.
 //!
-//! Each reading is a step, and so is the admission; any event may happen in between. Three times
-//! `max_clock_skew` pass before the first reading: twice for the distance of tokens from nodes'
-//! clocks, once between gateways. By then no node accepts a token that the lost node may have
-//! stored. No round counts an answer either that was open at the loss, though its messages may
-//! still arrive. (For acquires the first condition implies the second. The second is for
-//! extensions, whose T may have any age.)
+//! Reading one node is one step, and the admission is another. Any event may happen between the
+//! steps. Before the first reading, three times `max_clock_skew` pass: twice for the distance of a
+//! token from a node's clock, once for the distance between two gateways' clocks. Then two
+//! conditions hold. No node accepts a token that the recovering node may have stored. No round that
+//! was open at the loss counts another answer, though its messages may still arrive. For acquires
+//! the first condition implies the second. Extensions need the second, because their T may have any
+//! age.
 //!
-//! A grant that was read keeps others out and does no more. A grant on a minority could otherwise
-//! get a majority by recovery, and be extended or confirmed long after a later grant. Larger
-//! watermarks on other nodes would not prevent this, because watermarks are lost too. So watermarks
-//! are not read: the tokens that they kept out are too old by now.
+//! A grant that was read on a minority only keeps others out: the node stores a record of nobody.
+//! If the node stored the grant itself, recovery could complete its majority, and the grant could
+//! be extended or confirmed long after a later grant. Larger watermarks on other nodes would not
+//! prevent that, because a loss of data removes watermarks too. Watermarks are not read: the tokens
+//! that they kept out are too old by now.
 //!
-//! A reading that is abandoned and begun again leaves nothing on any node. So the model explores
-//! only readings that complete or that a loss of data ends. The core may read a name on a minority
-//! a second time before it writes anything. The second reading of all masters replaces the first,
-//! as a reading that began later would.
+//! A reading that is abandoned and begun again changes no node. So the model explores only readings
+//! that complete, and readings that a loss of data ends. If the core finds a grant on a minority,
+//! it may read that lock a second time before it writes anything. The second reading covers all
+//! masters and replaces the first. So it has the same effect as one reading that began later.
 
 use super::bounds::{Locks, NODES};
 use super::state::{Action, Found, Phase, State, Suspicion, proposal_lease, renewal_lease};
 use crate::node::{Lock, Owner};
 
 impl State {
-    /// Rounds whose gateway still counts answers.
+    /// The rounds whose gateways still count answers.
     pub(super) fn open_rounds(&self) -> u8 {
         let proposals = self
             .proposals
@@ -39,8 +41,8 @@ impl State {
         proposals.chain(open.map(|(i, _)| renewal_lease(i))).fold(0, |mask, bit| mask | bit)
     }
 
-    /// Closes rounds: their gateways count no more answers. A history in which they send undos is
-    /// another one, of a proposal given up before.
+    /// Closes rounds: their gateways count no more answers, and send no undos. Undos are covered by
+    /// another history, in which the proposal was given up before.
     fn close_rounds(&mut self, rounds: u8) {
         for (i, t) in self.proposals.iter_mut().enumerate() {
             if rounds & proposal_lease(i) != 0 && t.phase == Phase::Open {
@@ -64,7 +66,8 @@ impl State {
 }
 
 impl Locks {
-    /// The node that recovers or may recover. With enough others admitted there is only one.
+    /// The node that recovers or may recover. At most one can: recovery needs enough other nodes
+    /// that are admitted.
     pub(super) fn recovering_site(&self, s: &State) -> Option<usize> {
         let under_way = s
             .sites
@@ -73,8 +76,8 @@ impl Locks {
         under_way.or_else(|| s.sites.iter().position(|site| site.suspicion.is_some()))
     }
 
-    /// How many others must be read, so that one of them has each grant the lost node has voted
-    /// for.
+    /// How many other nodes must be read, so that each grant that may have counted the recovering
+    /// node's lost vote is on one of them.
     fn readers(&self) -> usize {
         NODES - self.quorum.size() + usize::from(self.rules.adoption_needs_enough)
     }
@@ -104,8 +107,8 @@ impl Locks {
         let Some(mut suspicion) = s.sites[recovering_site].suspicion else { return };
         let found = suspicion.recovered.unwrap_or_else(|| self.begin_recovery(s, suspicion));
         s.sites[at].read = true;
-        // A newer grant has not counted the lost vote. A record of nobody stands for all grants it
-        // was made from.
+        // A grant with a newer token cannot have counted the lost vote. A record of nobody may
+        // stand for an older grant too, whatever its own token.
         let seen = s.sites[at]
             .node
             .lock
@@ -125,7 +128,7 @@ impl Locks {
         Found::default()
     }
 
-    /// Combines the grants read so far with the next one.
+    /// Combines the grants read so far with the grant of the next node.
     fn either(&self, found: Found, seen: Option<Lock>) -> Found {
         let seen = seen
             .filter(|lock| lock.owner != Owner::Nobody || self.rules.adoption_remembers_blockers);
@@ -140,7 +143,8 @@ impl Locks {
             let extended = lock.extended || seen.extended;
             Found { lock: Some(Lock { extended, guards, ..lock }), copies: found.copies + 1 }
         } else {
-            // Either grant may have had the lost vote.
+            // Both grants may have counted the lost vote, so nobody gets the lock until both have
+            // ended.
             Found { lock: Some(Lock::blocker(lock.token.max(seen.token), guards)), copies: 1 }
         }
     }

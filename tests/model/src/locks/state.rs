@@ -8,8 +8,8 @@ use super::reading::{CatchUp, Reading};
 use crate::node::{FAR, Lock, NO_TOKEN, Node, Owner, Token, Vote, Window};
 use crate::rules::Rules;
 
-/// The whole state. Nodes are interchangeable and kept sorted, so states that differ only in their
-/// order are one.
+/// The whole state. Nodes are interchangeable and kept sorted. So two states that differ only in
+/// the order of their nodes are one state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct State {
     pub(super) sites: [Site; NODES],
@@ -17,35 +17,35 @@ pub struct State {
     pub(super) renewals: [Renewal; RENEWALS],
     pub(super) readings: [Reading; CATCH_UPS],
     pub(super) losses_left: u8,
-    /// The newest token that is too old: no gateway mints it and no node's clock is near it any
-    /// more.
+    /// The newest token that is too old. No gateway mints it any more, and every node's clock
+    /// refuses it.
     pub(super) oldest: Token,
 }
 
-/// A node with the messages on their way to it and its answers.
+/// A node, the messages on their way to it, and its answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Site {
     pub node: Node,
     pub suspicion: Option<Suspicion>,
-    /// A recovering node has read this one.
+    /// This node has been read for the node that recovers.
     pub read: bool,
     pub acquires: [Message; PROPOSALS],
     pub undos: [Release; PROPOSALS],
     pub releases: [Release; PROPOSALS],
     pub extends: [Message; RENEWALS],
     pub repairs: [Message; RENEWALS],
-    /// Its part in each of the readings for nodes that catch up.
+    /// This node's part in each of the readings for nodes that catch up.
     pub catch_ups: [CatchUp; CATCH_UPS],
 }
 
-/// A node has lost its data: the conditions before it may vote again.
+/// A node that has lost its data, with the conditions for its next vote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Suspicion {
     /// The leases that ran at the loss.
     pub leases: u8,
     /// The newest token that the node may have stored.
     pub newest: Token,
-    /// The rounds that were open at the loss, if the node may recover.
+    /// The rounds that were open at the loss. Zero if the node may not recover.
     pub rounds: u8,
     /// The grants read so far, once recovery has begun.
     pub recovered: Option<Found>,
@@ -59,23 +59,24 @@ pub(super) struct Found {
     pub copies: u8,
 }
 
-/// An operation on its way to one node, then its answer while the gateway needs it.
+/// An operation on its way to one node. Later the node's answer, for as long as the gateway needs
+/// it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Message {
     Unsent,
-    /// Sent; may arrive now, later or never.
+    /// Sent. It may arrive now, later or never.
     Sent,
     /// Answered: granted, or extended.
     Yes,
-    /// Answered: the owner's other proposal has the lock.
+    /// Answered: the owner's other proposal holds the lock.
     Yours,
-    /// Answered: held by another.
+    /// Answered: held by another grant.
     No,
-    /// Answered, but the answer does not count.
+    /// Answered, but the gateway does not count the answer.
     Failed,
-    /// Answered: there is no such lock.
+    /// Answered: the node stores no such lock.
     Missing,
-    /// Has no further effect.
+    /// The message has no further effect.
     Done,
 }
 
@@ -84,9 +85,9 @@ pub(super) enum Message {
 pub(super) enum Release {
     Unsent,
     Sent,
-    /// The release of exactly this grant, whose confirmation failed.
+    /// A release of exactly this grant. It is sent because the confirmation of the grant failed.
     SentExactly,
-    /// The release has reached the node, and the node has kept its data since.
+    /// The release has reached the node, and the node has kept its data since then.
     Arrived,
 }
 
@@ -96,7 +97,8 @@ pub(super) struct Proposal {
     pub token: Token,
     pub nonce: u8,
     pub phase: Phase,
-    /// The lease that began with the proposal has ended, and with it the holder's belief.
+    /// The lease that began with the proposal has ended, and with it the belief of a holder that
+    /// has not extended.
     pub ended: bool,
     /// The owner has released this or a later T, and ignores all answers to this proposal.
     pub dropped: bool,
@@ -107,9 +109,9 @@ pub(super) struct Proposal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Phase {
     Idle,
-    /// All nodes are asked.
+    /// The round is open: all nodes are asked.
     Open,
-    /// A majority granted it, and its owner knows.
+    /// A majority has granted the proposal, and its owner has the answer.
     Granted,
     /// Failed, timed out or cancelled; undos are on their way to the nodes.
     GivenUp,
@@ -120,17 +122,17 @@ pub enum Phase {
 pub(super) struct Renewal {
     /// The proposal whose grant it extends.
     pub of: Option<u8>,
-    /// The owner's other request asks for it.
+    /// The owner's other request has asked for this extension, to confirm the grant.
     pub confirms: bool,
-    /// A majority has extended; nodes without the lock are repaired.
+    /// A majority has extended the grant. Nodes without the lock get a repair.
     pub proved: bool,
-    /// Its gateway counts no more answers.
+    /// The gateway counts no more answers of this round.
     pub closed: bool,
     pub notified: bool,
     pub ended: bool,
 }
 
-/// An event. Its indices are those of sites, proposals and renewals.
+/// An event. The numbers in it are indices of sites, proposals and renewals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Start {
@@ -160,8 +162,8 @@ pub enum Action {
         renewal: u8,
         proposal: u8,
     },
-    /// This proposal gives up. A majority has the grant of the owner's other proposal, which is
-    /// extended.
+    /// The proposal gives up, because a majority stores the grant of the owner's other proposal.
+    /// That grant is extended instead.
     Confirm {
         renewal: u8,
         proposal: u8,
@@ -174,7 +176,7 @@ pub enum Action {
         renewal: u8,
         site: u8,
     },
-    /// The lock of this node is read for another one that catches up.
+    /// The lock of one node is read for another node that catches up.
     ReadForCatchUp {
         reading: u8,
         target: u8,
@@ -191,12 +193,12 @@ pub enum Action {
     EndWatermark(u8),
     Lose(u8),
     Readmit(u8),
-    /// The lock of this node is read for the recovering one.
+    /// The lock of this node is read for the node that recovers.
     ReadForRecovery(u8),
     Recover,
 }
 
-/// The owner of a proposal: the first two belong to one owner, which asks again.
+/// The owner of a proposal. The first two proposals belong to A, which asks twice.
 pub(super) fn owner(proposal: usize) -> Owner {
     if proposal < 2 { Owner::A } else { Owner::B }
 }
@@ -267,7 +269,7 @@ impl State {
         !t.dropped && (t.phase == Phase::Granted && !t.ended || self.renewals.iter().any(renewed))
     }
 
-    /// Whether the owner ever learned that it holds the lock by this proposal.
+    /// Whether the owner has ever received the answer that it holds the lock by this proposal.
     pub fn was_notified(&self, proposal: usize) -> bool {
         let notified = |r: &Renewal| r.of == Some(proposal as u8) && r.notified;
         self.proposals[proposal].phase == Phase::Granted || self.renewals.iter().any(notified)
@@ -308,15 +310,15 @@ impl State {
         started & !self.ended_leases()
     }
 
-    /// The newest token of a good clock that any proposal has asked for.
+    /// The newest token of a right clock that any proposal has asked for.
     fn newest(&self) -> Token {
         let asked = self.proposals.iter().filter(|t| t.phase != Phase::Idle && t.token != FAR);
         asked.map(|t| t.token).max().unwrap_or(NO_TOKEN)
     }
 
-    /// Whether a quarantine has lasted long enough. `max_ttl` after the loss, every lease has ended
-    /// that ran then. `max_clock_skew` later, every proposal has ended whose token is at most the
-    /// newest that the node may have stored.
+    /// Whether a quarantine has lasted long enough. `max_ttl` after the loss, every lease that ran
+    /// at the loss has ended. `max_clock_skew` later, every proposal whose token the node may have
+    /// stored has ended too.
     fn is_over(&self, suspicion: Suspicion) -> bool {
         suspicion.leases & !self.ended_leases() == 0
             && self.proposals.iter().all(|t| !t.is_before(suspicion) || t.ended)
@@ -336,8 +338,8 @@ impl State {
         self.send(rules, |site| &mut site.extends[i]);
     }
 
-    /// Sends a message to all nodes. A node that is not admitted gets none, because no marker can
-    /// be shown.
+    /// Sends a message to all nodes. A node that is not admitted gets none: the gateway has no
+    /// marker to send along.
     fn send(&mut self, rules: &Rules, of: impl Fn(&mut Site) -> &mut Message) {
         for site in &mut self.sites {
             let takes_it = site.suspicion.is_none() || !rules.tells_admissions_apart();
@@ -378,7 +380,8 @@ impl State {
 }
 
 impl Locks {
-    /// Starts a proposal on all nodes. The phase `GivenUp` stands for giving up at any later time.
+    /// Starts a proposal on all nodes. It may start in the phase `GivenUp`, which stands for giving
+    /// up at any later time.
     pub(super) fn start(&self, s: &mut State, i: usize, phase: Phase) {
         s.proposals[i].phase = Phase::Open;
         s.proposals[i].after_own =
@@ -389,7 +392,7 @@ impl Locks {
         }
     }
 
-    /// Sends an undo to every node where the proposal was granted or may still be.
+    /// Sends an undo to every node that has granted the proposal or may still grant it.
     fn give_up(&self, s: &mut State, i: usize) {
         s.proposals[i].phase = Phase::GivenUp;
         for site in &mut s.sites {
@@ -416,7 +419,7 @@ impl Locks {
         }
     }
 
-    /// Whether an undo may still set back the watermark that this lock's proposal left.
+    /// Whether an undo of this lock's proposal may still set back its watermark.
     fn may_undo_watermark(&self, proposals: &[Proposal; PROPOSALS], lock: Lock) -> bool {
         let may = |(i, t): (usize, &Proposal)| {
             let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
@@ -425,8 +428,8 @@ impl Locks {
         !lock.extended && proposals.iter().enumerate().any(may)
     }
 
-    /// Every event that can happen next, except those without effect. Unless `every_order` is set,
-    /// orders that another order covers are left out too (see [`crate::locks`]).
+    /// Every event that can happen next and changes the state. Unless `every_order` is set, an
+    /// order of events that another order covers is left out too (see [`crate::locks`]).
     pub(super) fn enabled(&self, s: &State, actions: &mut Vec<Action>) {
         let decided = |i: usize| {
             let t = &s.proposals[i];
@@ -492,7 +495,7 @@ impl Locks {
             }
         }
         for (at, site) in s.sites.iter().enumerate() {
-            // Equal neighbours have equal futures.
+            // Equal nodes have equal futures, so one of them is enough.
             if at == 0 || s.sites[at - 1] != *site {
                 self.enabled_at(s, at as u8, site, actions);
             }
@@ -502,8 +505,8 @@ impl Locks {
     }
 
     fn may_start(&self, s: &State, i: usize) -> bool {
-        // The proposals of one owner differ only in their tokens, so one order of starting is
-        // enough.
+        // A's two proposals differ only in their tokens, and all token orders are explored. So the
+        // first proposal may always start first.
         let in_turn = i != 1 || s.proposals[0].phase != Phase::Idle;
         let after_own = sibling(i).is_some_and(|own| s.proposals[own].phase == Phase::Granted);
         let token = s.proposals[i].token;
@@ -512,14 +515,14 @@ impl Locks {
                 || !self.rules.quarantine_is_waited
                 || !self.rules.marker_is_checked
         });
-        // A proposal that starts during a quarantine does not reach the node, so it may also start
-        // afterwards.
+        // A proposal that starts during a quarantine is not sent to the quarantined node. To reach
+        // that node, it must be able to start after the quarantine too.
         let after_loss = self.rules.tells_admissions_apart() && s.losses_left < self.bounds.losses;
         let now = self.bounds.every_order || in_quarantine || after_loss || after_own;
         self.may_propose(i) && token > s.oldest && in_turn && now
     }
 
-    /// The second proposal exists only with a retry.
+    /// Whether the proposal exists. The second one exists only if A asks a second time.
     pub(super) fn may_propose(&self, i: usize) -> bool {
         i != 1 || self.bounds.retry
     }
@@ -550,14 +553,14 @@ impl Locks {
             if site.extends[i] == Message::Sent {
                 let mut node = site.node;
                 let vote = node.extend(&self.rules, self.window(s), asked);
-                // A confirmation that is refused for certain has a consequence.
+                // A refusal decides a confirmation, so such a refusal must be delivered.
                 let heeded =
                     vote == Vote::Extended || s.renewals[i].confirms || self.bounds.every_order;
                 let counts = !s.renewals[i].proved && !s.renewals[i].closed && heeded;
                 let repairs =
                     is_missing(vote) && !s.renewals[i].closed && self.rules.missing_is_repaired;
-                // A longer life keeps others out. To the owner the longer life matters only if the
-                // owner extends again.
+                // The longer life of the lock keeps other owners out. The owner itself needs it
+                // only if it extends again.
                 let again = s.renewals[..self.bounds.renewals].iter().any(|r| r.of.is_none())
                     || self.bounds.every_order
                     || self.bounds.watermarks_end
@@ -600,7 +603,7 @@ impl Locks {
         asked.map_or(Vote::Missing, |asked| node.repair(&self.rules, self.window(s), asked))
     }
 
-    /// The state after an event, with the nodes in their old order.
+    /// The state after an event. The nodes keep their order.
     pub(super) fn apply(&self, s: &State, action: Action) -> State {
         let mut next = s.clone();
         match action {
@@ -631,8 +634,8 @@ impl Locks {
                 let site = &mut next.sites[usize::from(site)];
                 let scope = self.scope(site.releases[i]);
                 site.node.release(&self.rules, self.window(s), s.asked(i), scope);
-                // `NO_ORPHAN` applies only where a holder's release has arrived, not the release of
-                // a single grant.
+                // `NO_ORPHAN` applies only to the release of a holder, not to the release of
+                // exactly one grant. So only a holder's release is noted as arrived.
                 site.releases[i] = if site.releases[i] == Release::SentExactly {
                     Release::Unsent
                 } else {
@@ -739,7 +742,7 @@ impl Locks {
         };
     }
 
-    /// A majority stores the grant of the owner's other proposal.
+    /// The second request finds that a majority stores the grant of its owner's other proposal.
     fn confirm(&self, s: &mut State, renewal: usize, i: usize) {
         let Some(other) = sibling(i) else { return };
         self.give_up(s, i);
@@ -769,8 +772,9 @@ impl Locks {
         }
         let decision = self.quorum.decide(s.votes(|site| site.extends[i]));
         if let (Decision::No, true, false, Some(of)) = (decision, r.confirms, r.proved, r.of) {
-            // No grant with the mark of an extension may stay behind: its own request's undo spares
-            // it.
+            // The confirmation failed. Some nodes may have marked the grant as extended, and the
+            // undo of its own proposal would spare it there. So a release of exactly this grant
+            // goes to all nodes.
             for site in
                 s.sites.iter_mut().filter(|site| site.releases[usize::from(of)] == Release::Unsent)
             {
@@ -796,8 +800,8 @@ impl Locks {
         }
     }
 
-    /// Brings states with equal futures to one form: leases that ended guard nothing, and a message
-    /// that will be refused or will have no effect is dropped.
+    /// Brings states with equal futures to one form. A lease that has ended no longer guards a
+    /// lock. A message that will be refused, or will have no effect, is dropped.
     fn normalize(&self, s: &mut State) {
         let ended = s.ended_leases();
         let proposals = s.proposals;
@@ -810,7 +814,8 @@ impl Locks {
         self.normalize_catch_ups(s, is_fenced);
         let rules = &self.rules;
         let readings = s.readings;
-        // After a loss a node grants no token that it may have stored before.
+        // True if no node can lose data any more, or if a node that did grants no token that it may
+        // have stored before the loss.
         let barred = losses_left == 0
             || rules.clock_is_checked
                 && rules.marker_is_checked
@@ -822,7 +827,7 @@ impl Locks {
                 lock.guards &= !ended;
             }
             if site.node.lock.is_some_and(|lock| !lock.extended) {
-                // The watermark outlives an unextended lock.
+                // The watermark of a lock without an extension lasts longer than the lock.
                 site.node.outlasts |= begun;
             }
             if !site.node.lock.is_some_and(|lock| self.may_undo_watermark(&proposals, lock)) {
@@ -835,7 +840,7 @@ impl Locks {
                     lock.guards &= !ended;
                 }
             }
-            // A recovered lock may come back below any watermark.
+            // A lock that is set by recovery may stand below any watermark.
             let recovered = self.bounds.recovery && site.suspicion.is_some();
             let barred = barred && !recovered;
             for (i, t) in proposals.iter().enumerate() {
@@ -855,7 +860,8 @@ impl Locks {
                     && !left
                     && !is_repairable
                     && !self.may_be_repaired(site, &renewals, &readings, i);
-                // A loss of data cancels the effect of an arrived release.
+                // An arrived release may be dropped although the node can still lose its data: the
+                // loss would cancel the effect of the release anyway.
                 if idle && (site.releases[i] == Release::Arrived && !recovered || barred) {
                     site.releases[i] = Release::Unsent;
                 }
@@ -871,7 +877,8 @@ impl Locks {
     }
 }
 
-/// Whether a repair may help after this answer to an extension: no lock, or a record of nobody.
+/// Whether a repair may help after this answer to an extension: the node has no lock, or a record
+/// of nobody.
 fn is_missing(vote: Vote) -> bool {
     match vote {
         Vote::Held(lock) => lock.owner == Owner::Nobody,
@@ -879,7 +886,7 @@ fn is_missing(vote: Vote) -> bool {
     }
 }
 
-/// Discards answers that have been counted.
+/// Discards the answers that were counted for the decision.
 fn settle(s: &mut State, of: impl Fn(&mut Site) -> &mut Message) {
     for message in s.sites.iter_mut().map(of) {
         if !matches!(message, Message::Unsent | Message::Sent) {

@@ -8,8 +8,8 @@ use super::state::{Action, Message, Phase, Release, State, owner, sibling};
 use crate::node::{FAR, Node, Owner, Token, Vote};
 
 impl Locks {
-    /// A path, step by step. The nodes of a state are sorted; the story gives each node one name
-    /// throughout.
+    /// Narrates a path step by step. The nodes of a state are sorted, so a node changes its
+    /// position. The story gives each node one name from beginning to end.
     pub(super) fn story(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let mut names: [usize; NODES] = std::array::from_fn(|i| i + 1);
         let mut story = path.first().map(|(state, _)| begin(state)).unwrap_or_default();
@@ -63,9 +63,9 @@ impl Locks {
                 let extends = match renewals {
                     0 => "",
                     1 => ", and asks all nodes to extend it",
-                    _ => ", and asks all nodes to extend it, and again",
+                    _ => ", and asks all nodes twice to extend it",
                 };
-                format!("{}: a majority, it holds the lock{extends}", who(proposal))
+                format!("{}: a majority has granted, so it holds the lock{extends}", who(proposal))
             }
             Action::GiveUp(proposal) => {
                 let at = |site: &u8| {
@@ -143,7 +143,7 @@ impl Locks {
                 };
                 let proved = next.renewals[usize::from(renewal)].proved
                     && !s.renewals[usize::from(renewal)].proved;
-                let majority = if proved { ": a majority, it is extended" } else { "" };
+                let majority = if proved { ": a majority has extended the lock" } else { "" };
                 format!("{} {verb} {}{}{majority}", node(site), who(of(renewal)), nth(renewal))
             }
             Action::Repair { renewal, site } => {
@@ -168,7 +168,7 @@ impl Locks {
                 let sent = matches!(next.sites[usize::from(target)].catch_ups[i], CatchUp::Sent(_));
                 let sent = if sent { "; a repair is on its way" } else { "" };
                 let stored = stored(&s.sites[at].node);
-                format!("{} {begins}{} is read, it stores {stored}{sent}", node(target), node(site))
+                format!("{} {begins}{} is read and stores {stored}{sent}", node(target), node(site))
             }
             Action::CatchUp { site, .. } => {
                 let at = usize::from(site);
@@ -193,7 +193,7 @@ impl Locks {
                     "three times max_clock_skew have passed since the loss; "
                 };
                 format!(
-                    "{wait}{} is read, it stores {}",
+                    "{wait}{} is read and stores {}",
                     node(site),
                     stored(&s.sites[usize::from(site)].node)
                 )
@@ -211,7 +211,7 @@ impl Locks {
     }
 }
 
-/// Proposals that have begun in the first state, in which nothing else has happened yet.
+/// The proposals that have begun in the first state. No other event has happened yet.
 fn begin(s: &State) -> Vec<String> {
     let begun = s.proposals.iter().enumerate().filter(|(_, t)| t.phase != Phase::Idle);
     begun.map(|(i, t)| start(s, i, t.phase)).collect()
@@ -220,11 +220,11 @@ fn begin(s: &State) -> Vec<String> {
 fn start(s: &State, i: usize, phase: Phase) -> String {
     let again = if i == 1 { "asks again, as the same owner" } else { "asks all nodes" };
     let then =
-        if phase == Phase::GivenUp { ", and gives up; what it sets will be released" } else { "" };
+        if phase == Phase::GivenUp { ", and gives up; whatever it sets is undone" } else { "" };
     format!("{} with {} {again}{then}", name(owner(i)), token(s.proposals[i].token))
 }
 
-/// The number of the extension.
+/// Names an extension by its number.
 fn nth(renewal: u8) -> String {
     format!(" (extension {})", renewal + 1)
 }

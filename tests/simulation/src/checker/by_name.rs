@@ -8,11 +8,12 @@ use crate::history::{Answer, Grant, History, Moment, Request, Write};
 /// The events of one lock.
 #[derive(Default)]
 pub(super) struct Locks {
-    /// In the order of the answers.
+    /// Grants, in the order of their answers.
     pub(super) granted: Vec<Granted>,
-    /// In the order of their beginnings.
+    /// Holds, in the order of their beginnings.
     pub(super) holds: Vec<Hold>,
-    /// Successful extensions of locks whose release had not been sent, by answer.
+    /// Successful extensions, in the order of their answers. An extension is left out if a release
+    /// of its grant was sent before the answer came.
     pub(super) extended: Vec<(Grant, Moment)>,
     pub(super) writes: Vec<Write>,
 }
@@ -21,17 +22,18 @@ pub(super) struct Granted {
     pub(super) grant: Grant,
     pub(super) asked: Moment,
     pub(super) answered: Moment,
-    /// The grant of an earlier request, proved by an extension.
+    /// The answer contained the grant of an earlier request. An extension on a majority had
+    /// confirmed it.
     pub(super) replayed: bool,
 }
 
-/// A time in which a client rightly believes that it holds the lock.
+/// A time in which a client believes, rightly by the rules, that it holds the lock.
 pub(super) struct Hold {
     pub(super) grant: Grant,
     pub(super) from: Moment,
     /// The end of the hold.
     pub(super) until: Duration,
-    /// Whether a release ends it.
+    /// Whether a release ends the hold before its deadline.
     pub(super) released: bool,
 }
 
@@ -66,7 +68,8 @@ pub(super) fn split(history: &History) -> BTreeMap<u8, Locks> {
             (Request::Extend { grant, .. }, Answer::Extended { held_for }) => (grant, held_for),
             _ => continue,
         };
-        // A release ends its owner's grants up to its T; a newer grant of the same owner stays.
+        // A release ends every grant of its owner with a T up to the released one. A newer grant of
+        // that owner stays.
         let sent = releases.get(&(operation.name, grant.owner)).into_iter().flatten();
         let given_back =
             sent.filter(|(_, fencing)| *fencing >= grant.fencing).map(|(moment, _)| *moment).min();

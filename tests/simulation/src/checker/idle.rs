@@ -1,22 +1,22 @@
-//! Measures how long a lock is free while a client waits for it. It uses only the clients' view: a
-//! lock is free from its holder's release or deadline to the next answer that grants it.
+//! Measures how long a lock is free while a client waits for it. Only the clients' view counts: a
+//! lock is free from its holder's release or deadline until the next answer that grants the lock.
 
 use std::time::Duration;
 
 use super::by_name::{self, Hold};
 use crate::history::{Answer, History, Request};
 
-/// A time in which a lock was free and a client waited for it all along.
+/// A time in which a lock was free while at least one client waited for it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gap {
     pub(super) name: u8,
     pub(super) from: Duration,
     pub(super) until: Duration,
-    /// The gap began with a release and ended with a grant.
+    /// The gap began with a release, and a grant ended it.
     pub(super) between_holders: bool,
 }
 
-/// A time in which the lock may be held.
+/// A time in which the lock may be held, so it does not count as free.
 struct Busy {
     from: Duration,
     until: Duration,
@@ -24,16 +24,16 @@ struct Busy {
     granted: bool,
 }
 
-/// How long after a fault masters and paths may still be affected: an outage, a quarantine, a lock
-/// that nobody releases.
+/// How long a fault may affect masters and paths: an outage, a quarantine, or a lock that nobody
+/// releases.
 const AFTERMATH: Duration = Duration::from_secs(15);
 
-/// Whether no fault happened in that time or shortly before it.
+/// Whether no fault happened between `from` and `until`, or within [`AFTERMATH`] before it.
 pub(super) fn is_calm(history: &History, from: Duration, until: Duration) -> bool {
     !history.faults.iter().any(|fault| fault.at < until && from < fault.at + AFTERMATH)
 }
 
-/// The gaps of all locks, from the first grant on.
+/// The gaps of all locks. For each lock they begin after its first grant.
 pub(super) fn gaps(history: &History) -> Vec<Gap> {
     let mut gaps = Vec::new();
     for (name, locks) in by_name::split(history) {
@@ -82,8 +82,9 @@ impl From<&Hold> for Busy {
     }
 }
 
-/// Failed requests with an owner of their own. If the owner had the lock already, it may have it
-/// for another TTL.
+/// Times in which a failed request may still have made its owner the holder. Only requests that
+/// name an owner matter: if the owner had the lock already, the request may have extended it by
+/// another TTL.
 fn suspect(history: &History, name: u8) -> impl Iterator<Item = Busy> {
     history.operations.iter().filter(move |asked| asked.name == name).filter_map(|asked| {
         let Request::Acquire { owner: Some(_), ttl_ms, .. } = asked.request else { return None };
@@ -94,11 +95,12 @@ fn suspect(history: &History, name: u8) -> impl Iterator<Item = Busy> {
     })
 }
 
-/// A waiter whose rounds have only a few milliseconds may never get a lock. It must not keep others
-/// from it.
+/// The longest TTL that counts as hasty, in milliseconds. A waiter with such a TTL leaves its
+/// rounds only a few milliseconds and may never get a lock. So its waiting does not count; it only
+/// must not keep others from the lock.
 const HASTY_TTL_MS: u64 = 100;
 
-/// The times in which a waiter that can be granted the lock waits.
+/// The times in which at least one waiter waits whose TTL is long enough for a grant.
 fn waits(history: &History, name: u8) -> Vec<(Duration, Duration)> {
     let waiters = history.operations.iter().filter(|asked| asked.name == name);
     let mut all: Vec<_> = waiters

@@ -13,39 +13,39 @@ use crate::time::EPOCH_MICROS;
 pub struct Summary {
     pub histories: u64,
     pub grants: u64,
-    /// Of these, answers with the grant of an earlier request.
+    /// Granted answers that contained the grant of an earlier request.
     pub replays: u64,
     pub extensions: u64,
     /// Releases that the gateway confirmed.
     pub releases: u64,
     /// Operations executed on masters.
     pub executed: u64,
-    /// Of these, operations on connections that their gateway had given up.
+    /// Executed operations that came on a connection that their gateway had already given up.
     pub late: u64,
     /// Other counters.
     pub counts: Counts,
     /// How often each noteworthy situation occurred.
     pub situations: BTreeMap<&'static str, u64>,
-    /// The longest time without a successful acquire or extension.
+    /// The longest time in which no acquire and no extension succeeded.
     pub longest_gap: Duration,
-    /// The smallest and largest T, in microseconds since the beginning.
+    /// The smallest and the largest T, in microseconds since the history began.
     pub tokens: Option<(i64, i64)>,
-    /// Waits by outcome.
+    /// Requests that waited, by outcome.
     pub waits: Waits,
-    /// Rounds for each grant to a waiter.
+    /// How many rounds each grant to a waiter took.
     pub rounds: Spread,
-    /// Milliseconds from a release to the next grant while a client waited, without faults and lost
-    /// hints.
+    /// Milliseconds from a release to the next grant while a client waited, in times without faults
+    /// and in histories without lost hints.
     pub idle: Spread,
-    /// The same times where hints were lost.
+    /// The same milliseconds in histories that lose hints.
     pub idle_without_hints: Spread,
 }
 
-/// Requests that waited, by outcome.
+/// Requests that waited in a queue, by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waits {
     pub granted: u64,
-    /// Another owner held the lock to the end.
+    /// The waiter's patience ended while another owner held the lock.
     pub held: u64,
     pub no_quorum: u64,
     /// The client disconnected.
@@ -62,12 +62,12 @@ impl Spread {
         *self.0.entry(value).or_default() += times;
     }
 
-    /// Number of values.
+    /// The number of values.
     pub fn count(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// The smallest value such that at least `part` of a thousand values are no larger.
+    /// The smallest value that at least `part` of a thousand values do not exceed.
     pub fn per_mille(&self, part: u64) -> Option<u64> {
         let wanted = (self.count() * part).div_ceil(1_000).max(1);
         let mut seen = 0;
@@ -158,7 +158,7 @@ impl Summary {
         }
     }
 
-    /// Adds the other's counts, and keeps the extremes of both.
+    /// Adds the other summary's counts, and keeps the extremes of both summaries.
     pub fn add(&mut self, other: &Self) {
         let tokens = [self.tokens, other.tokens].into_iter().flatten();
         for (what, times) in &other.situations {

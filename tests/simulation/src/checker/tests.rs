@@ -1,4 +1,5 @@
-//! Tests the checker with handwritten histories: one good one, and one for each violation.
+//! Tests the checker with handwritten histories: one without a violation, and one for each
+//! violation.
 
 use super::*;
 use crate::history::{Execution, Leftover, Operation, Reach, Remaining, Waited, Write};
@@ -11,7 +12,7 @@ fn grant(owner: u64, fencing: u64) -> Grant {
     Grant { owner, fencing, nonce: 0 }
 }
 
-/// A history of lock 0, by client 0, with one event at each millisecond.
+/// A history of lock 0 and client 0, with at most one event in each millisecond.
 #[derive(Default)]
 struct Script(History);
 
@@ -114,7 +115,8 @@ impl Script {
         self
     }
 
-    /// Ends the history. Gateway 0 runs since `started` and has let master 0 vote since `admitted`.
+    /// Ends the history at `end`. Gateway 0 has run since `started` and has let master 0 vote since
+    /// `admitted`.
     fn ends(mut self, end: u64, started: u64, admitted: u64) -> Self {
         let [end, started, admitted] = [end, started, admitted].map(Duration::from_millis);
         self.0.end = end;
@@ -144,7 +146,7 @@ fn a_good_history_passes() {
         .granted(71, 90, grant(B, 6), 50)
         .writes(100, grant(B, 6), true)
         .writes(101, grant(A, 5), false)
-        // No release: the next grant follows its end.
+        // No client releases the lock: the next grant follows the end of the hold.
         .granted(120, 140, grant(A, 7), 50)
         .lands(141, 0, OpKind::Acquire, grant(A, 7), VoteKind::Granted)
         .left(0, grant(A, 7))
@@ -194,7 +196,8 @@ fn tokens_that_do_not_grow() {
     first().granted(20, 30, grant(B, 5), 5).finds(&[Demand::Fencing]);
     first().granted(20, 30, grant(B, 4), 5).finds(&[Demand::Fencing]);
     first().granted(20, 30, grant(A, 5), 5).finds(&[Demand::Fencing]);
-    // Sent before the first was answered: neither is known to be later.
+    // The second request was sent before the first was answered, so their tokens may have any
+    // order.
     first().granted(9, 30, grant(B, 4), 5).finds(&[]);
     first()
         .granted(9, 30, grant(B, 4), 5)
@@ -259,7 +262,8 @@ fn releases_delivered_too_late() {
     sent(grant(A, 4)).ends(2_500, 0, 100).finds(&[Demand::Orphan]);
     sent(grant(A, 6)).ends(2_500, 0, 100).finds(&[]);
     sent(grant(B, 5)).ends(2_500, 0, 100).finds(&[]);
-    // The master was admitted only just now; the gateway of the release has died; no time was left.
+    // Three reasons why an undelivered release is no violation: the master was admitted only just
+    // now, the gateway with the release has died, or the release was sent too short a time ago.
     sent(grant(A, 5)).ends(2_500, 0, 600).finds(&[]);
     sent(grant(A, 5)).ends(2_500, 25, 100).finds(&[]);
     sent(grant(A, 5)).ends(2_310, 0, 0).finds(&[]);

@@ -1,37 +1,37 @@
-//! The demands, their violations, and shared helpers.
+//! The demands on a history, their violations, and functions that several checks share.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::history::{History, Moment};
 
-/// The violated promise.
+/// A promise that a history can violate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Demand {
-    /// Two holders.
+    /// Two owners held one lock at the same time.
     Exclusion,
-    /// A token that is not larger than an earlier one.
+    /// A grant's token was not larger than that of an earlier grant.
     Fencing,
-    /// A stale write taken, or a rightful one refused.
+    /// A register took a stale write, or refused a write of the rightful holder.
     Register,
-    /// A released lock that is set again.
+    /// A lock was set again after its release.
     Orphan,
-    /// An extension across another owner's grant.
+    /// An extension succeeded although another owner was granted the lock in between.
     Extension,
-    /// An extended lock that was lost.
+    /// An extended lock was lost.
     Kept,
-    /// A waiter that was overtaken in its own queue.
+    /// A waiter was overtaken by a later one in its own queue.
     Order,
-    /// A waiter without an answer.
+    /// A waiter got no answer in time.
     Answered,
-    /// An answer that another request undid.
+    /// Another request undid an answer that was given.
     Promised,
-    /// A lock that stays free while a client waits.
+    /// A lock stayed free while a client waited for it.
     Idle,
 }
 
 impl Demand {
-    /// All demands.
+    /// All demands, in the order of [`crate::checker`].
     pub const ALL: [Self; 10] = [
         Self::Exclusion,
         Self::Fencing,
@@ -51,7 +51,7 @@ impl Demand {
 pub struct Violation {
     /// The violated demand.
     pub demand: Demand,
-    /// When the violation first shows.
+    /// When the violation first becomes visible.
     pub at: Duration,
     /// What happened.
     pub text: String,
@@ -63,12 +63,12 @@ impl fmt::Display for Violation {
     }
 }
 
-/// How long the release of a reachable master may stay undelivered. The call before it may take a
-/// second without ending the connection, and so may its own. A failed one is tried again after 200
-/// ms.
+/// How long a release to a reachable master may stay undelivered. The call before the release may
+/// take a second without ending the connection. The release's own call may take another second. If
+/// it fails, the gateway tries again after 200 ms.
 pub(super) const PATIENCE: Duration = Duration::from_millis(2_300);
 
-/// Whether a master has lost nothing since.
+/// Whether the master has lost no data since that moment.
 pub(super) fn remembers(history: &History, master: u8, since: Moment) -> bool {
     !history.losses.iter().any(|(moment, of)| *of == master && *moment > since)
 }

@@ -1,5 +1,5 @@
-//! Checks the promises to waiters: their order and an answer in time. No lock may stay free while
-//! somebody waits for it, and no grant may remain for a client that has gone.
+//! Checks the promises to waiters: their order, and an answer in time. It also checks that no lock
+//! stays free while a client waits for it, and that no grant remains for a client that has left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,18 +8,18 @@ use super::idle;
 use super::violation::{Demand, PATIENCE, Violation, remembers};
 use crate::history::{Answer, Grant, History, OpKind, Request, VoteKind};
 
-/// The core's allowance for a running attempt when a waiter's patience ends (10 ms), and 5 ms for
-/// the simulation's timers.
+/// How late an answer may come: 10 ms that the core allows a running attempt after the waiter's
+/// patience, and 5 ms for the simulation's timers.
 const GRACE: Duration = Duration::from_millis(10 + 5);
-/// Every request gets one whole attempt, however short its patience: eight rounds of 50 ms if the
-/// masters know larger tokens.
+/// Every request gets one whole attempt, however short its patience is. If the masters store larger
+/// tokens, an attempt takes up to eight rounds of 50 ms.
 const ATTEMPT: Duration = Duration::from_millis(8 * 50 + 15);
-/// How long a lock may stay free. The longest pause between two polls is 800 ms. The rest is for
-/// rounds and for votes split between gateways. It also covers a lock's life on masters after its
-/// holder's deadline.
+/// How long a lock may stay free while a client waits. The longest pause between two polls is 800
+/// ms. The rest allows for three things: the rounds themselves, votes split between gateways, and
+/// the time that a lock lives on masters after its holder's deadline.
 const LONGEST_IDLE: Duration = Duration::from_millis(1_150);
 
-/// Grants to the waiters of one queue, with their moments, by ticket.
+/// The grants to the waiters of one queue: for each ticket, the grant and its time.
 type Served = BTreeMap<u64, (Grant, Duration)>;
 
 pub(super) fn check(history: &History, found: &mut Vec<Violation>) {
@@ -29,10 +29,10 @@ pub(super) fn check(history: &History, found: &mut Vec<Violation>) {
     unreported_grants(history, found);
 }
 
-/// A process grants a lock to its waiters in the order in which they arrived. One exception: a
-/// request may skip the queue if its owner already has the lock.
+/// A gateway process grants a lock to its waiters in the order in which they arrived. A request
+/// whose owner already has the lock may skip the queue, so it does not count.
 fn order(history: &History, found: &mut Vec<Violation>) {
-    // By gateway, process and lock.
+    // By gateway, number of its process, and lock.
     let mut queues: BTreeMap<(u8, u16, u8), Served> = BTreeMap::new();
     for operation in &history.operations {
         let (Request::Acquire { owner: None, .. }, Some(Answer::Granted { grant, .. }), Some(end)) =
@@ -58,17 +58,19 @@ fn order(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// Every waiter gets its answer in time, and none is left at the end.
+/// Every waiter gets its answer in time. At the end no gateway counts a waiter any more.
 fn answered(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
         let Request::Acquire { owner, patience_ms: Some(patience), .. } = operation.request else {
             continue;
         };
-        // A request with an owner of its own may ask for its grant before it enters the queue.
+        // A request that names its owner may make one attempt before it enters the queue: it asks
+        // whether the owner has the lock already.
         let attempts = if owner.is_some() { 2 } else { 1 };
         let mut due =
             operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
-        // No answer comes during a freeze, and an attempt that was running may go on after it.
+        // During a freeze no answer comes. Afterwards an attempt that was running may need its
+        // whole time again.
         for (from, until) in &history.freezes {
             if *from <= due && *until >= operation.start.at {
                 due += (*until - *from) + ATTEMPT;
@@ -96,7 +98,7 @@ fn answered(history: &History, found: &mut Vec<Violation>) {
     }
 }
 
-/// Without faults, a lock with waiters does not stay free.
+/// Without faults, a lock does not stay free while a client waits for it.
 fn idle_locks(history: &History, found: &mut Vec<Violation>) {
     for gap in idle::gaps(history) {
         if gap.until - gap.from > LONGEST_IDLE && idle::is_calm(history, gap.from, gap.until) {
@@ -112,7 +114,7 @@ fn idle_locks(history: &History, found: &mut Vec<Violation>) {
 }
 
 /// A gateway releases a grant whose client has left or got no answer. Owners that clients chose are
-/// not checked: an earlier request may have been answered with the grant.
+/// left out, because another request for such an owner may have been answered with the grant.
 fn unreported_grants(history: &History, found: &mut Vec<Violation>) {
     let mut known: BTreeSet<(u8, u64)> = BTreeSet::new();
     for operation in &history.operations {

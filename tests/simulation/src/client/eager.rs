@@ -1,6 +1,6 @@
-//! Clients that want one of very few locks and nearly always wait in the queue. The queue moves
-//! because most of them release soon, through any gateway. A few disconnect, forget the lock, or
-//! sleep past their deadline.
+//! Clients that want one of very few locks and nearly always wait in the queue. Most of them
+//! release soon, through any gateway, so the queue moves. A few of them disconnect, forget the
+//! lock, or sleep past their deadline.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Client {
         }
     }
 
-    /// Sometimes a TTL that is too short for the way to the masters.
+    /// The TTL to ask for. Sometimes it is too short for the way to the masters.
     pub(super) fn asked_ttl(&mut self) -> Ttl {
         if self.hasty_percent > 0 && self.chance.percent(self.hasty_percent) {
             return Ttl::from_millis(self.chance.pick(&[10, 20, 40])).expect("within the limits");

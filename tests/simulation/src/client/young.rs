@@ -1,4 +1,5 @@
-//! A client whose locks are young or old when masters restart, and are not extended meanwhile.
+//! A client that leaves its locks alone, so they are young or old when masters restart, and are not
+//! extended in between.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use super::{Client, How, Wish};
 use crate::plan::YOUNG_NAMES;
 
 impl Client {
-    /// Takes a lock about once a second. It extends and releases each lock shortly before its end.
+    /// Takes a lock about once a second. About 4 s before the end of each lock it extends and then
+    /// releases that lock.
     pub(super) async fn leave_alone(mut self) {
         let ttl = Ttl::from_duration(self.longest_ttl).expect("within the limits");
         let before_the_end = Duration::from_secs(4);

@@ -1,10 +1,11 @@
-//! Other parties' effects on a master: its operator, who moves its name or makes it a replica, and
-//! clients of another library.
+//! What other parties do to a master. Its operator moves its name or makes it a replica. Clients of
+//! another Redlock library set and delete locks.
 
 use super::*;
 
 impl Master {
-    /// REPLICAOF: the master refuses writes from now on, and may have the data of another master.
+    /// REPLICAOF: the master becomes a replica and refuses writes from now on. With `data` it has
+    /// received the data of another master.
     pub fn demote(&self, data: Option<Snapshot>) {
         self.process().is_replica = true;
         if let Some(data) = data {
@@ -13,7 +14,7 @@ impl Master {
         }
     }
 
-    /// REPLICAOF NO ONE.
+    /// REPLICAOF NO ONE: the replica becomes a master again.
     pub fn promote(&self) {
         let mut process = self.process();
         if std::mem::take(&mut process.is_replica) {
@@ -22,14 +23,15 @@ impl Master {
         }
     }
 
-    /// Lets the master set this many more keys, then none; `None` for any number.
+    /// Lets the master set this many more keys before it has no memory. `None` removes the limit.
     pub fn limit_sets(&self, left: Option<u32>) {
         self.memory.limit_sets(left);
     }
 
-    /// Moves the name to another process. Open connections lead to the old one. The new process has
-    /// no data or, if every write was synced, the old one's data until now. Returns false when
-    /// nothing was moved.
+    /// Moves the name to a new process. Open connections still lead to the old one. With
+    /// `with_file` the new process has the old one's data until now; this needs a master that syncs
+    /// every write. Otherwise the new process has no data. Returns false if the master cannot be
+    /// moved.
     pub fn move_name(&self, with_file: bool) -> bool {
         let mut process = self.process();
         if !process.up
@@ -55,7 +57,7 @@ impl Master {
         true
     }
 
-    /// Ends the process that had the name before.
+    /// Ends the old process, which had the name before the move.
     pub fn end_former(&self) {
         let mut process = self.process();
         let Some(Former { run, .. }) = process.former.take() else { return };
@@ -66,7 +68,7 @@ impl Master {
         }
     }
 
-    /// SET NX PX by another Redlock client; returns whether it was set.
+    /// SET NX PX by a client of another Redlock library. Returns whether the key was set.
     pub fn foreign_set(&self, name: u8, value: &[u8], ttl: Duration) -> bool {
         let keys = Keys::new(KEY_PREFIX, &lock_name(name));
         let answers = |process: &Process| process.up && !process.stopped && !process.is_replica;
@@ -75,7 +77,7 @@ impl Master {
         is_free && self.memory.set_foreign(&keys.lock, value, Some(ttl))
     }
 
-    /// Compare and delete by that client.
+    /// The release of that client: it deletes the key if the value is still its own.
     pub fn foreign_delete(&self, name: u8, value: &[u8]) {
         let keys = Keys::new(KEY_PREFIX, &lock_name(name));
         if let Vote::Found(holding) = self.memory.run(&Op::Inspect { keys: keys.clone() })
