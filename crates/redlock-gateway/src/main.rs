@@ -212,7 +212,11 @@ fn announce(config: &Config, running: &Running) {
         tracing::info!(address = %admin, "listening for probes and metrics");
         say!("  probes and metrics for operators, without keys: http://{admin}");
     }
-    say!("  TTL of a lock: {} if the request gives none, at most {}", show(default_ttl), show(max_ttl));
+    say!(
+        "  TTL of a lock: {} if the request gives none, at most {}",
+        show(default_ttl),
+        show(max_ttl)
+    );
     match &config.nodes {
         Nodes::Embedded(count) => {
             say!("  nodes: {count} in-memory nodes inside this process (no --node was given)");

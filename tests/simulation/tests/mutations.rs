@@ -14,8 +14,13 @@ use redlock_sim::search::search;
 
 const MAX_SEEDS: u64 = 400;
 
+fn named(rule: &str) -> Rule {
+    rule.parse().expect("a rule")
+}
+
 #[track_caller]
-fn assert_violated(rule: Rule, scenario: &str, plan: fn(u64) -> Plan, wanted: &[Demand]) {
+fn assert_violated(rule: &str, scenario: &str, plan: fn(u64) -> Plan, wanted: &[Demand]) {
+    let rule = named(rule);
     let off = |seed| rule.off(plan(seed));
     let found = search(0..MAX_SEEDS, wanted, true, off, |_, _| {});
     let Some((seed, violation)) = found.violations.first() else {
@@ -32,38 +37,33 @@ const SAFETY: [Demand; 3] = [Demand::Exclusion, Demand::Fencing, Demand::Registe
 
 #[test]
 fn without_keeping_a_lock_for_its_owner() {
-    assert_violated(Rule::LockIsKept, "storm", Plan::storm, &SAFETY);
+    assert_violated("lock-is-kept", "storm", Plan::storm, &SAFETY);
 }
 
 #[test]
 fn without_the_tombstone_of_a_release() {
-    assert_violated(Rule::ReleaseLeavesATombstone, "storm", Plan::storm, &[Demand::Orphan]);
+    assert_violated("release-leaves-a-tombstone", "storm", Plan::storm, &[Demand::Orphan]);
 }
 
 #[test]
 fn without_the_scope_of_a_release() {
-    assert_violated(Rule::ReleaseKeepsNewer, "storm", Plan::storm, &SAFETY);
+    assert_violated("release-keeps-newer", "storm", Plan::storm, &SAFETY);
 }
 
 #[test]
 fn without_an_exact_undo() {
-    assert_violated(
-        Rule::UndoIsExact,
-        "storm",
-        Plan::storm,
-        &[Demand::Exclusion, Demand::Promised],
-    );
+    assert_violated("undo-is-exact", "storm", Plan::storm, &[Demand::Exclusion, Demand::Promised]);
 }
 
 #[test]
 fn without_the_watermark() {
-    assert_violated(Rule::WatermarkIsChecked, "storm", Plan::storm, &[Demand::Fencing]);
+    assert_violated("watermark-is-checked", "storm", Plan::storm, &[Demand::Fencing]);
 }
 
 #[test]
 fn without_watermarks_that_outlive_their_locks() {
     assert_violated(
-        Rule::FenceOutlivesLock,
+        "fence-outlives-lock",
         "storm",
         Plan::storm,
         &[Demand::Orphan, Demand::Fencing],
@@ -72,59 +72,54 @@ fn without_watermarks_that_outlive_their_locks() {
 
 #[test]
 fn without_the_marker() {
-    assert_violated(Rule::MarkerIsChecked, "storm", Plan::storm, &SAFETY);
+    assert_violated("marker-is-checked", "storm", Plan::storm, &SAFETY);
 }
 
 #[test]
 fn without_the_quarantine() {
-    assert_violated(Rule::QuarantineIsWaited, "storm", Plan::storm, &SAFETY);
+    assert_violated("quarantine-is-waited", "storm", Plan::storm, &SAFETY);
 }
 
 #[test]
 fn without_recovery_of_lost_locks() {
-    assert_violated(Rule::LostLocksAreRecovered, "storm", Plan::storm, &SAFETY);
+    assert_violated("lost-locks-are-recovered", "storm", Plan::storm, &SAFETY);
 }
 
 #[test]
 fn without_following_names() {
     let wanted = [&SAFETY[..], &[Demand::Orphan]].concat();
-    assert_violated(Rule::NameIsFollowed, "storm", Plan::storm, &wanted);
+    assert_violated("name-is-followed", "storm", Plan::storm, &wanted);
 }
 
 #[test]
 fn without_the_wait_of_a_process_that_came_back() {
-    assert_violated(Rule::ReturnedWaits, "moved", Plan::moved, &SAFETY);
+    assert_violated("returned-waits", "moved", Plan::moved, &SAFETY);
 }
 
 #[test]
 fn without_noticing_two_processes_alive() {
-    assert_violated(Rule::TwoAliveAreNoticed, "moved", Plan::moved, &SAFETY);
+    assert_violated("two-alive-are-noticed", "moved", Plan::moved, &SAFETY);
 }
 
 #[test]
 fn without_the_skew_in_the_marker() {
-    assert_violated(Rule::MarkerNamesSkew, "skews", Plan::skews, &SAFETY);
+    assert_violated("marker-names-skew", "skews", Plan::skews, &SAFETY);
 }
 
 #[test]
 fn without_repair() {
     // Catching up after an admission would also keep the lock, so it is off too.
-    let plan = |seed| Rule::AdmittedIsCaughtUp.off(Plan::rolling(seed, false));
-    assert_violated(Rule::MissingIsRepaired, "rolling", plan, &[Demand::Kept]);
+    let plan = |seed| named("admitted-is-caught-up").off(Plan::rolling(seed, false));
+    assert_violated("missing-is-repaired", "rolling", plan, &[Demand::Kept]);
 }
 
 #[test]
 fn without_catching_up_after_an_admission() {
-    assert_violated(Rule::AdmittedIsCaughtUp, "young", Plan::young, &[Demand::Kept]);
+    assert_violated("admitted-is-caught-up", "young", Plan::young, &[Demand::Kept]);
 }
 
 /// In this scenario the rule switches only the operator's waiting. Gateways always wait.
 #[test]
 fn without_the_wait_of_a_change_of_configuration() {
-    assert_violated(
-        Rule::QuarantineIsWaited,
-        "reconfigure",
-        Plan::reconfigure,
-        &[Demand::Exclusion],
-    );
+    assert_violated("quarantine-is-waited", "reconfigure", Plan::reconfigure, &[Demand::Exclusion]);
 }

@@ -33,7 +33,7 @@ fn other_plans_replay_as_well() {
     replays(&Plan::young(5));
     (0..4).for_each(|seed| drop(replays(&Plan::queue(seed))));
     (0..4).for_each(|seed| drop(replays(&Plan::reconfigure(seed))));
-    replays(&Rule::WatermarkIsChecked.off(Plan::storm(5)));
+    replays(&"watermark-is-checked".parse::<Rule>().expect("a rule").off(Plan::storm(5)));
 }
 
 #[test]

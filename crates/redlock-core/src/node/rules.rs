@@ -428,66 +428,72 @@ fn error(detail: &str) -> Vote {
     Vote::Failed(Failure::new(Reason::Error, Effect::None, detail))
 }
 
-/// The rules on which the safety of locks and fencing tokens rests. All are on. A build with the
-/// feature `mutation-testing` can switch single rules off, to prove that the tests notice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SafetyRules {
-    /// A node never overwrites a lock, not even for its owner.
-    pub lock_is_kept: bool,
-    /// A release leaves the watermark at T or above, so that no late repair of the released grant
-    /// passes it.
-    pub release_leaves_a_tombstone: bool,
-    /// A release deletes only a lock whose T is not newer than its own.
-    pub release_keeps_newer: bool,
-    /// The undo of a proposal deletes only exactly its grant, and only if that grant was not
-    /// extended.
-    pub undo_is_exact: bool,
-    /// A node refuses a T too far from its own time.
-    pub clock_is_checked: bool,
-    /// A node grants only a T above the lock's watermark.
-    pub watermark_is_checked: bool,
-    /// A node refuses acquires, extensions and repairs unless the marker that admitted it stands.
-    pub marker_is_checked: bool,
-    /// A node whose memory of locks is suspect is quarantined before it votes.
-    pub quarantine_is_waited: bool,
-    /// Apart from a bootstrap, a quarantine ends early only after recovery has given the node every
-    /// lost lock that may still be held.
-    pub lost_locks_are_recovered: bool,
-    /// A process stops voting when its name leads to another process.
-    pub name_is_followed: bool,
-    /// A process that restarts with its data waits until no gateway can still talk to its
-    /// predecessor.
-    pub returned_waits: bool,
-    /// A process that restarts with its data is quarantined if a gateway saw its predecessor alive
-    /// beside it.
-    pub two_alive_are_noticed: bool,
-    /// A node whose clock runs faster than the drift factor allows is quarantined.
-    pub rate_is_checked: bool,
-    /// A successful extension repairs the lock on nodes that lost it.
-    pub missing_is_repaired: bool,
-    /// A node that votes again gets the locks that were granted while it was away.
-    pub admitted_is_caught_up: bool,
+macro_rules! safety_rules {
+    ($($(#[$doc:meta])+ $rule:ident)+) => {
+        /// The rules on which the safety of locks and fencing tokens rests. All are on. A build
+        /// with the feature `mutation-testing` can switch single rules off, to prove that the tests
+        /// notice.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct SafetyRules {
+            $($(#[$doc])+ pub $rule: bool,)+
+        }
+
+        impl SafetyRules {
+            /// Every rule on, as shipped.
+            pub const ALL: Self = Self { $($rule: true,)+ };
+
+            /// The names of all rules.
+            pub const NAMES: &[&str] = &[$(stringify!($rule)),+];
+
+            /// The same rules without the named one. `None` if no rule has this name.
+            #[must_use]
+            pub fn without(mut self, name: &str) -> Option<Self> {
+                match name {
+                    $(stringify!($rule) => self.$rule = false,)+
+                    _ => return None,
+                }
+                Some(self)
+            }
+        }
+    };
 }
 
-impl SafetyRules {
-    /// Every rule on, as shipped.
-    pub const ALL: Self = Self {
-        lock_is_kept: true,
-        release_leaves_a_tombstone: true,
-        release_keeps_newer: true,
-        undo_is_exact: true,
-        clock_is_checked: true,
-        watermark_is_checked: true,
-        marker_is_checked: true,
-        quarantine_is_waited: true,
-        lost_locks_are_recovered: true,
-        name_is_followed: true,
-        returned_waits: true,
-        two_alive_are_noticed: true,
-        rate_is_checked: true,
-        missing_is_repaired: true,
-        admitted_is_caught_up: true,
-    };
+safety_rules! {
+    /// A node never overwrites a lock, not even for its owner.
+    lock_is_kept
+    /// A release leaves the watermark at T or above, so that no late repair of the released grant
+    /// passes it.
+    release_leaves_a_tombstone
+    /// A release deletes only a lock whose T is not newer than its own.
+    release_keeps_newer
+    /// The undo of a proposal deletes only exactly its grant, and only if that grant was not
+    /// extended.
+    undo_is_exact
+    /// A node refuses a T too far from its own time.
+    clock_is_checked
+    /// A node grants only a T above the lock's watermark.
+    watermark_is_checked
+    /// A node refuses acquires, extensions and repairs unless the marker that admitted it stands.
+    marker_is_checked
+    /// A node whose memory of locks is suspect is quarantined before it votes.
+    quarantine_is_waited
+    /// Apart from a bootstrap, a quarantine ends early only after recovery has given the node every
+    /// lost lock that may still be held.
+    lost_locks_are_recovered
+    /// A process stops voting when its name leads to another process.
+    name_is_followed
+    /// A process that restarts with its data waits until no gateway can still talk to its
+    /// predecessor.
+    returned_waits
+    /// A process that restarts with its data is quarantined if a gateway saw its predecessor alive
+    /// beside it.
+    two_alive_are_noticed
+    /// A node whose clock runs faster than the drift factor allows is quarantined.
+    rate_is_checked
+    /// A successful extension repairs the lock on nodes that lost it.
+    missing_is_repaired
+    /// A node that votes again gets the locks that were granted while it was away.
+    admitted_is_caught_up
 }
 
 impl Default for SafetyRules {

@@ -173,7 +173,9 @@ impl ApiError {
     /// The limit on connections is reached, and all of them have requests under way.
     pub(super) fn no_place() -> Self {
         OVERLOADED
-            .because("the limit on open connections is reached, and all of them have requests under way")
+            .because(
+                "the limit on open connections is reached, and all of them have requests under way",
+            )
             .retry_after(SOON)
     }
 

@@ -19,7 +19,10 @@ pub(super) fn describe() {
     gauge!("redlock_waiters", "Requests that wait for a lock.");
     gauge!("redlock_waiting_locks", "Locks that at least one request waits for.");
     gauge!("redlock_waiters_limit", "Maximum number of waiting requests.");
-    gauge!("redlock_requests_in_flight", "Requests in flight, not counting those that wait for a lock.");
+    gauge!(
+        "redlock_requests_in_flight",
+        "Requests in flight, not counting those that wait for a lock."
+    );
     gauge!("redlock_requests_in_flight_limit", "Maximum number of requests in flight.");
     gauge!("redlock_quorum", "Number of nodes that make a majority.");
     gauge!("redlock_ready", "1 while /readyz answers 200, else 0.");
