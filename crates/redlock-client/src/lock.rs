@@ -23,7 +23,7 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT_OF_SEVERAL: Duration = Duration::from_secs(5);
 /// Time for one request beyond its wait.
 const ONE_TRY: Duration = Duration::from_secs(5);
-/// How long an acquire without a decision is repeated, also without a wait.
+/// How long an acquire without a decision is repeated, even if the caller does not wait.
 const UNDECIDED: Duration = Duration::from_secs(5);
 /// The longest default margin; the default is a tenth of the TTL.
 const LONGEST_MARGIN: Duration = Duration::from_secs(2);
@@ -107,9 +107,11 @@ impl Lock {
         Ok(guard)
     }
 
-    /// Acquires the lock unless `cancelled` resolves first. The inner result is then what
-    /// `cancelled` resolved to. By that time the request has left the queue. If it may have been
-    /// granted the lock, the lock is released, or no gateway has answered for 2 s.
+    /// Acquires the lock unless `cancelled` resolves first.
+    ///
+    /// If `cancelled` resolves first, the inner result is what it resolved to. Before this method
+    /// returns, the request leaves the queue. If it may have been granted the lock, this method
+    /// also releases the lock. It gives up when no gateway has answered for 2 s.
     ///
     /// # Errors
     /// Those of [`Lock::acquire`].

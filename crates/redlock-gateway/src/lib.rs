@@ -8,10 +8,10 @@
 //! | [`cli`] | commands and flags of the program | how commands are carried out |
 //! | [`config`] | turns flags, environment and file into validated plain values | what the values are used for |
 //! | `serve` | starts and stops nodes, core, gateway and server from a configuration | what requests mean |
-//! | [`http`] | routes, bodies, statuses, the OpenAPI document | node count, quorum, Redis, clocks, retries |
+//! | [`http`] | routes, bodies, statuses, the OpenAPI document | Redis, clocks, retries; it shows node counts, but does not decide by them |
 //! | `transport` | accepts connections, and attaches the client to each request | routes, nodes |
 //! | [`overload`] | limits what each client takes of shared resources | routes, statuses, the rules of locks |
-//! | [`auth`] | keys, and their permissions on lock names | HTTP, and of locks everything except their names |
+//! | [`auth`] | keys, and their permissions on lock names | HTTP; locks, except for their names |
 //! | [`audit`] | the record of who did what | how requests are served |
 //! | [`info`] | the text stored beside a lock for people | HTTP, nodes |
 //! | [`gateway`] | limits requests, releases grants that cannot be delivered, drains at shutdown | axum, status codes, Redis keys |

@@ -268,8 +268,8 @@ fn limit(Config { capacity, trusted_proxies, .. }: &Config) -> ConnectionLimits 
     }
 }
 
-/// Raises the process's limit on file descriptors as far as allowed. Lowers the number of
-/// connections to the descriptors that the masters and the gateway itself leave.
+/// Raises the process's limit on file descriptors as far as allowed. Then limits the number of
+/// connections, so that descriptors are left for the masters and for the gateway itself.
 ///
 /// # Errors
 /// No descriptors are left for connections.

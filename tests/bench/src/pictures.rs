@@ -22,8 +22,9 @@ const GATEWAY: &str = "redlock-gateway";
 const FLOOR: &str = "hand-written floor";
 const FRED: &str = "fred per node, fenced";
 const RSLOCK: &str = "rslock in-process";
+const LUA: &str = "redlock-gateway, Lua";
 /// The contenders of the first picture and of the table.
-const ALL: [&str; 5] = [RSLOCK, FLOOR, GATEWAY, "redlock-gateway, Lua", FRED];
+const ALL: [&str; 5] = [RSLOCK, FLOOR, GATEWAY, LUA, FRED];
 /// The figures of the table: the title of the column, the workload and the figure.
 const COLUMNS: [(&str, &str, &str); 5] = [
     ("requests/s", "uncontended", "requests/s"),
@@ -88,6 +89,17 @@ impl Runs {
     }
 }
 
+/// The name of a contender for people who do not know the program.
+fn plain_name(contender: &str) -> &str {
+    match contender {
+        RSLOCK => "rslock, in-process library",
+        FLOOR => "plain SET NX over HTTP",
+        LUA => "redlock-gateway, scripts",
+        FRED => "fred, a call per master",
+        other => other,
+    }
+}
+
 fn table(runs: &Runs) -> String {
     let titles: String = COLUMNS.iter().map(|(title, ..)| format!(" {title} |")).collect();
     let mut table = format!("| |{titles}\n| --- |{}\n", " ---: |".repeat(COLUMNS.len()));
@@ -98,7 +110,7 @@ fn table(runs: &Runs) -> String {
             format!(" {} |", shown.unwrap_or_else(|| "–".into()))
         };
         let cells: String = COLUMNS.iter().map(cell).collect();
-        table.push_str(&format!("| {contender} |{cells}\n"));
+        table.push_str(&format!("| {} |{cells}\n", plain_name(contender)));
     }
     table
 }
@@ -171,7 +183,7 @@ fn growth(runs: &Runs, path: &Path) -> Drawing {
     for ((contender, line), colour) in lines.into_iter().zip(COLOURS) {
         chart
             .draw_series(LineSeries::new(line.clone(), colour.stroke_width(3)))?
-            .label(contender)
+            .label(plain_name(contender))
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
         chart.draw_series(line.iter().map(|point| Circle::new(*point, 4, colour.filled())))?;
     }
@@ -211,8 +223,11 @@ impl Bars<'_> {
             .build_cartesian_2d(-0.42 * longest..1.1 * longest, rows + 0.5..0.0)?;
         for (at, (contender, values)) in self.rows.iter().enumerate() {
             let top = at as f64 + 0.15;
-            let label =
-                Text::new((*contender).to_owned(), (-0.41 * longest, top + 0.22), (FONT, 14));
+            let label = Text::new(
+                plain_name(contender).to_owned(),
+                (-0.41 * longest, top + 0.22),
+                (FONT, 14),
+            );
             chart.draw_series([label])?;
             let height = if self.is_stacked { 0.7 } else { 0.7 / values.len() as f64 };
             let mut begin = 0.0;

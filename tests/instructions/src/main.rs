@@ -7,6 +7,14 @@
 //! redlock-instructions`. The nodes are in memory, and their instructions are left out. There are
 //! no sockets. The rest counts: our own code and the libraries below it.
 //!
+//! Gungraun, the usual library for such counts, was considered and not taken:
+//!
+//! - Its baselines are whole profiles in `target/`. So a baseline in the repository would be one
+//!   profile for each path, not one short file. Its absolute limits can be written into the code.
+//!   But they apply with every compiler, and they do not show what became better.
+//! - It counts allocations with a second tool, DHAT, so each path would run once more.
+//! - It needs a runner of exactly its own version, installed beside the library.
+//!
 //! | module | holds |
 //! | --- | --- |
 //! | `paths` | the counted paths |

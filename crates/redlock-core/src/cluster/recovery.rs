@@ -6,14 +6,15 @@
 //! `quorum - 1` votes on the other `N - 1` masters. So at least one of its members is among the
 //! masters that are read. Recovery also waits until no such majority can still come about
 //! ([`wait`]). By then every lock whose majority counts a lost vote is stored on a master that is
-//! read, or has ended. If such a lock is extended later, a majority votes for the extension, and
-//! this master is not among them. So the extended lock no longer needs the lost vote.
+//! read, or has ended. If such a lock is extended during the quarantine, a majority without this
+//! master votes for the extension. So the extended lock no longer needs the lost vote.
 //!
 //! Watermarks are not read. After the wait the master's own clock check refuses every T that the
 //! master may have lost, because such a T is too old.
 //!
-//! A master that loaded an old file may store a lock that recovery does not give back. This lock
-//! stays on the master: too few masters store it for a majority.
+//! A master that loaded an old file may store locks. If enough others store such a lock too,
+//! recovery writes the lock or a kept-free record over it. Otherwise the lock stays as it is: too few
+//! masters store it for a majority.
 //!
 //! Any gateway may recover a master, even several at once. Each gateway reads everything that it
 //! needs itself, and writes only while the quarantine marker that it saw stands. If too few masters
@@ -125,7 +126,8 @@ struct MasterLocks {
 }
 
 impl Work for Recoverer {
-    /// Nodes that were declared new are included: a node is not new if other nodes are admitted.
+    /// Includes nodes that `--bootstrap` declares to be new. If other nodes are admitted, the
+    /// declaration is wrong: such a node has lost its data.
     const STATE: NodeState = NodeState::Quarantined;
     const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
     const FAILURE: &'static str = "the node's quarantine cannot be shortened for now";

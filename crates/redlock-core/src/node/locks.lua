@@ -255,9 +255,10 @@ local function repair(lock, watermark, record, ttl, t_num, began)
   return GRANTED
 end
 
--- Restores the watermark from before a failed proposal that this node granted. If the proposal's T
--- stayed, a node that lost the competing owner's lock would refuse the repair of that lock. No
--- client has seen the proposal's T, so nobody relies on it. The proposal's acquire has already run
+-- Restores the watermark from before a failed proposal that this node granted. An example shows why.
+-- Another owner holds the lock with a smaller T on a majority, and this node lost its copy. If the
+-- proposal's T stayed here, this node would refuse the repair of that copy. No client has seen the
+-- proposal's T, so nobody relies on it. The proposal's acquire has already run
 -- here, so the undo needs no tombstone.
 local function undo(watermark, t)
   local last = call('GET', watermark)
@@ -296,8 +297,8 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
     deleted = true
   end
   if RULE_RELEASE_LEAVES_A_TOMBSTONE then
-    -- Unless the lock had exactly this T, a tombstone needs a T at most half of max_clock_skew
-    -- ahead of this master's clock. Any client can invent a T, and a gateway that sees this
+    -- A tombstone with a T far ahead of this master's clock is not written, except for the lock
+    -- that stood here. Far is more than half of max_clock_skew. Any client can invent a T, and a gateway that sees this
     -- watermark mints larger tokens. A watermark further ahead would push the tokens of all
     -- gateways so far ahead that nodes with slower clocks refuse them.
     if same or t_num - now <= max_skew / 2 then

@@ -184,8 +184,8 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
 
     /// Marks the lock first and then the watermark, because the second write may fail for lack of
     /// memory. A marked lock with an unmarked watermark is safe. An unmarked lock with a marked
-    /// watermark is not: its release leaves the watermark as it is. The `+` would then let a late
-    /// repair pass.
+    /// watermark is not: the release of an unmarked lock does not touch the watermark, so the `+`
+    /// would stay and let a late repair pass.
     fn mark_extended(
         &mut self,
         keys: &Keys,
@@ -513,8 +513,8 @@ impl Default for SafetyRules {
 /// its T is at most `max_clock_skew` ahead of the node's clock. So after 2 × `max_clock_skew` the
 /// clock check refuses every acquire that the watermark would refuse.
 ///
-/// A repair needs one round more ([`longest_round`]), because its extension may have begun as late
-/// as the release ended.
+/// A repair needs one round more ([`longest_round`]). Its extension may begin while the release that
+/// sets the watermarks is still in flight, so up to one round after a watermark was set.
 ///
 /// A node whose clock runs ahead ends its watermarks early. The gateway notices such a clock, and
 /// quarantines the node as after a loss of data.

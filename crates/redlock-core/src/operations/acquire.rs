@@ -1,8 +1,8 @@
 //! Acquire: one [attempt], and further attempts for as long as a
 //! [`RetrySchedule`](attempts::RetrySchedule) asks for them.
 //!
-//! Safe to cancel: if a future is dropped, every grant that it may have got is released, on a
-//! deadline of its own.
+//! Safe to cancel: if a future is dropped, every grant that it may have got is released. That
+//! release has a deadline of its own.
 
 mod attempt;
 mod attempts;

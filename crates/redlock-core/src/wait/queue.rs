@@ -18,16 +18,16 @@
 //! The first waiter tries at once. It takes one of the limited slots only when it has to wait. So a
 //! lock that nobody waits for is tried even when all slots are taken.
 //!
-//! The first waiter may find no quorum, although a waiter behind it may take more time for a round.
-//! Then the first waiter goes to the end. So do the waiters directly behind it that would fare
+//! The first waiter may find no quorum because its rounds have little time. If a waiter behind it
+//! has more time for a round, the first waiter goes to the end. So do the waiters directly behind it that would fare
 //! little better, because their rounds have less than twice the time of the first waiter's. The
 //! waiter that is first then tries at once. If no waiter's rounds have more time, the order stays
 //! and the queue backs off as a whole. But a waiter that finds no quorum three times in a row goes
 //! to the end in any case.
 //!
 //! If an earlier request with the same idempotency key appears to hold the lock, the waiter skips
-//! the queue and asks for that grant. It does so once each time that a refusal or a grant shows its
-//! owner as the holder.
+//! the queue and asks for that grant. It does so once each time that another attempt of
+//! this queue shows the waiter's owner as the holder.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -101,7 +101,8 @@ pub(super) struct WaitQueue<P, A> {
     pub(super) last_hint: u64,
     /// The owner that holds the lock, as far as is known.
     pub(super) holder: Option<Owner>,
-    /// Waiters whose owner other requests may share.
+    /// The number of waiters with an owner that comes from an idempotency key. Other requests may
+    /// have the same owner.
     pub(super) shared_owners: usize,
     /// How long the last attempt of this queue took.
     pub(super) round: Duration,
@@ -173,7 +174,7 @@ impl<P, A> WaitQueues<P, A> {
     pub(crate) fn wake(&self, lock: &Bytes, t: u64, now: Instant) {
         self.update(lock, |queue| {
             // Every node publishes the same hint. The first one counts. A repeated one counts only
-            // after a refusal, because the node that sent it released the lock later.
+            // after a refusal: the node that refused may have released the lock since.
             if t < queue.last_hint || t == queue.last_hint && queue.last_refusal.is_none() {
                 return None;
             }
@@ -333,8 +334,8 @@ impl<P, A> WaitQueue<P, A> {
             }
             return false;
         }
-        // The next first waiter's limit is at least twice this one, or the longest. So few attempts
-        // lead to the longest limit, however many different limits there are.
+        // The next first waiter's limit is at least twice this one, or the longest. So the longest
+        // limit is reached after few attempts, however many different limits there are.
         let enough = longest.min(own * 2);
         while self.waiters.front().is_some_and(|(_, waiter)| waiter.round_limit < enough) {
             self.move_first_to_end(next_number());

@@ -10,9 +10,9 @@ pub(super) struct TlsFlags {
     /// Serve HTTPS with this certificate: PEM, the server's own first, then intermediate ones;
     /// needs --tls-key
     ///
-    /// The gateway compares the files of --tls-cert, --tls-key and --tls-client-ca every second,
-    /// and reads them again on SIGHUP. New connections use the new content; if it cannot be used,
-    /// they use the old one.
+    /// Every second the gateway checks whether the files of --tls-cert, --tls-key and
+    /// --tls-client-ca have changed. It also reads them again on SIGHUP. New connections use the
+    /// new content; if it cannot be used, they use the old one.
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CERT")]
     tls_cert: Option<PathBuf>,
     /// The private key of --tls-cert: PEM, not encrypted

@@ -260,8 +260,8 @@ impl Connections {
         }
     }
 
-    /// Closes the first idle connection in the order of [`OpenConnection::rank`]. With `of`, only
-    /// connections of that client are considered. Returns false and closes nothing if no connection
+    /// Closes the first idle connection in the order of [`OpenConnection::rank`], of a random
+    /// sample if there are many. With `of`, only connections of that client are considered. Returns false and closes nothing if no connection
     /// is idle, if the first one became idle at `before` or later, or if too many are closing
     /// already.
     fn evict_one(&self, table: &mut Table, before: u64, of: Option<&Arc<Client>>) -> bool {
