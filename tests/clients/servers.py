@@ -19,12 +19,15 @@ and answered by a line, {} or {"error": TEXT}:
     {"do": "kill-gateway", "index": I}      kill -9
     {"do": "start-gateway", "index": I}     restarts at the same address
     {"do": "swallow", "count": N}           the proxy closes the connection instead of the next N answers
+    {"do": "refuse", "status": S}           the proxy answers S to every POST that it has no answer to
+                                            swallow for; 0 ends this
 
 At the end of stdin all servers end.
 """
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -80,11 +83,14 @@ def accepts(port):
 
 
 class Proxy:
-    """Passes everything on; closes the connection instead of the next `swallows` answers."""
+    """Passes everything on; closes the connection instead of the next `swallows` answers. Then it
+    answers each POST with the status `refuses`, unless that is 0.
+    """
 
     def __init__(self, target):
         self.target = target
         self.swallows = 0
+        self.refuses = 0
         self.lock = threading.Lock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -114,9 +120,13 @@ class Proxy:
                 break
         end(client, gateway)
 
-    @staticmethod
-    def copy(client, gateway):
+    def copy(self, client, gateway):
         while request := received(client):
+            with self.lock:
+                status = 0 if self.swallows else self.refuses
+            if status and request.startswith(b"POST "):
+                refuse(client, request, status)
+                break
             try:
                 gateway.sendall(request)
             except OSError:
@@ -129,6 +139,25 @@ def received(source):
         return source.recv(65536)
     except OSError:
         return b""
+
+
+def refuse(client, request, status):
+    """Answers as a gateway does. Closing before the whole request is read could lose the answer."""
+    while not is_whole(request) and (more := received(client)):
+        request += more
+    problem = {"type": "about:blank", "title": "Refused", "status": status, "code": "forbidden", "detail": "by the test"}
+    body = json.dumps(problem).encode()
+    head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/problem+json\r\nConnection: close\r\n"
+    try:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    except OSError:
+        pass
+
+
+def is_whole(request):
+    head, end_of_head, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    return bool(end_of_head) and len(body) >= (int(length[1]) if length else 0)
 
 
 def end(*sockets):
@@ -209,6 +238,8 @@ class Servers:
         elif what == "swallow":
             with self.proxy.lock:
                 self.proxy.swallows = order["count"]
+        elif what == "refuse":
+            self.proxy.refuses = order["status"]
         else:
             raise ValueError(f"there is no {what!r}")
 
