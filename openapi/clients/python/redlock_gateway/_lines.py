@@ -32,7 +32,7 @@ _here = threading.local()
 
 
 class _Writer:
-    """The thread that writes the lines. It is a daemon: a blocked log does not keep a process alive."""
+    """The thread that writes the lines. It is a daemon, so it ends with the process."""
 
     def __init__(self) -> None:
         # A SimpleQueue may be used again by a signal handler that interrupts its use.
@@ -109,5 +109,6 @@ for _name in [_OURS, *_LIBRARIES]:
     logging.getLogger(_name).addFilter(_passes)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-# It runs before logging.shutdown, which was registered earlier.
+# It runs before logging.shutdown, which was registered earlier. While a log is blocked,
+# logging.shutdown waits for its handler, and the process does not end.
 atexit.register(_at_exit)
