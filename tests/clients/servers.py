@@ -145,11 +145,12 @@ def refuse(client, request, status):
     """Answers as a gateway does. Closing before the whole request is read could lose the answer."""
     while not is_whole(request) and (more := received(client)):
         request += more
-    problem = {"type": "about:blank", "title": "Refused", "status": status, "code": "forbidden", "detail": "by the test"}
-    body = json.dumps(problem).encode()
-    head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/problem+json\r\nConnection: close\r\n"
+    problem = {"type": "about:blank", "title": "Refused", "status": status}
+    body = json.dumps({**problem, "code": "forbidden", "detail": "refused by the test"})
+    head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/problem+json\r\n"
+    head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     try:
-        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        client.sendall((head + body).encode())
     except OSError:
         pass
 

@@ -19,8 +19,8 @@ import (
 	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
 )
 
-// script has the answers to each method, as statuses; the last one repeats. 0 closes the connection without an answer, 502
-// is a proxy's page.
+// script has the answers to each method, as statuses; the last one repeats. 0 closes the connection
+// without an answer, 502 is a proxy's page.
 type script map[string][]int
 
 // scripted is a gateway that follows a script.

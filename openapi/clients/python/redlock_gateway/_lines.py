@@ -1,7 +1,7 @@
 """Writes the log lines of this library in a separate thread.
 
-An unread log blocks its writer. The background thread extends all locks, and a thread of the user leaves its ``with``
-blocks in time, so neither writes lines itself.
+An unread log blocks its writer. The background thread extends all locks, and a thread of the user
+must be able to leave its ``with`` block. So neither writes lines itself.
 """
 
 from __future__ import annotations
