@@ -88,6 +88,7 @@ mod http {
 mod clients {
     mod guard;
     mod recipes;
+    mod refusals;
     mod run;
 }
 

@@ -19,12 +19,15 @@ JSON object in each line. It carries out each order and answers with a line, {} 
     {"do": "kill-gateway", "index": I}      kill -9
     {"do": "start-gateway", "index": I}     restarts at the same address
     {"do": "swallow", "count": N}           the proxy closes the connection instead of the next N answers
+    {"do": "refuse", "status": S}           the proxy answers S to every POST that it has no answer to
+                                            swallow for; 0 ends this
 
 At the end of stdin all servers end.
 """
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -81,11 +84,14 @@ def accepts(port):
 
 
 class Proxy:
-    """Passes everything on. Instead of each of the next `swallows` answers it closes the connection."""
+    """Passes everything on. Instead of each of the next `swallows` answers it closes the connection.
+    Then it answers each POST with the status `refuses`, unless that is 0.
+    """
 
     def __init__(self, target):
         self.target = target
         self.swallows = 0
+        self.refuses = 0
         self.lock = threading.Lock()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
@@ -115,9 +121,13 @@ class Proxy:
                 break
         end(client, gateway)
 
-    @staticmethod
-    def copy(client, gateway):
+    def copy(self, client, gateway):
         while request := received(client):
+            with self.lock:
+                status = 0 if self.swallows else self.refuses
+            if status and request.startswith(b"POST "):
+                refuse(client, request, status)
+                break
             try:
                 gateway.sendall(request)
             except OSError:
@@ -130,6 +140,26 @@ def received(source):
         return source.recv(65536)
     except OSError:
         return b""
+
+
+def refuse(client, request, status):
+    """Answers as a gateway does. Closing before the whole request is read could lose the answer."""
+    while not is_whole(request) and (more := received(client)):
+        request += more
+    problem = {"type": "about:blank", "title": "Refused", "status": status}
+    body = json.dumps({**problem, "code": "forbidden", "detail": "refused by the test"})
+    head = f"HTTP/1.1 {status} Refused\r\nContent-Type: application/problem+json\r\n"
+    head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    try:
+        client.sendall((head + body).encode())
+    except OSError:
+        pass
+
+
+def is_whole(request):
+    head, end_of_head, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    return bool(end_of_head) and len(body) >= (int(length[1]) if length else 0)
 
 
 def end(*sockets):
@@ -211,6 +241,8 @@ class Servers:
         elif what == "swallow":
             with self.proxy.lock:
                 self.proxy.swallows = order["count"]
+        elif what == "refuse":
+            self.proxy.refuses = order["status"]
         else:
             raise ValueError(f"there is no {what!r}")
 

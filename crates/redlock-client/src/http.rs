@@ -11,6 +11,10 @@ use crate::error::Problem;
 pub(crate) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
 pub(crate) static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
+/// The codes of answers that are no gateway's.
+const FROM_PROXY: &str = "proxy";
+const NOT_A_GATEWAY: &str = "not_a_gateway";
+
 /// A request, independent of the gateway.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
@@ -142,10 +146,10 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
     };
     match (status.as_u16(), seconds) {
         (408 | 429 | 502..=504, Some(seconds)) => {
-            problem("proxy", Some(seconds.saturating_mul(1000)))
+            problem(FROM_PROXY, Some(seconds.saturating_mul(1000)))
         }
         (408 | 429 | 502..=504, None) => Failure::Unclear(detail),
-        _ => problem("not_a_gateway", None),
+        _ => problem(NOT_A_GATEWAY, None),
     }
 }
 
@@ -163,6 +167,18 @@ fn describe(url: &Url, error: reqwest::Error, limit: Duration) -> String {
 }
 
 impl Failure {
+    /// Whether a gateway refused the request, so that it changed nothing. A page of a proxy leaves
+    /// that open.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Unclear(_) => false,
+            Self::Problem(problem) => {
+                (400..500).contains(&problem.status)
+                    && !matches!(&*problem.code, FROM_PROXY | NOT_A_GATEWAY)
+            }
+        }
+    }
+
     /// How long to wait before a retry; `None` when it would be refused again.
     pub(crate) fn pause(&self) -> Option<Duration> {
         match self {

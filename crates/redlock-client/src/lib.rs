@@ -30,9 +30,11 @@
 //! it by then. A guard cannot stop work that does not check it. So give [`Guard::fencing_token`] to
 //! the resource that is written to, and let the resource refuse smaller ones.
 //!
-//! A release is tried for 5 s at most; then the lock ends with its TTL. An acquire that ends
-//! without an answer releases by its `Idempotency-Key`, for 2 s at most. An acquire whose future is
-//! dropped does so in the background.
+//! A release is tried for 5 s at most; then the lock ends with its TTL. If an acquire fails, and a
+//! try had no answer, it releases by its `Idempotency-Key`, for 2 s at most. It does so even if a
+//! later try was refused. An acquire whose future is dropped does so in the background.
+//!
+//! A thread of this crate writes all its log lines (`tracing`), so an unread log holds up nothing.
 //!
 //! The work under the lock, and stopping it, is left to the caller (`redlock run` kills a process).
 
@@ -42,6 +44,7 @@ mod error;
 mod guard;
 mod http;
 mod lock;
+mod log;
 
 pub use self::client::{Client, ClientBuilder, LockStatus, NodeReport, Page};
 pub use self::error::{Error, Loss, Problem};

@@ -14,6 +14,7 @@ use crate::clock::Moment;
 use crate::error::{Error, Problem};
 use crate::guard::Guard;
 use crate::http::{Call, IDEMPOTENCY_KEY};
+use crate::log;
 
 /// The longest wait of one request. A longer wait is split, because proxies end a request that is
 /// silent for half a minute.
@@ -142,7 +143,10 @@ impl Lock {
         // The lock was held until the work was done. If the release fails, the lock ends with its
         // TTL.
         if let Err(error) = guard.release().await {
-            tracing::warn!(%error, "a lock was not released, and ends with its TTL");
+            let line = log::write(move || {
+                tracing::warn!(%error, "a lock was not released, and ends with its TTL");
+            });
+            log::written(line).await;
         }
         Ok(value)
     }
@@ -170,19 +174,34 @@ impl Lock {
         let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
         let request = Request { client: self.client.clone(), name: self.name.clone(), key };
         let mut unanswered = Unanswered(Some(request.clone()));
+        let mut unsettled = false;
         let answer = tokio::select! {
             biased;
-            answer = self.granted(call) => answer.map(Ok),
+            answer = self.granted(call, &mut unsettled) => answer.map(Ok),
             cancelled = cancelled => Ok(Err(cancelled)),
         };
-        if matches!(answer, Ok(Err(_)) | Err(Error::Unavailable { .. } | Error::Setup(_))) {
+        // The lock may have been granted, and nobody has the token. That holds after `lock_held`
+        // too: a gateway that still works on an unanswered POST may grant the lock when its holder
+        // releases it. The release is safe, because it takes only grants of this key.
+        let may_be_granted = match &answer {
+            Ok(Ok(_)) => false,
+            // A POST may be in flight.
+            Ok(Err(_)) => true,
+            Err(_) => unsettled,
+        };
+        if may_be_granted {
             request.release().await;
         }
         unanswered.0 = None;
         answer
     }
 
-    async fn granted(&self, call: Call) -> Result<(Granted, Moment, Moment), Error> {
+    /// Sets `unsettled` if a POST may have been granted the lock, and its answer is of no use.
+    async fn granted(
+        &self,
+        call: Call,
+        unsettled: &mut bool,
+    ) -> Result<(Granted, Moment, Moment), Error> {
         let end_of_wait = Moment::now() + self.wait;
         let gateways = self.client.gateways();
         let mut longest = if gateways > 1 { LONGEST_WAIT_OF_SEVERAL } else { LONGEST_WAIT };
@@ -196,8 +215,10 @@ impl Lock {
                 "wait_ms": request_wait.as_millis() as u64,
             });
             let call = call.clone().body(self.described(body));
-            match self.client.ask::<Granted>(&call, give_up, request_wait + ONE_TRY).await {
+            let one_try = request_wait + ONE_TRY;
+            match self.client.ask_noting::<Granted>(&call, give_up, one_try, unsettled).await {
                 Ok((Some(granted), _)) if !granted.has_valid_token() => {
+                    *unsettled = true;
                     return Err(Error::Setup("POST was answered with a malformed token".into()));
                 }
                 Ok((Some(granted), sent)) => {
@@ -207,8 +228,12 @@ impl Lock {
                     }
                     // The answer took longer than the lock lives. A repetition extends the lock or
                     // gets a new grant.
+                    *unsettled = true;
                 }
-                Ok((None, _)) => return Err(Error::Setup("POST was answered 204".into())),
+                Ok((None, _)) => {
+                    *unsettled = true;
+                    return Err(Error::Setup("POST was answered 204".into()));
+                }
                 Err(Error::Refused(problem))
                     if problem.code == "invalid_wait" && longest > SHORTEST_WAIT =>
                 {
@@ -260,11 +285,14 @@ impl Request {
     async fn release(&self) {
         let Self { client, name, key } = self;
         if let Err(error) = client.release_by_key(name, key).await {
-            tracing::debug!(
-                name,
-                %error,
-                "an unanswered acquire was not released by its idempotency key"
-            );
+            let name = name.clone();
+            log::write(move || {
+                tracing::debug!(
+                    name,
+                    %error,
+                    "an unanswered acquire was not released by its idempotency key"
+                );
+            });
         }
     }
 }

@@ -32,6 +32,11 @@ const (
 	shortestTry = 50 * time.Millisecond
 	// The largest answer in bytes. Those of a gateway are far smaller.
 	maxBytes = 1 << 20
+	// The codes of answers that are no gateway's.
+	fromProxy   = "proxy"
+	notAGateway = "not_a_gateway"
+	// How long a log line may delay the return of WithLock.
+	logLimit = 500 * time.Millisecond
 )
 
 // Config names the gateways and the API key.
@@ -157,6 +162,8 @@ type question struct {
 	oneTry time.Duration
 	// Gets each failure; may be nil.
 	heard func(what string)
+	// Becomes true if a gateway may have executed a failed request; may be nil.
+	unsettled *bool
 }
 
 // ask asks one gateway after the other until one answers, with pauses. It returns when the answered
@@ -176,6 +183,9 @@ func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 			failure := c.try(ctx, c.gateways[at], q, max(limit, shortestTry))
 			if failure == nil {
 				return sent, nil
+			}
+			if q.unsettled != nil && !failure.isRefusal() {
+				*q.unsettled = true
 			}
 			if ctx.Err() != nil {
 				return sent, ended(ctx)
@@ -275,7 +285,7 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 	// A proxy's own page. Some proxies send Retry-After.
 	problem := &Problem{
 		Status: response.StatusCode,
-		Code:   "not_a_gateway",
+		Code:   notAGateway,
 		Detail: fmt.Sprintf("%s answered %s, but not as a gateway does", server, response.Status),
 	}
 	if problem.mayPass() {
@@ -283,7 +293,7 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 		if err != nil {
 			return &failure{unclear: problem.Detail}
 		}
-		problem.Code = "proxy"
+		problem.Code = fromProxy
 		problem.RetryAfter = milliseconds(int64(seconds) * 1000)
 	}
 	return &failure{problem: problem}
@@ -313,11 +323,29 @@ func (f *failure) pause() (time.Duration, bool) {
 	}
 }
 
+// isRefusal reports whether a gateway refused the request, so that it changed nothing. A page of a
+// proxy leaves that open.
+func (f *failure) isRefusal() bool {
+	p := f.problem
+	return p != nil && p.Status/100 == 4 && p.Code != fromProxy && p.Code != notAGateway
+}
+
 func (f *failure) String() string {
 	if f.problem != nil {
 		return f.problem.String()
 	}
 	return f.unclear
+}
+
+// warn writes a log line in a goroutine of its own, because nobody may read the log. The channel is
+// closed when the line is written.
+func (c *Client) warn(what, name string, err error) <-chan struct{} {
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		c.log.Warn(what, "name", name, "error", err)
+	}()
+	return written
 }
 
 // ended returns why a context ended, as an error that wraps ctx.Err() for errors.Is.

@@ -304,6 +304,5 @@ func (g *Guard) report(loss *LostError) {
 	g.cancel(loss)
 	close(g.lost)
 	g.stop()
-	// In a goroutine of its own: an unread log must delay neither a release nor its waiters.
-	go g.client.log.Warn("a lock was lost", "name", g.name, "error", loss)
+	g.client.warn("a lock was lost", g.name, loss)
 }

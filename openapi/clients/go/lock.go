@@ -110,7 +110,12 @@ func (c *Client) WithLock(
 		// The work was done under the lock, so a failed release is no error. The lock ends with its
 		// TTL.
 		if err := guard.Release(context.WithoutCancel(ctx)); err != nil {
-			c.log.Warn("a lock was not released, and ends with its TTL", "name", name, "error", err)
+			written := c.warn("a lock was not released, and ends with its TTL", name, err)
+			// The process may end right after this, so the line gets a moment.
+			select {
+			case <-written:
+			case <-time.After(logLimit):
+			}
 		}
 	}()
 	err = work(guard.Context(), guard)
@@ -130,11 +135,12 @@ func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease
 	_, _ = rand.Read(random) // It never fails.
 	// All repetitions use the same key, so each answer is about the same grant.
 	key := hex.EncodeToString(random)
-	lease, sent, err := c.granted(ctx, name, r, key)
-	var refused *RefusedError
-	var held *HeldError
-	if err != nil && !errors.As(err, &refused) && !errors.As(err, &held) {
-		// The lock may have been granted, and nobody has the token.
+	unsettled := false
+	lease, sent, err := c.granted(ctx, name, r, key, &unsettled)
+	if err != nil && unsettled {
+		// The lock may have been granted, and nobody has the token. That holds after lock_held too:
+		// a gateway that still works on an unanswered POST may grant the lock when its holder
+		// releases it. The release is safe, because it takes only grants of this key.
 		if ctx.Err() != nil {
 			go c.releaseByKey(context.WithoutCancel(ctx), name, key)
 		} else {
@@ -156,7 +162,10 @@ func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
 	})
 }
 
-func (c *Client) granted(ctx context.Context, name string, r request, key string) (api.Lease, moment, error) {
+// granted sets unsettled if a POST may have been granted the lock, and its lease is of no use.
+func (c *Client) granted(
+	ctx context.Context, name string, r request, key string, unsettled *bool,
+) (api.Lease, moment, error) {
 	var lease api.Lease
 	params := api.AcquireLockParams{IdempotencyKey: &key}
 	endOfWait := now().add(r.wait)
@@ -174,9 +183,10 @@ func (c *Client) granted(ctx context.Context, name string, r request, key string
 			send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
 				return gateway.AcquireLock(ctx, name, &params, body)
 			},
-			answer: &lease,
-			until:  giveUp,
-			oneTry: turn + oneAcquisition,
+			answer:    &lease,
+			until:     giveUp,
+			oneTry:    turn + oneAcquisition,
+			unsettled: unsettled,
 		})
 		var refused *RefusedError
 		switch {
@@ -186,6 +196,7 @@ func (c *Client) granted(ctx context.Context, name string, r request, key string
 			}
 			// The answer took longer than the lock lives. The next request extends the lock, or
 			// gets a new grant.
+			*unsettled = true
 		case !errors.As(err, &refused):
 			return lease, sent, err
 		case refused.Code == "invalid_wait" && longest > shortestTurn:

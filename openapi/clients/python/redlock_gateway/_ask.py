@@ -97,6 +97,14 @@ class Failure(Exception):
         self.problem = problem
         self.pause = pause
 
+    @property
+    def is_refusal(self) -> bool:
+        """Returns whether a gateway refused the request, so that it granted nothing. A page of a
+        proxy leaves that open.
+        """
+        problem = self.problem
+        return problem is not None and problem.code != "not_a_gateway" and 400 <= problem.status < 500
+
 
 def failure(response: httpx.Response) -> Failure:
     """Reads an answer that is no success, and whose body has arrived.

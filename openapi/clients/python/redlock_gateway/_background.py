@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ._lines import written_elsewhere
+from ._lines import divert
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Background:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        written_elsewhere()
+        divert()
         # A SystemExit from one coroutine ends run_forever. The thread must go on, because it
         # extends all locks.
         while not self.loop.is_closed():

@@ -9,7 +9,7 @@ import math
 import secrets
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from ._api.api.locks import acquire_lock, get_lock
 from ._api.models import AcquireBody, LockStatus
-from ._ask import ALL_TRIES, ONE_TRY, Gateways, grant
+from ._api.types import Response
+from ._ask import ALL_TRIES, ONE_TRY, Failure, Gateways, grant
 from ._background import background
 from ._held import Held, release_by_key
 from .clock import now
@@ -287,14 +288,18 @@ class Lock:
     async def _acquire(self) -> Guard:
         # All repetitions use the same key, so each answer is about the same grant.
         idempotency_key = secrets.token_hex(16)
+        posts = _Posts()
         try:
-            return await self._asked(idempotency_key)
-        except (Unavailable, asyncio.CancelledError):
-            # The lock may have been granted, and nobody has the token.
-            await release_by_key(self._gateways, self._name, idempotency_key)
+            return await self._asked(idempotency_key, posts)
+        except (Refused, Unavailable, asyncio.CancelledError):
+            # The lock may have been granted, and nobody has the token. That holds after lock_held
+            # too: a gateway that still works on an unanswered POST may grant the lock when its
+            # holder releases it. The release is safe, because it takes only grants of this key.
+            if posts.may_be_granted:
+                await release_by_key(self._gateways, self._name, idempotency_key)
             raise
 
-    async def _asked(self, idempotency_key: str) -> Guard:
+    async def _asked(self, idempotency_key: str, posts: _Posts) -> Guard:
         gateways = self._gateways
         count = len(gateways.urls)
         longest = self._longest_turn
@@ -306,8 +311,10 @@ class Lock:
             body = AcquireBody.from_dict({**times, **self._labels})
             try:
                 granted, sent = await gateways.ask(
-                    lambda api, body=body: acquire_lock.asyncio_detailed(  # type: ignore[misc]
-                        self._name, client=api, body=body, idempotency_key=idempotency_key
+                    lambda api, body=body: posts.send(  # type: ignore[misc]
+                        acquire_lock.asyncio_detailed(
+                            self._name, client=api, body=body, idempotency_key=idempotency_key
+                        )
                     ),
                     grant,
                     give_up,
@@ -332,6 +339,28 @@ class Lock:
             if granted.deadline(sent, self._ttl) > now():
                 return Guard(Held(gateways, self._name, granted, sent, self._ttl, self._margin))
         raise Unavailable(["answers took longer than the lock lives"])
+
+
+class _Posts:
+    """The POSTs of one acquire."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._refused = 0
+
+    @property
+    def may_be_granted(self) -> bool:
+        """Returns whether a POST may have been granted the lock: not every one was refused."""
+        return self._refused < self._sent
+
+    async def send(self, post: Coroutine[Any, Any, Response[Any]]) -> Response[Any]:
+        """Sends a POST, and counts it."""
+        self._sent += 1
+        try:
+            return await post
+        except Failure as failed:
+            self._refused += failed.is_refusal
+            raise
 
 
 def _who() -> object:

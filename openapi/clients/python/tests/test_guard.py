@@ -413,6 +413,8 @@ class Reachability(Scenario):
                         stopped.callback(servers.do, "continue-gateway", index=index)
                     begin = time.monotonic()
                 took = time.monotonic() - begin
+                # Another thread writes the line.
+                self.until(lambda: bool(said.output))
         self.assertLess(took, 6)
         self.assertIn("ends with its TTL", "".join(said.output))
 
@@ -423,6 +425,17 @@ class Reachability(Scenario):
                 self.assertRaises(Unavailable, client.lock(self.name, ttl=60).acquire)
                 self.until(self.is_free, 5)
             finally:
+                servers.do("swallow", count=0)
+
+    def test_refusal_after_a_lost_answer_leaves_no_lock(self) -> None:
+        with Client(servers.proxy) as client:
+            servers.do("swallow", count=1)
+            servers.do("refuse", status=403)
+            try:
+                self.assertRaises(Refused, client.lock(self.name, ttl=60).acquire)
+                self.until(self.is_free, 5)
+            finally:
+                servers.do("refuse", status=0)
                 servers.do("swallow", count=0)
 
     def test_an_acquire_that_was_cancelled_leaves_no_lock(self) -> None:

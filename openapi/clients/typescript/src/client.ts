@@ -1,6 +1,6 @@
 import { now, reached } from "./clock.js";
 import { LockHeldError, RefusedError, SetupError, UnavailableError } from "./errors.js";
-import { ALL_TRIES, type Answer, Gateways, type Limits, ONE_TRY, pathOf, type Try } from "./gateways.js";
+import { ALL_TRIES, type Answer, Gateways, isRefusal, type Limits, ONE_TRY, pathOf, type Try } from "./gateways.js";
 import type { components } from "./generated/openapi.js";
 import { Guard, release } from "./guard.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
@@ -42,7 +42,7 @@ export interface ClientOptions {
   readonly maxTurnMs?: number | undefined;
   /**
    * Called for every loss, and for every lock that could not be released; for a log. Its exceptions
-   * are ignored.
+   * are ignored. It must not block, because a blocked event loop extends no lock.
    */
   readonly warn?: ((message: string, error: Error) => void) | undefined;
 }
@@ -201,11 +201,14 @@ export class Client {
     // All repetitions use the same key, so each answer is about the same grant.
     const header = { "Idempotency-Key": globalThis.crypto.randomUUID() };
     const params = { path: pathOf(name), header };
+    const posts = new Posts();
     try {
-      return await this.#granted(params, ttl, wait, options);
+      return await this.#granted(params, posts, ttl, wait, options);
     } catch (error) {
-      if (!(error instanceof RefusedError)) {
-        // The lock may have been granted, and nobody has the token.
+      if (posts.mayBeGranted) {
+        // The lock may have been granted, and nobody has the token. That holds after lock_held too:
+        // a gateway that still works on an unanswered POST may grant the lock when its holder
+        // releases it. The release is safe, because it takes only grants of this key.
         const released = release(this.#gateways, name, header, now() + ONE_TRY).catch(() => {});
         if (!options.signal?.aborted) {
           await released;
@@ -217,6 +220,7 @@ export class Client {
 
   async #granted(
     params: { path: { name: string }; header: { "Idempotency-Key": string } },
+    posts: Posts,
     ttl: number,
     wait: number,
     { owner, metadata, signal }: LockOptions,
@@ -233,7 +237,7 @@ export class Client {
       const body = { ttl_ms: ttl, wait_ms: turn, ...described };
       try {
         const { answer, sent } = await this.#gateways.ask(
-          (to) => api.POST("/locks/{name}", { ...to, params, body }),
+          (to) => posts.send(api.POST("/locks/{name}", { ...to, params, body })),
           granted,
           limits,
         );
@@ -260,6 +264,26 @@ export class Client {
       }
     }
     throw new UnavailableError(["answers took longer than the lock lives"]);
+  }
+}
+
+/** The POSTs of one acquire. */
+class Posts {
+  #sent = 0;
+  #refused = 0;
+
+  /** Whether a POST may have been granted the lock: not every one was refused. */
+  get mayBeGranted(): boolean {
+    return this.#refused < this.#sent;
+  }
+
+  async send(post: Promise<Answer>): Promise<Answer> {
+    this.#sent++;
+    const answer = await post;
+    if (isRefusal(answer)) {
+      this.#refused++;
+    }
+    return answer;
   }
 }
 

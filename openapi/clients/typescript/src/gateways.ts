@@ -228,6 +228,14 @@ function failure(url: string, response: Response, body: unknown): Failure {
     : { unclear: detail };
 }
 
+/**
+ * Returns whether a gateway refused the request, so that it granted nothing. A page of a proxy
+ * leaves that open.
+ */
+export function isRefusal({ response, error }: Answer): boolean {
+  return response.status >= 400 && response.status < 500 && isProblem(error);
+}
+
 function isProblem(body: unknown): body is Problem {
   const { code, detail } = (body ?? {}) as Record<string, unknown>;
   return typeof code === "string" && typeof detail === "string";

@@ -196,11 +196,15 @@ export class Guard implements AsyncDisposable {
   }
 
   /**
-   * Called after all other notifications. An exception of the log, now or later, must not reach the
-   * caller.
+   * Called in a later turn of the event loop: a log that blocks must delay neither those who await
+   * the loss nor those who await the release. An exception of the log, now or later, must not reach
+   * the caller.
    */
   #warn(message: string, error: Error): void {
-    void new Promise<unknown>((resolve) => resolve(this.#held.warn?.(message, error))).catch(() => {});
+    const { warn } = this.#held;
+    if (warn !== undefined) {
+      setTimeout(() => void new Promise<unknown>((resolve) => resolve(warn(message, error))).catch(() => {}), 0);
+    }
   }
 
   async #extendUntilLost(): Promise<void> {

@@ -16,6 +16,7 @@ export interface Places {
 
 type Order =
   | { do: "stop-masters" | "swallow"; count: number }
+  | { do: "refuse"; status: number }
   | { do: "continue-masters" }
   | { do: "stop-gateway" | "continue-gateway" | "kill-gateway" | "start-gateway"; index: 0 | 1 };
 

@@ -1,0 +1,182 @@
+//! Writes log lines in a thread of its own. An unread log blocks its writer, and a blocked task
+//! could hold up its runtime, and with it the extension of all locks and the report of a loss.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tracing::{Dispatch, Span, dispatcher};
+
+/// The number of waiting lines. Further lines are dropped.
+const MAX_LINES: usize = 1_000;
+/// How long a line may delay a result after which the process may end.
+const LAST_LINE: Duration = Duration::from_millis(500);
+
+type Line = Box<dyn FnOnce() + Send>;
+
+/// Lets the writer's thread emit a line, to the caller's subscriber and in the caller's span.
+/// Resolves when the line is written or dropped.
+pub(crate) fn write(line: impl FnOnce() + Send + 'static) -> oneshot::Receiver<()> {
+    static LINES: OnceLock<Option<SyncSender<Line>>> = OnceLock::new();
+    let (is_written, written) = oneshot::channel();
+    let (subscriber, span) = (dispatcher::get_default(Dispatch::clone), Span::current());
+    let line = Box::new(move || {
+        dispatcher::with_default(&subscriber, || span.in_scope(line));
+        let _ = is_written.send(());
+    });
+    if let Some(lines) = LINES.get_or_init(start) {
+        let _ = lines.try_send(line);
+    }
+    written
+}
+
+/// Waits for a line, for a limited time.
+pub(crate) async fn written(line: oneshot::Receiver<()>) {
+    let _ = tokio::time::timeout(LAST_LINE, line).await;
+}
+
+/// Starts the writer's thread. `None` if no thread can be started: then all lines are dropped.
+fn start() -> Option<SyncSender<Line>> {
+    let (lines, waiting) = sync_channel::<Line>(MAX_LINES);
+    let write = move || {
+        for line in waiting {
+            // After a panic the subscriber may still write the next line.
+            let _ = catch_unwind(AssertUnwindSafe(line));
+        }
+    };
+    thread::Builder::new().name("redlock-log".into()).spawn(write).ok().map(|_| lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeWriter, Read, Write, pipe};
+    use std::net::{SocketAddr, TcpListener, TcpStream};
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Sender, channel};
+
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber, subscriber};
+
+    use crate::{Client, Loss};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// All tests have the same writer, and one that is blocked writes no line of another.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    /// The number of lines that were written to pipes that somebody reads.
+    static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+
+    /// A log that writes each line to a pipe.
+    struct Log(PipeWriter);
+
+    impl Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            if event.metadata().target().starts_with("redlock_client") {
+                let line = format!("{event:?}\n");
+                // More than fits into a pipe that nobody reads.
+                let line = line.repeat(1 + (1 << 20) / line.len());
+                if (&self.0).write_all(line.as_bytes()).is_ok() {
+                    WRITTEN.fetch_add(1, Ordering::SeqCst);
+                }
+            }
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// A gateway that grants a lock, answers each extension 404, and refuses each release.
+    fn gateway() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                thread::spawn(move || serve(client.unwrap()));
+            }
+        });
+        address
+    }
+
+    fn serve(mut client: TcpStream) {
+        let mut request = [0; 4_096];
+        while let Ok(read @ 1..) = client.read(&mut request) {
+            let problem = |status, code| {
+                (status, format!(r#"{{"status":{status},"code":"{code}","detail":"d"}}"#))
+            };
+            let (status, body) = match &request[..read] {
+                [b'P', b'O', ..] => {
+                    let times = r#""validity_ms":900,"elapsed_ms":0"#;
+                    (201, format!(r#"{{"token":"1.1","fencing_token":1,{times}}}"#))
+                }
+                [b'P', b'A', ..] => problem(404, "lock_not_found"),
+                [b'D', ..] => problem(403, "forbidden"),
+                // The body of a request.
+                _ => continue,
+            };
+            let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n", body.len());
+            client.write_all(format!("{head}{body}").as_bytes()).unwrap();
+        }
+    }
+
+    /// Runs `work` in a runtime of one thread with a log that nobody reads, and waits for what it
+    /// reports.
+    fn with_unread_log<T: Send + 'static>(
+        work: impl AsyncFnOnce(Client, Sender<T>) + Send + 'static,
+    ) -> T {
+        let _alone = ONE_AT_A_TIME.lock();
+        let (report, reported) = channel();
+        let (_unread, log) = pipe().unwrap();
+        let client = Client::new(format!("http://{}", gateway())).unwrap();
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            subscriber::with_default(Log(log), || runtime.unwrap().block_on(work(client, report)));
+        });
+        reported.recv_timeout(PATIENCE).expect("the log holds up nothing")
+    }
+
+    #[test]
+    fn unread_log_holds_up_no_report_of_a_loss() {
+        let loss = with_unread_log(async |client, report| {
+            let lock = client.lock("a").ttl(Duration::from_millis(900));
+            let guard = lock.acquire().await.unwrap();
+            report.send(guard.lost().await).unwrap();
+        });
+        assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
+    }
+
+    #[test]
+    fn hold_returns_after_its_line_is_written() {
+        let _alone = ONE_AT_A_TIME.lock();
+        let (mut reads, log) = pipe().unwrap();
+        let reader = thread::spawn(move || reads.read_to_end(&mut Vec::new()));
+        let client = Client::new(format!("http://{}", gateway())).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        subscriber::with_default(Log(log), || {
+            let held = runtime.unwrap().block_on(client.lock("a").hold(async |_| 7));
+            assert_eq!(held.unwrap(), 7);
+        });
+        assert_eq!(WRITTEN.load(Ordering::SeqCst), 1);
+        reader.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn unread_log_holds_up_no_end_of_hold() {
+        let held = with_unread_log(async |client, report| {
+            report.send(client.lock("a").hold(async |_| 7).await).unwrap();
+        });
+        assert_eq!(held.unwrap(), 7);
+    }
+}
