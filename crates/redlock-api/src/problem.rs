@@ -12,7 +12,7 @@ use crate::locks::NodeAnswer;
 pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
 
 /// An error, as in RFC 9457. Programs use `code`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
     "detail": "\"nightly-report on host-7\" holds it; it may expire in 21400 ms",
