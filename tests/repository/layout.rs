@@ -125,6 +125,33 @@ fn only_the_http_room_knows_the_web_framework() {
 }
 
 #[test]
+fn the_shapes_on_the_wire_know_neither_server_nor_core() {
+    for krate in ["axum", "hyper", "tokio", "reqwest", "redlock_core", "fred", "std::env"] {
+        crate_only_in(krate, "crates/redlock-api/src", &[]);
+    }
+    let (_, manifest) = files("crates/redlock-api", &["toml"]).remove(0);
+    assert!(manifest.contains("\nutoipa = { workspace = true, optional = true }"), "{manifest}");
+}
+
+/// A copy of a shape differs from the original after some changes.
+#[test]
+fn only_the_api_declares_shapes_on_the_wire() {
+    let declares = |line: &str| line.contains("derive(") && line.contains("Deserialize");
+    for room in ["crates/redlock-client/src", "crates/redlock-cli/src"] {
+        only_in("shape", declares, room, &[]);
+        crate_only_in("redlock_core", room, &[]);
+    }
+    let schema = |line: &str| line.contains("derive(") && line.contains("ToSchema");
+    only_in("schema", schema, "crates/redlock-gateway/src", &[]);
+    for (file, manifest) in files("crates", &["toml"]) {
+        let is_client = ["redlock-client/", "redlock-cli/"].iter().any(|dir| file.contains(dir));
+        for word in ["axum", "utoipa", "openapi", "redlock-core"] {
+            assert!(!is_client || !manifest.contains(word), "{file} names {word}");
+        }
+    }
+}
+
+#[test]
 fn one_file_of_the_gateway_knows_how_traces_are_sent() {
     for krate in ["opentelemetry", "opentelemetry_otlp", "opentelemetry_sdk"] {
         crate_only_in(

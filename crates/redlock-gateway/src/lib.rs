@@ -22,6 +22,7 @@
 //! | `remedy` | advice about a node, in flags and commands | nodes |
 //! | [`telemetry`] | names of metrics, buckets, logging, traces | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure`, `key new` | HTTP |
+//! | `redlock_api` | bodies, error codes and headers on the wire | what a value may be |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
 
 pub mod audit;
