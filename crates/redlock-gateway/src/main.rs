@@ -91,7 +91,7 @@ fn on_runtime(
     settings: Settings,
     work: impl AsyncFnOnce(Config) -> ExitCode,
 ) -> Result<ExitCode, String> {
-    let config = Config::new(settings)?;
+    let config = Config::new(settings).map_err(|error| error.to_string())?;
     check_files(&config)?;
     telemetry::check_filter()?;
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
