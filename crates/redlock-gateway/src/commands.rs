@@ -371,7 +371,7 @@ pub fn new_key(
         }
         entry.push_str(&format!("expires = {expires}\n"));
     }
-    Keys::parse(&entry).map_err(|error| error.trim_start_matches([':', ',', ' ']).to_owned())?;
+    Keys::parse(&entry).map_err(|error| error.to_string())?;
     Ok(format!("{}\n\n{entry}", secret.expose()))
 }
 

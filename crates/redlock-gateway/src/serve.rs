@@ -248,6 +248,7 @@ fn authenticator(
         None => Ok(Arc::new(Authenticator::open(lets_force))),
         Some(path) => {
             Authenticator::following(path, reload, telemetry.reload_failures(Reloaded::AuthKeys))
+                .map_err(|error| error.to_string())
         }
     }
 }
