@@ -44,4 +44,4 @@ pub mod telemetry;
 mod transport;
 
 pub use reload::Reload;
-pub use serve::{Running, check_files, run, within_descriptors};
+pub use serve::{Running, ServeError, check_files, run, within_descriptors};

@@ -42,8 +42,8 @@ pub(crate) type Content = Result<Vec<u8>, ReadError>;
 /// Why a file cannot be read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
-    #[error("{0}")]
-    Io(#[source] Arc<io::Error>),
+    #[error(transparent)]
+    Io(Arc<io::Error>),
     #[error("it is not a regular file")]
     NotRegular,
     #[error("it has {0} bytes; allowed are {LARGEST}")]
