@@ -258,6 +258,41 @@ fn production_code_does_not_unwrap() {
     }
 }
 
+/// Whether a line has a `Result` whose error is a `String`.
+fn has_text_for_error(line: &str) -> bool {
+    line.match_indices("Result<").any(|(at, start)| {
+        let mut depth = 1;
+        // The last argument. A lone argument is no error.
+        let mut last = String::from("lone ");
+        for c in line[at + start.len()..].chars() {
+            match c {
+                ',' if depth == 1 => {
+                    last.clear();
+                    continue;
+                }
+                '>' if depth == 1 && !last.ends_with('-') => return last.trim() == "String",
+                '<' | '(' | '[' => depth += 1,
+                '>' | ')' | ']' if !last.ends_with('-') => depth -= 1,
+                _ => {}
+            }
+            last.push(c);
+        }
+        false
+    })
+}
+
+#[test]
+fn errors_of_the_gateway_have_types() {
+    assert!(has_text_for_error("fn a() -> Result<Vec<(u8, u8)>, String> {"));
+    assert!(has_text_for_error("-> impl Fn(&str) -> Result<usize, String> + Clone {"));
+    assert!(!has_text_for_error("fn a() -> io::Result<String> {"));
+    assert!(!has_text_for_error("fn a(b: Result<String, E>) -> Result<Map<String, String>, E> {"));
+    only_in("error without a type", has_text_for_error, "crates/redlock-gateway/src", &[]);
+    let is_boxed =
+        |line: &str| line.contains("Box<dyn std::error::Error") || line.contains("Box<dyn Error");
+    only_in("boxed error", is_boxed, "crates/redlock-gateway/src", &[]);
+}
+
 #[test]
 fn every_member_uses_the_lints_of_the_workspace() {
     let root = std::fs::read_to_string(source_root().join("Cargo.toml")).expect("text");
