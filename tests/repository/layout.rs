@@ -126,6 +126,33 @@ fn only_the_http_room_knows_the_web_framework() {
 }
 
 #[test]
+fn the_shapes_on_the_wire_know_neither_server_nor_core() {
+    for krate in ["axum", "hyper", "tokio", "reqwest", "redlock_core", "fred", "std::env"] {
+        crate_only_in(krate, "crates/redlock-api/src", &[]);
+    }
+    let (_, manifest) = files("crates/redlock-api", &["toml"]).remove(0);
+    assert!(manifest.contains("\nutoipa = { workspace = true, optional = true }"), "{manifest}");
+}
+
+/// A copy of a shape differs from the original after some changes.
+#[test]
+fn only_the_api_declares_shapes_on_the_wire() {
+    let declares = |line: &str| line.contains("derive(") && line.contains("Deserialize");
+    for room in ["crates/redlock-client/src", "crates/redlock-cli/src"] {
+        only_in("shape", declares, room, &[]);
+        crate_only_in("redlock_core", room, &[]);
+    }
+    let schema = |line: &str| line.contains("derive(") && line.contains("ToSchema");
+    only_in("schema", schema, "crates/redlock-gateway/src", &[]);
+    for (file, manifest) in files("crates", &["toml"]) {
+        let is_client = ["redlock-client/", "redlock-cli/"].iter().any(|dir| file.contains(dir));
+        for word in ["axum", "utoipa", "openapi", "redlock-core"] {
+            assert!(!is_client || !manifest.contains(word), "{file} names {word}");
+        }
+    }
+}
+
+#[test]
 fn one_file_of_the_gateway_knows_how_traces_are_sent() {
     for krate in ["opentelemetry", "opentelemetry_otlp", "opentelemetry_sdk"] {
         crate_only_in(
@@ -230,6 +257,41 @@ fn production_code_does_not_unwrap() {
             );
         }
     }
+}
+
+/// Whether a line has a `Result` whose error is a `String`.
+fn has_text_for_error(line: &str) -> bool {
+    line.match_indices("Result<").any(|(at, start)| {
+        let mut depth = 1;
+        // The last argument. A lone argument is no error.
+        let mut last = String::from("lone ");
+        for c in line[at + start.len()..].chars() {
+            match c {
+                ',' if depth == 1 => {
+                    last.clear();
+                    continue;
+                }
+                '>' if depth == 1 && !last.ends_with('-') => return last.trim() == "String",
+                '<' | '(' | '[' => depth += 1,
+                '>' | ')' | ']' if !last.ends_with('-') => depth -= 1,
+                _ => {}
+            }
+            last.push(c);
+        }
+        false
+    })
+}
+
+#[test]
+fn errors_of_the_gateway_have_types() {
+    assert!(has_text_for_error("fn a() -> Result<Vec<(u8, u8)>, String> {"));
+    assert!(has_text_for_error("-> impl Fn(&str) -> Result<usize, String> + Clone {"));
+    assert!(!has_text_for_error("fn a() -> io::Result<String> {"));
+    assert!(!has_text_for_error("fn a(b: Result<String, E>) -> Result<Map<String, String>, E> {"));
+    only_in("error without a type", has_text_for_error, "crates/redlock-gateway/src", &[]);
+    let is_boxed =
+        |line: &str| line.contains("Box<dyn std::error::Error") || line.contains("Box<dyn Error");
+    only_in("boxed error", is_boxed, "crates/redlock-gateway/src", &[]);
 }
 
 #[test]

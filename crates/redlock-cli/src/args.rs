@@ -231,9 +231,9 @@ pub(crate) struct Lock {
     pub(crate) metadata: Vec<(String, String)>,
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+fn pair(text: &str) -> Result<(String, String), &'static str> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
-    pair.ok_or_else(|| "expected KEY=VALUE, as in job=nightly".into())
+    pair.ok_or("expected KEY=VALUE, as in job=nightly")
 }
 
 impl Lock {

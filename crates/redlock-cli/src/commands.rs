@@ -6,7 +6,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use redlock_client::{Client, LockStatus};
+use redlock_client::{Client, LockStatus, NodeHealth};
 use serde_json::json;
 
 use crate::args::{Args, Command, Format, Service};
@@ -29,7 +29,7 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
                 let left = deadline.left().as_millis() as u64;
                 print(
                     is_json,
-                    json!({ "name": name, "validity_ms": left }),
+                    &json!({ "name": name, "validity_ms": left }),
                     format_args!("{name}: held for {left} ms"),
                 )
             }
@@ -39,7 +39,7 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             }
             Command::Status { name } => {
                 let status = client.status(&name).await?;
-                print(is_json, json!(status), format_args!("{}", in_words(&status)))
+                print(is_json, &status.json, format_args!("{}", in_words(&status)))
             }
             Command::List { prefix } => list(&client, &prefix, is_json).await,
             Command::Watch { name } => watch(&client, &name, is_json).await,
@@ -83,12 +83,12 @@ async fn acquire(
         "validity_ms": validity_ms,
     });
     match format {
-        Format::Token => print(is_json, all, format_args!("{token}")),
+        Format::Token => print(is_json, &all, format_args!("{token}")),
         // None of the values, and no lock name, has a character that is special inside single
         // quotes.
         Format::Shell => print(
             is_json,
-            all,
+            &all,
             format_args!(
                 "export REDLOCK_NAME='{name}' REDLOCK_TOKEN='{token}' \
                  REDLOCK_FENCING_TOKEN='{fencing_token}' REDLOCK_VALIDITY_MS='{validity_ms}'"
@@ -101,10 +101,11 @@ async fn list(client: &Client, prefix: &str, is_json: bool) -> Result<(), ExitOu
     let mut cursor = None;
     loop {
         let page = client.list(prefix, PAGE, cursor.as_deref()).await?;
-        for status in &page.locks {
-            print(is_json, json!(status), format_args!("{}", in_words(status)))?;
+        let lines = page.json["locks"].as_array().into_iter().flatten();
+        for (status, json) in page.locks.iter().zip(lines) {
+            print(is_json, json, format_args!("{}", in_words(status)))?;
         }
-        cursor = page.next_cursor;
+        cursor.clone_from(&page.next_cursor);
         if cursor.is_none() {
             return Ok(());
         }
@@ -115,9 +116,9 @@ async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), ExitOut
     let mut last = None;
     loop {
         let status = client.status(name).await?;
-        let now = (status.state.clone(), status.fencing_token);
+        let now = (status.state, status.fencing_token);
         if last.as_ref() != Some(&now) {
-            print(is_json, json!(status), format_args!("{}", in_words(&status)))?;
+            print(is_json, &status.json, format_args!("{}", in_words(&status)))?;
             last = Some(now);
         }
         tokio::time::sleep(WATCH_INTERVAL).await;
@@ -126,18 +127,14 @@ async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), ExitOut
 
 async fn nodes(client: &Client, is_json: bool) -> Result<(), ExitOutcome> {
     let report = client.nodes().await?;
+    print(is_json, &report.json, format_args!("{}", report.status))?;
     if is_json {
-        return print(true, json!(report), format_args!(""));
+        return Ok(());
     }
-    print(false, json!(null), format_args!("{}", report.status))?;
-    for node in &report.nodes {
-        let text = |field: &str| node[field].as_str().unwrap_or_default();
-        let why = [text("detail"), text("advice")]
-            .into_iter()
-            .filter(|text| !text.is_empty())
-            .collect::<Vec<_>>();
+    for NodeHealth { node, state, detail, advice, .. } in report.nodes.iter().flatten() {
+        let why: Vec<_> = [detail, advice].into_iter().flatten().map(String::as_str).collect();
         let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
-        print(false, json!(null), format_args!("{}  {}{why}", text("node"), text("state")))?;
+        print(false, &json!(null), format_args!("{node}  {state}{why}"))?;
     }
     Ok(())
 }
@@ -163,7 +160,7 @@ fn in_words(status: &LockStatus) -> String {
 /// Prints a line on standard output. A closed pipe ends the command without an error.
 fn print(
     is_json: bool,
-    json: serde_json::Value,
+    json: &serde_json::Value,
     words: std::fmt::Arguments<'_>,
 ) -> Result<(), ExitOutcome> {
     let mut out = std::io::stdout().lock();

@@ -28,7 +28,7 @@ use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::SigSet;
 use redlock_client::clock::Moment;
-use redlock_client::{Client, Guard, Loss};
+use redlock_client::{Client, Guard, LockState, Loss};
 use rustix::process::{Pid, Signal, getppid};
 use serde_json::json;
 
@@ -473,7 +473,7 @@ async fn report_holder(client: &Client, name: &str, wait: Duration, is_json: boo
         tokio::time::sleep(HOLDER_INTERVAL).await;
         let Ok(status) = client.status(name).await else { continue };
         let holder = (status.owner.clone(), status.fencing_token);
-        if status.state != "held"
+        if status.state != LockState::Held
             || reported.as_ref() == Some(&holder) && !std::io::stderr().is_terminal()
         {
             continue;

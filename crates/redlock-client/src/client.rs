@@ -1,17 +1,21 @@
 //! The client of one or several gateways: sends a request to one after the other until one answers.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN};
+use redlock_api::{ExtendBody, Health, Lease, LockList, LockStatus, Problem, ProblemCode};
 use reqwest::header::AUTHORIZATION;
 use reqwest::{Certificate, Method, Url};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::http::{Call, Failure, IDEMPOTENCY_KEY, LOCK_TOKEN};
+use crate::http::{Call, Failure};
 use crate::log;
 
 /// The pause between two rounds over all gateways: the first, and the longest.
@@ -52,48 +56,28 @@ pub struct ClientBuilder {
     identity: Option<Vec<u8>>,
 }
 
-/// A lock as a majority of the nodes sees it, without its token.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LockStatus {
-    pub name: String,
-    /// `held`, `free` or `unknown`.
-    pub state: String,
-    /// The holder's label.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub owner: Option<String>,
-    /// The name of the API key that acquired the lock.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fencing_token: Option<u64>,
-    /// Time until the lock expires unless it is extended, in milliseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expires_in_ms: Option<u64>,
-    /// When the lock was acquired, by the gateway's wall clock (RFC 3339).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub acquired_at: Option<String>,
-    /// Fields of newer gateways.
-    #[serde(flatten)]
-    pub more: serde_json::Map<String, serde_json::Value>,
+/// An answer of a gateway: typed, and as it was sent. A newer gateway may send more fields.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer<T> {
+    typed: T,
+    /// The whole body.
+    pub json: Value,
 }
 
-/// A page of held locks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Page {
-    pub locks: Vec<LockStatus>,
-    /// The cursor of the next page; `None` at the end.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
+impl<T> Deref for Answer<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.typed
+    }
 }
 
-/// A gateway's state and its masters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct NodeReport {
-    /// `ready`, `no_quorum` or `draining`.
-    pub status: String,
-    /// One object for each master, if the caller may see them.
-    #[serde(default)]
-    pub nodes: Vec<serde_json::Value>,
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Answer<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = Value::deserialize(deserializer)?;
+        let typed = T::deserialize(&json).map_err(D::Error::custom)?;
+        Ok(Self { typed, json })
+    }
 }
 
 impl ClientBuilder {
@@ -200,7 +184,7 @@ impl Client {
     }
 
     /// Returns the status of a lock, as a majority of the nodes sees it.
-    pub async fn status(&self, name: &str) -> Result<LockStatus, Error> {
+    pub async fn status(&self, name: &str) -> Result<Answer<LockStatus>, Error> {
         self.read(Call::of_lock(Method::GET, name)?).await
     }
 
@@ -213,7 +197,7 @@ impl Client {
         prefix: &str,
         limit: u32,
         cursor: Option<&str>,
-    ) -> Result<Page, Error> {
+    ) -> Result<Answer<LockList>, Error> {
         let limit = limit.to_string();
         let pairs = [("prefix", Some(prefix)), ("limit", Some(&*limit)), ("cursor", cursor)];
         let pairs = pairs.into_iter().filter_map(|(key, value)| Some((key, value?)));
@@ -225,7 +209,7 @@ impl Client {
     }
 
     /// Returns a gateway's state and its masters, also when it is not ready.
-    pub async fn nodes(&self) -> Result<NodeReport, Error> {
+    pub async fn nodes(&self) -> Result<Answer<Health>, Error> {
         self.read(Call::new(Method::GET, "readyz").with_answer(503)).await
     }
 
@@ -236,10 +220,10 @@ impl Client {
     /// [`Error::Unavailable`].
     pub async fn extend(&self, name: &str, token: &str, ttl: Duration) -> Result<Moment, Error> {
         let call = extension(name, token, ttl)?;
-        let extended = self.ask::<Granted>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await;
-        let (granted, sent) = extended.map_err(lost)?;
-        granted
-            .map(|granted| granted.deadline(sent, ttl))
+        let extended = self.ask::<Lease>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await;
+        let (lease, sent) = extended.map_err(lost)?;
+        lease
+            .map(|lease| deadline_of(&lease, sent, ttl))
             .ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
     }
 
@@ -255,9 +239,9 @@ impl Client {
         until: Moment,
     ) -> Result<(), Error> {
         let call = Call::of_lock(Method::DELETE, name)?.secret(&LOCK_TOKEN, token)?;
-        match self.ask::<serde_json::Value>(&call, until, ONE_TRY).await {
+        match self.ask::<Value>(&call, until, ONE_TRY).await {
             // A repeated release finds that the first one succeeded.
-            Err(Error::Refused(problem)) if is_loss(&problem.code) => Ok(()),
+            Err(Error::Refused(problem)) if is_loss(&problem) => Ok(()),
             result => result.map(|_| ()),
         }
     }
@@ -271,7 +255,7 @@ impl Client {
     ) -> Result<(), Error> {
         let call =
             Call::of_lock(Method::DELETE, name)?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
-        self.ask::<serde_json::Value>(&call, Moment::now() + ONE_TRY, ONE_TRY).await.map(|_| ())
+        self.ask::<Value>(&call, Moment::now() + ONE_TRY, ONE_TRY).await.map(|_| ())
     }
 
     /// Releases a lock whoever holds it.
@@ -281,7 +265,7 @@ impl Client {
     pub async fn force_release(&self, name: &str) -> Result<(), Error> {
         let mut call = Call::of_lock(Method::DELETE, name)?;
         call.path.push_str("?force=true");
-        self.ask::<serde_json::Value>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await.map(|_| ())
+        self.ask::<Value>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await.map(|_| ())
     }
 
     async fn read<T: DeserializeOwned>(&self, call: Call) -> Result<T, Error> {
@@ -361,47 +345,36 @@ impl Client {
     }
 }
 
-/// The parts of a granted or extended lock that the client uses.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Granted {
-    pub(crate) token: String,
-    pub(crate) fencing_token: u64,
-    validity_ms: u64,
-    elapsed_ms: u64,
-}
-
-impl Granted {
-    /// The deadline of a lock that was requested at `sent` for `ttl`. Time on the network is lost.
-    /// Time in the gateway is not, because the validity counts from its end. Values beyond the
-    /// elapsed time and the TTL are capped.
-    pub(crate) fn deadline(&self, sent: Moment, ttl: Duration) -> Moment {
-        let elapsed = Duration::from_millis(self.elapsed_ms).min(Moment::now().since(sent));
-        sent + elapsed + Duration::from_millis(self.validity_ms).min(ttl)
-    }
-
-    /// Whether the token has only characters that shells and headers take unquoted.
-    pub(crate) fn has_valid_token(&self) -> bool {
-        !self.token.is_empty()
-            && self.token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.')
-    }
+/// The deadline of a lock that was requested at `sent` for `ttl`. Time on the network is lost. Time
+/// in the gateway is not, because the validity counts from its end. Values beyond the elapsed time
+/// and the TTL are capped.
+pub(crate) fn deadline_of(lease: &Lease, sent: Moment, ttl: Duration) -> Moment {
+    let elapsed = Duration::from_millis(lease.elapsed_ms).min(Moment::now().since(sent));
+    sent + elapsed + Duration::from_millis(lease.validity_ms.into()).min(ttl)
 }
 
 /// Makes a request to extend.
 pub(crate) fn extension(name: &str, token: &str, ttl: Duration) -> Result<Call, Error> {
-    let body = serde_json::json!({ "ttl_ms": ttl.as_millis() as u64 });
-    Ok(Call::of_lock(Method::PATCH, name)?.secret(&LOCK_TOKEN, token)?.body(body))
+    let body = ExtendBody { ttl_ms: Some(millis(ttl)) };
+    Ok(Call::of_lock(Method::PATCH, name)?.secret(&LOCK_TOKEN, token)?.body(&body))
 }
 
-/// Whether a problem code means that the token no longer holds its lock. The status would not do: a
+/// A duration as a body has it.
+pub(crate) fn millis(duration: Duration) -> Value {
+    json!(duration.as_millis() as u64)
+}
+
+/// Whether a problem means that the token no longer holds its lock. The status would not do: a
 /// proxy's page has one too.
-fn is_loss(code: &str) -> bool {
-    matches!(code, "lock_not_found" | "not_holder" | "max_hold_reached")
+fn is_loss(problem: &Problem) -> bool {
+    use ProblemCode as C;
+    matches!(problem.known_code(), Some(C::LockNotFound | C::NotHolder | C::MaxHoldReached))
 }
 
 /// Turns the refusal of an extension into a loss.
 pub(crate) fn lost(error: Error) -> Error {
     match error {
-        Error::Refused(problem) if is_loss(&problem.code) => Error::Lost((*problem).into()),
+        Error::Refused(problem) if is_loss(&problem) => Error::Lost((*problem).into()),
         error => error,
     }
 }
@@ -426,16 +399,22 @@ mod tests {
 
     #[test]
     fn a_deadline_counts_from_the_moment_of_sending() {
-        let granted = Granted {
-            token: String::new(),
-            fencing_token: 1,
-            validity_ms: 29_000,
-            elapsed_ms: 5_000,
-        };
+        let lease = json!({
+            "name": "a", "token": "t", "fencing_token": 1, "ttl_ms": 30_000, "validity_ms": 29_000,
+            "elapsed_ms": 5_000, "expires_at": "", "nodes_granted": 1, "nodes_total": 1,
+        });
+        let lease = Lease::deserialize(lease).unwrap();
         let sent = Moment::now() - Duration::from_secs(7);
         let ttl = Duration::from_secs(30);
-        assert_eq!(granted.deadline(sent, ttl).since(sent), Duration::from_secs(34));
-        let exaggerated = Granted { validity_ms: u64::MAX, elapsed_ms: u64::MAX, ..granted };
-        assert!(exaggerated.deadline(sent, ttl).since(sent) < Duration::from_secs(38));
+        assert_eq!(deadline_of(&lease, sent, ttl).since(sent), Duration::from_secs(34));
+        let exaggerated = Lease { validity_ms: u32::MAX, elapsed_ms: u64::MAX, ..lease };
+        assert!(deadline_of(&exaggerated, sent, ttl).since(sent) < Duration::from_secs(38));
+    }
+
+    #[test]
+    fn an_answer_keeps_fields_of_newer_gateways() {
+        let text = r#"{"name":"a","state":"held","newer":[1],"nodes":[{"node":"n","state":"held","newer":2}]}"#;
+        let answer: Answer<LockStatus> = serde_json::from_str(text).unwrap();
+        assert_eq!((answer.name.as_str(), answer.json.to_string().as_str()), ("a", text));
     }
 }

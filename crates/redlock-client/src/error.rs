@@ -2,30 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
-/// The body of an error answer, RFC 9457.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Problem {
-    /// The HTTP status.
-    pub status: u16,
-    /// The kind of problem, for programs.
-    pub code: String,
-    /// What happened, with the value and the allowed ones.
-    pub detail: String,
-    /// The id of the request in the gateway's log.
-    #[serde(default)]
-    pub request_id: Option<String>,
-    /// When to try again, in milliseconds.
-    #[serde(default)]
-    pub retry_after_ms: Option<u64>,
-    /// The holder's label.
-    #[serde(default)]
-    pub holder: Option<String>,
-    /// When the lock expires unless it is extended, in milliseconds.
-    #[serde(default)]
-    pub expires_in_ms: Option<u64>,
-}
+use redlock_api::{Problem, ProblemCode};
 
 /// Why a lock is no longer held, or may not be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +26,9 @@ impl From<Problem> for Loss {
     fn from(problem: Problem) -> Self {
         match problem {
             Problem { status: 404, detail, .. } => Self::Gone { detail },
-            Problem { code, detail, .. } if code == "max_hold_reached" => Self::MaxHold { detail },
+            problem if problem.known_code() == Some(ProblemCode::MaxHoldReached) => {
+                Self::MaxHold { detail: problem.detail }
+            }
             Problem { holder, .. } => Self::Taken { holder },
         }
     }
@@ -63,7 +42,7 @@ pub enum Error {
     #[error("{} holds the lock{}", of_holder(.holder), in_time(.expires_in))]
     Held { holder: Option<String>, expires_in: Option<Duration> },
     /// The gateway refuses the request; a repetition would be refused too.
-    #[error("{} ({}): {}", .0.code, .0.status, .0.detail)]
+    #[error("{0}")]
     Refused(Box<Problem>),
     /// No gateway decided. `what` has the last answer or failure of each URL.
     #[error("no gateway decided: {}", .what.join("; "))]

@@ -3,12 +3,13 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use redlock_api::Lease;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Client, Granted, SHORTEST_TRY, extension, lost};
+use crate::client::{Client, SHORTEST_TRY, deadline_of, extension, lost};
 use crate::clock::Moment;
 use crate::error::{Error, Loss};
 use crate::log;
@@ -48,13 +49,13 @@ impl Guard {
     pub(crate) fn new(
         client: Client,
         name: String,
-        granted: Granted,
+        granted: Lease,
         sent: Moment,
         deadline: Moment,
         ttl: Duration,
         margin: Duration,
     ) -> Self {
-        let Granted { token, fencing_token, .. } = granted;
+        let Lease { token, fencing_token, .. } = granted;
         let (lease, _) = watch::channel((sent, deadline));
         let loss = OnceLock::new();
         let lost = CancellationToken::new();
@@ -179,15 +180,15 @@ impl Held {
                 }
                 let one_try = (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY);
                 let answer = tokio::select! {
-                    answer = self.client.ask::<Granted>(&call, given_up, one_try) => {
+                    answer = self.client.ask::<Lease>(&call, given_up, one_try) => {
                         answer.map_err(lost)
                     }
                     // The request's timer stands still while the machine sleeps.
                     () = given_up.reached() => continue,
                 };
                 match answer {
-                    Ok((Some(granted), sent)) => {
-                        let deadline = granted.deadline(sent, self.ttl);
+                    Ok((Some(lease), sent)) => {
+                        let deadline = deadline_of(&lease, sent, self.ttl);
                         self.lease.send_modify(|lease| *lease = (sent, deadline.max(lease.1)));
                         break;
                     }

@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
+use redlock_api::Problem;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, StatusCode, Url};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-
-use crate::error::Problem;
-
-pub(crate) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
-pub(crate) static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+use serde_json::json;
 
 /// The codes of answers that are no gateway's.
 const FROM_PROXY: &str = "proxy";
@@ -82,8 +80,8 @@ impl Call {
         Ok(self.header(name, value))
     }
 
-    pub(crate) fn body(mut self, body: serde_json::Value) -> Self {
-        self.body = Some(body);
+    pub(crate) fn body(mut self, body: &impl Serialize) -> Self {
+        self.body = Some(json!(body));
         self
     }
 
@@ -129,19 +127,12 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
     let seconds =
         headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let problem = |code: &str, retry_after_ms| {
-        let status = status.as_u16();
-        let code = code.into();
-        let request_id = None;
-        let holder = None;
-        let expires_in_ms = None;
         Failure::Problem(Box::new(Problem {
-            status,
-            code,
+            status: status.as_u16(),
+            code: code.into(),
             detail: detail.clone(),
-            request_id,
             retry_after_ms,
-            holder,
-            expires_in_ms,
+            ..Problem::default()
         }))
     };
     match (status.as_u16(), seconds) {
@@ -198,9 +189,7 @@ impl Failure {
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Problem(problem) => {
-                write!(f, "{} ({}): {}", problem.code, problem.status, problem.detail)
-            }
+            Self::Problem(problem) => problem.fmt(f),
             Self::Unclear(what) => f.write_str(what),
         }
     }
@@ -220,13 +209,16 @@ mod tests {
     #[test]
     fn only_failures_that_may_pass_are_retried() {
         let problem = |status, code: &str| {
-            let text = format!(
-                r#"{{"type":"t","title":"t","status":{status},"code":"{code}","detail":"d","retry_after_ms":7}}"#
-            );
-            Failure::Problem(Box::new(serde_json::from_str(&text).unwrap()))
+            Failure::Problem(Box::new(Problem {
+                status,
+                code: code.into(),
+                retry_after_ms: Some(7),
+                ..Problem::default()
+            }))
         };
         let soon = Some(Duration::from_millis(7));
         assert_eq!(problem(503, "outcome_unknown").pause(), soon);
+        assert_eq!(problem(503, "of_a_newer_gateway").pause(), soon);
         assert_eq!(problem(429, "rate_limited").pause(), soon);
         for refused in [
             problem(400, "invalid_ttl"),

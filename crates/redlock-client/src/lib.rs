@@ -46,7 +46,11 @@ mod http;
 mod lock;
 mod log;
 
-pub use self::client::{Client, ClientBuilder, LockStatus, NodeReport, Page};
-pub use self::error::{Error, Loss, Problem};
+pub use redlock_api::{
+    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode,
+};
+
+pub use self::client::{Answer, Client, ClientBuilder};
+pub use self::error::{Error, Loss};
 pub use self::guard::Guard;
 pub use self::lock::{Grant, Lock};

@@ -5,15 +5,17 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::time::Duration;
 
+use redlock_api::headers::IDEMPOTENCY_KEY;
+use redlock_api::{AcquireBody, Lease, Problem, ProblemCode};
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::client::{Client, Granted};
+use crate::client::{Client, deadline_of, millis};
 use crate::clock::Moment;
-use crate::error::{Error, Problem};
+use crate::error::Error;
 use crate::guard::Guard;
-use crate::http::{Call, IDEMPOTENCY_KEY};
+use crate::http::Call;
 use crate::log;
 
 /// The longest wait of one request. A longer wait is split, because proxies end a request that is
@@ -122,8 +124,8 @@ impl Lock {
     ) -> Result<Result<Guard, C>, Error> {
         let margin = margin(self.ttl, self.margin)?;
         let answer = self.request_unless(cancelled).await?;
-        Ok(answer.map(|(granted, deadline, sent)| {
-            Guard::new(self.client, self.name, granted, sent, deadline, self.ttl, margin)
+        Ok(answer.map(|(lease, deadline, sent)| {
+            Guard::new(self.client, self.name, lease, sent, deadline, self.ttl, margin)
         }))
     }
 
@@ -156,8 +158,8 @@ impl Lock {
     /// # Errors
     /// Those of [`Lock::acquire`].
     pub async fn grant(&self) -> Result<Grant, Error> {
-        let Ok((granted, deadline, _)) = self.request_unless(pending::<Infallible>()).await?;
-        let Granted { token, fencing_token, .. } = granted;
+        let Ok((lease, deadline, _)) = self.request_unless(pending::<Infallible>()).await?;
+        let Lease { token, fencing_token, .. } = lease;
         Ok(Grant { token, fencing_token, deadline })
     }
 
@@ -165,7 +167,7 @@ impl Lock {
     async fn request_unless<C>(
         &self,
         cancelled: impl Future<Output = C>,
-    ) -> Result<Result<(Granted, Moment, Moment), C>, Error> {
+    ) -> Result<Result<(Lease, Moment, Moment), C>, Error> {
         let mut random = [0; 16];
         getrandom::fill(&mut random)
             .map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
@@ -201,7 +203,7 @@ impl Lock {
         &self,
         call: Call,
         unsettled: &mut bool,
-    ) -> Result<(Granted, Moment, Moment), Error> {
+    ) -> Result<(Lease, Moment, Moment), Error> {
         let end_of_wait = Moment::now() + self.wait;
         let gateways = self.client.gateways();
         let mut longest = if gateways > 1 { LONGEST_WAIT_OF_SEVERAL } else { LONGEST_WAIT };
@@ -210,21 +212,17 @@ impl Lock {
         while !give_up.has_passed() {
             let sent = Moment::now();
             let request_wait = end_of_wait.left().min(longest);
-            let body = json!({
-                "ttl_ms": self.ttl.as_millis() as u64,
-                "wait_ms": request_wait.as_millis() as u64,
-            });
-            let call = call.clone().body(self.described(body));
+            let call = call.clone().body(&self.body(request_wait));
             let one_try = request_wait + ONE_TRY;
-            match self.client.ask_noting::<Granted>(&call, give_up, one_try, unsettled).await {
-                Ok((Some(granted), _)) if !granted.has_valid_token() => {
+            match self.client.ask_noting::<Lease>(&call, give_up, one_try, unsettled).await {
+                Ok((Some(lease), _)) if !is_token(&lease.token) => {
                     *unsettled = true;
                     return Err(Error::Setup("POST was answered with a malformed token".into()));
                 }
-                Ok((Some(granted), sent)) => {
-                    let deadline = granted.deadline(sent, self.ttl);
+                Ok((Some(lease), sent)) => {
+                    let deadline = deadline_of(&lease, sent, self.ttl);
                     if !deadline.has_passed() {
-                        return Ok((granted, deadline, sent));
+                        return Ok((lease, deadline, sent));
                     }
                     // The answer took longer than the lock lives. A repetition extends the lock or
                     // gets a new grant.
@@ -235,11 +233,14 @@ impl Lock {
                     return Err(Error::Setup("POST was answered 204".into()));
                 }
                 Err(Error::Refused(problem))
-                    if problem.code == "invalid_wait" && longest > SHORTEST_WAIT =>
+                    if problem.known_code() == Some(ProblemCode::InvalidWait)
+                        && longest > SHORTEST_WAIT =>
                 {
                     longest = (request_wait / 2).max(SHORTEST_WAIT);
                 }
-                Err(Error::Refused(problem)) if problem.code == "lock_held" => {
+                Err(Error::Refused(problem))
+                    if problem.known_code() == Some(ProblemCode::LockHeld) =>
+                {
                     if end_of_wait.has_passed() {
                         let Problem { holder, expires_in_ms, .. } = *problem;
                         return Err(Error::Held {
@@ -259,15 +260,19 @@ impl Lock {
         Err(Error::Unavailable { what: vec!["answers took longer than the lock lives".into()] })
     }
 
-    fn described(&self, mut body: serde_json::Value) -> serde_json::Value {
-        if let Some(owner) = &self.owner {
-            body["owner"] = json!(owner);
+    fn body(&self, wait: Duration) -> AcquireBody {
+        AcquireBody {
+            ttl_ms: Some(millis(self.ttl)),
+            wait_ms: Some(millis(wait)),
+            owner: self.owner.clone().map(Value::from),
+            metadata: (!self.metadata.is_empty()).then(|| json!(self.metadata)),
         }
-        if !self.metadata.is_empty() {
-            body["metadata"] = json!(self.metadata);
-        }
-        body
     }
+}
+
+/// Whether a token has only characters that shells and headers take unquoted.
+fn is_token(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.')
 }
 
 /// An acquire whose token has not arrived. Dropping it releases the lock in the background.

@@ -11,6 +11,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use divan::{AllocProfiler, Bencher, black_box};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use redlock_api::AcquireBody;
 use redlock_core::clock::OsEntropy;
 use redlock_core::{HeldBy, LockError, LockName, LockToken, Ttl};
 use redlock_gateway::auth::{Authenticator, Credential, Keys, Secret, Verb};
@@ -18,8 +19,8 @@ use redlock_gateway::config::Limits;
 use redlock_gateway::gateway::{LeaseView, Refusal};
 use redlock_gateway::http::access::Name;
 use redlock_gateway::http::error::ApiError;
-use redlock_gateway::http::extract::{lock_token, stored};
-use redlock_gateway::http::wire::{AcquireBody, Lease, json_line};
+use redlock_gateway::http::extract::{lock_token, metadata, requested_ttl, requested_wait, stored};
+use redlock_gateway::http::wire::{json_line, lease};
 use redlock_gateway::info::label_of;
 use redlock_gateway::telemetry::{Operation, OutcomeLabel, Telemetry};
 use tower::Service;
@@ -99,9 +100,9 @@ mod request {
         bencher.bench(|| {
             let body: AcquireBody = serde_json::from_str(black_box(text)).expect("JSON");
             (
-                body.ttl(&limits),
-                body.wait(&limits),
-                body.metadata(None).map(|metadata| stored(&metadata)),
+                requested_ttl(body.ttl_ms.as_ref(), &limits),
+                requested_wait(body.wait_ms.as_ref(), &limits),
+                metadata(body, None).map(|metadata| stored(&metadata)),
             )
         });
     }
@@ -146,7 +147,7 @@ mod answer {
         let name = name();
         let view = view();
         bencher.bench(|| {
-            json_line(&Lease::new(black_box(&name), black_box(&view), Some(LABEL.into())))
+            json_line(&super::lease(black_box(&name), black_box(&view), Some(LABEL.into())))
         });
     }
 

@@ -17,7 +17,7 @@ use std::time::SystemTime;
 
 use serde::Serialize;
 
-pub use self::file::{AuditFile, TARGET};
+pub use self::file::{AuditError, AuditFile, TARGET};
 use crate::overload::refusals::Summary;
 use crate::proxies::ClientAddress;
 
@@ -114,7 +114,7 @@ impl Audit {
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub fn to_file(path: &Path, refuses: bool) -> Result<Self, String> {
+    pub fn to_file(path: &Path, refuses: bool) -> Result<Self, AuditError> {
         Ok(Self { file: Some(AuditFile::start(path, refuses)?) })
     }
 

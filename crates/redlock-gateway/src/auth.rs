@@ -15,6 +15,6 @@ mod secret;
 mod tests;
 
 pub use self::authenticator::{AuthError, Authenticator, Caller, Credential};
-pub use self::file::exposed_mode;
+pub use self::file::{EntryError, KeysError, KeysTextError, exposed_mode};
 pub use self::key::{Keys, Verb};
 pub use self::secret::{Secret, holds_secret, is_key_name};

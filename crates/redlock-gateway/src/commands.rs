@@ -10,16 +10,43 @@ use redlock_core::clock::{OsEntropy, SystemClock};
 use redlock_core::node::Remedy;
 use redlock_core::node::eligibility::ClusterConfig;
 use redlock_core::node::probe::{Master, Probe, Verdict};
-use redlock_core::node::redis::{RedisNode, RedisUrl};
+use redlock_core::node::redis::{RedisNode, RedisUrl, RedisUrlError};
 use redlock_core::quorum::Quorum;
 use redlock_core::reconfigure::{Left, Old, OldNodes, Progress, ReconfigureError, survey};
 
 use crate::audit::AuditFile;
-use crate::auth::{Keys, Secret, Verb, exposed_mode};
+use crate::auth::{Keys, KeysTextError, Secret, Verb, exposed_mode};
 use crate::config::{Config, NodePassword, Nodes, show};
 use crate::output;
 use crate::remedy::{in_flags, in_words};
-use crate::serve::{cluster_name, named_cluster, redis_settings, within_descriptors};
+use crate::serve::{ServeError, cluster_name, named_cluster, redis_settings, within_descriptors};
+
+/// Why a command did not do what it was asked for. Each text contains the text of its source.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    #[error("--node: none given; embedded nodes have no markers")]
+    NoMarkers,
+    #[error("--old-node: {0}")]
+    OldNode(#[from] RedisUrlError),
+    #[error(
+        "--cluster: {0:?} stands for the old list of nodes, and markers could not tell the two \
+         apart; give the new list another name, and --old-cluster {0:?}"
+    )]
+    SameName(String),
+    #[error("{}", reconfigure_error(source, old_given))]
+    Reconfigure {
+        source: ReconfigureError,
+        /// The old node set, as far as flags name it.
+        old_given: String,
+    },
+    #[error(
+        "--expires {0:?} is no date; expected one such as 2027-01-31 (its beginning, UTC), or \
+         2027-01-31T12:00:00Z"
+    )]
+    Expires(String),
+    #[error(transparent)]
+    Key(#[from] KeysTextError),
+}
 
 /// Prints a report on every node. Returns whether a gateway would start with an admitted majority.
 pub async fn check(config: &Config) -> bool {
@@ -34,9 +61,10 @@ pub async fn check(config: &Config) -> bool {
 
 /// Checks what only a start would find out, except the listening address: a gateway may serve
 /// there.
-fn starts(config: &Config) -> Result<(), String> {
+fn starts(config: &Config) -> Result<(), ServeError> {
     within_descriptors(config.clone())?;
-    config.settings.audit_log.as_deref().map_or(Ok(()), AuditFile::check)
+    config.settings.audit_log.as_deref().map_or(Ok(()), AuditFile::check)?;
+    Ok(())
 }
 
 async fn check_nodes(config: &Config) -> bool {
@@ -180,9 +208,13 @@ macro_rules! say {
 ///
 /// # Errors
 /// The flag that is missing or wrong, or the node that could not be changed.
-pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Result<(), String> {
+pub async fn reconfigure(
+    config: &Config,
+    old: &OldCluster,
+    really: bool,
+) -> Result<(), CommandError> {
     let Nodes::Redis(urls) = &config.nodes else {
-        return Err("--node: none given; embedded nodes have no markers".into());
+        return Err(CommandError::NoMarkers);
     };
     let old_urls = old.urls(&config.node_password)?;
     old.check_name(config, urls, &old_urls)?;
@@ -205,10 +237,12 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
         (old, new) if !old.is_empty() && old != new => say!("nodes: {old} → {new}"),
         (_, new) => say!("nodes: {new}"),
     }
-    let in_words =
-        |error| reconfigure_error(error, if old_urls.is_empty() { "none" } else { &old_cluster });
+    let failed = |source| {
+        let old_given = if old_urls.is_empty() { "none" } else { &old_cluster };
+        CommandError::Reconfigure { source, old_given: old_given.to_owned() }
+    };
     let left = Left { nodes: old_nodes, max_clock_skew: old.clock_skew };
-    let change = survey(masters(config, urls), left, print_progress).await.map_err(in_words)?;
+    let change = survey(masters(config, urls), left, print_progress).await.map_err(failed)?;
     if !really {
         let wait = show(change.wait());
         say!(
@@ -217,7 +251,7 @@ pub async fn reconfigure(config: &Config, old: &OldCluster, really: bool) -> Res
         );
         return Ok(());
     }
-    change.carry_out(&OsEntropy, print_progress).await.map_err(in_words)?;
+    change.carry_out(&OsEntropy, print_progress).await.map_err(failed)?;
     say!("done: {} nodes carry the new marker", urls.len());
     Ok(())
 }
@@ -262,9 +296,9 @@ fn print_progress(progress: Progress<'_>) {
     }
 }
 
-fn reconfigure_error(error: ReconfigureError, old_given: &str) -> String {
+fn reconfigure_error(error: &ReconfigureError, old_given: &str) -> String {
     match error {
-        ReconfigureError::Unfit(master, diagnosis) => format!("{master}: {}", in_words(&diagnosis)),
+        ReconfigureError::Unfit(master, diagnosis) => format!("{master}: {}", in_words(diagnosis)),
         ReconfigureError::OtherSet(left) => format!(
             "--old-node: the markers are of node set {left}, and the nodes given ({old_given}) are not that set; name every \
              node that the gateways used until now (and --old-cluster, if they used a name), so that leaving nodes stop \
@@ -307,11 +341,8 @@ pub struct OldCluster {
 }
 
 impl OldCluster {
-    fn urls(&self, password: &NodePassword) -> Result<Vec<RedisUrl>, String> {
-        let parse = |text: &String| match RedisUrl::parse(text) {
-            Ok(url) => Ok(password.give(url)),
-            Err(error) => Err(format!("--old-node: {error}")),
-        };
+    fn urls(&self, password: &NodePassword) -> Result<Vec<RedisUrl>, RedisUrlError> {
+        let parse = |text: &String| RedisUrl::parse(text).map(|url| password.give(url));
         self.nodes.iter().map(parse).collect()
     }
 
@@ -321,16 +352,13 @@ impl OldCluster {
         config: &Config,
         urls: &[RedisUrl],
         old: &[RedisUrl],
-    ) -> Result<(), String> {
+    ) -> Result<(), CommandError> {
         let Some(name) = &config.settings.cluster else { return Ok(()) };
         let same_name = self.name.as_ref().is_none_or(|old| old == name);
         let other_list = old.len() != urls.len()
             || old.iter().any(|old| urls.iter().all(|url| url.name() != old.name()));
         if same_name && !old.is_empty() && other_list {
-            return Err(format!(
-                "--cluster: {name:?} stands for the old list of nodes, and markers could not tell the two apart; give the new \
-                 list another name, and --old-cluster {name:?}"
-            ));
+            return Err(CommandError::SameName(name.clone()));
         }
         Ok(())
     }
@@ -354,7 +382,7 @@ pub fn new_key(
     verbs: &[Verb],
     names: &[String],
     expires: Option<&str>,
-) -> Result<String, String> {
+) -> Result<String, CommandError> {
     let secret = Secret::new(name, &OsEntropy);
     let quoted = |texts: Vec<&str>| {
         texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ")
@@ -368,13 +396,11 @@ pub fn new_key(
     if let Some(expires) = expires {
         let is_date = expires.parse::<toml::value::Datetime>().is_ok();
         if !is_date {
-            return Err(format!(
-                "--expires {expires:?} is no date; expected one such as 2027-01-31 (its beginning, UTC), or 2027-01-31T12:00:00Z"
-            ));
+            return Err(CommandError::Expires(expires.to_owned()));
         }
         entry.push_str(&format!("expires = {expires}\n"));
     }
-    Keys::parse(&entry).map_err(|error| error.trim_start_matches([':', ',', ' ']).to_owned())?;
+    Keys::parse(&entry)?;
     Ok(format!("{}\n\n{entry}", secret.expose()))
 }
 

@@ -30,12 +30,12 @@ mod tls;
 mod value;
 
 pub use self::file::parse;
-pub use self::nodes::{NodePassword, Nodes};
+pub use self::nodes::{NodePassword, Nodes, NodesError};
 pub use self::origin::Origin;
-pub use self::tls::TlsFiles;
 use self::tls::TlsFlags;
+pub use self::tls::{TlsFiles, TlsFlagsError};
 use self::value::{DAY, count, duration, listed};
-pub use self::value::{clock_skew, show, ttl};
+pub use self::value::{InvalidValue, clock_skew, show, ttl};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Largest value of flags that give a number, such as `--max-waiters`. A larger value is a mistake.
@@ -388,57 +388,83 @@ pub struct Public {
     pub metrics: bool,
 }
 
+/// Why settings cannot be used together. Each text names the setting, the value and what is
+/// allowed, and contains the text of its source.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error(
+        "--listen: {0} is reachable from other machines and there are no API keys: anybody could \
+         take and release locks; give --auth-keys, or listen on a loopback address, or give \
+         --allow-anonymous if the network is trusted"
+    )]
+    OpenToAll(SocketAddr),
+    #[error(
+        "--allow-anonymous: not allowed beside --auth-keys {}: with keys nobody is served without \
+         one; leave out one of the two",
+        .0.display()
+    )]
+    AnonymousBesideKeys(PathBuf),
+    #[error(
+        "--default-ttl: {} is longer than --max-ttl, {}",
+        show(default.duration()),
+        show(max.duration())
+    )]
+    DefaultTtlTooLong { default: Ttl, max: Ttl },
+    #[error(
+        "--max-hold: {} is shorter than --max-ttl; expected {} to {}",
+        show(*given),
+        show(max_ttl.duration()),
+        show(MAX_HOLD)
+    )]
+    MaxHoldTooShort { given: Duration, max_ttl: Ttl },
+    #[error(
+        "--tls-client-ca: {}: given without --auth-keys; a certificate stands for the key that \
+         names it, and without keys everybody is let in",
+        .0.display()
+    )]
+    ClientCaWithoutKeys(PathBuf),
+    #[error("--audit-on-failure: refuse is given without --audit-log")]
+    RefusalWithoutAuditLog,
+    #[error("--public: none stands alone; allowed are docs and metrics, or none")]
+    PublicAndNone,
+    #[error(transparent)]
+    Nodes(#[from] NodesError),
+    #[error(transparent)]
+    TlsFlags(#[from] TlsFlagsError),
+    #[error(transparent)]
+    Value(#[from] InvalidValue),
+}
+
 impl Config {
     /// Validates settings against each other. Reads no file but that of the nodes' password.
     ///
     /// # Errors
     /// The flags that do not go together, or the password file that cannot be used.
-    pub fn new(settings: Settings) -> Result<Self, String> {
+    pub fn new(settings: Settings) -> Result<Self, ConfigError> {
         let Limits { default_ttl, max_ttl, max_hold, .. } = settings.limits;
         let listen = settings.listen;
         let keys = settings.auth_keys.as_ref();
         if !listen.ip().is_loopback() && !settings.allow_anonymous && keys.is_none() {
-            return Err(format!(
-                "--listen: {listen} is reachable from other machines and there are no API keys: anybody could take and \
-                 release locks; give --auth-keys, or listen on a loopback address, or give --allow-anonymous if the \
-                 network is trusted"
-            ));
+            return Err(ConfigError::OpenToAll(listen));
         }
         if let Some(keys) = keys.filter(|_| settings.allow_anonymous) {
-            return Err(format!(
-                "--allow-anonymous: not allowed beside --auth-keys {}: with keys nobody is served without one; leave out \
-                 one of the two",
-                keys.display()
-            ));
+            return Err(ConfigError::AnonymousBesideKeys(keys.clone()));
         }
         if default_ttl > max_ttl {
-            let default_ttl = show(default_ttl.duration());
-            let max_ttl = show(max_ttl.duration());
-            return Err(format!(
-                "--default-ttl: {default_ttl} is longer than --max-ttl, {max_ttl}"
-            ));
+            return Err(ConfigError::DefaultTtlTooLong { default: default_ttl, max: max_ttl });
         }
         if max_hold < max_ttl.duration() {
-            let given = show(max_hold);
-            let least = show(max_ttl.duration());
-            let most = show(MAX_HOLD);
-            return Err(format!(
-                "--max-hold: {given} is shorter than --max-ttl; expected {least} to {most}"
-            ));
+            return Err(ConfigError::MaxHoldTooShort { given: max_hold, max_ttl });
         }
         let node_password = NodePassword::read(settings.node_password_file.as_deref())?;
         let nodes = nodes(&settings, &node_password)?;
         let any_tls = matches!(&nodes, Nodes::Redis(urls) if urls.iter().any(|url| url.is_tls()));
         let (https, node_tls) = settings.tls.clone().resolve(any_tls)?;
         if let (Some(TlsFiles { client_ca: Some(path), .. }), None) = (&https, keys) {
-            return Err(format!(
-                "--tls-client-ca: {}: given without --auth-keys; a certificate stands for the key that names it, and \
-                 without keys everybody is let in",
-                path.display()
-            ));
+            return Err(ConfigError::ClientCaWithoutKeys(path.clone()));
         }
         if settings.audit_on_failure == OnAuditFailure::Refuse && settings.audit_log.is_none() {
-            return Err("--audit-on-failure: refuse is given without --audit-log".into());
+            return Err(ConfigError::RefusalWithoutAuditLog);
         }
         let cors_origins = origin::origins(&settings.cors_origins)?;
         let allowed_hosts =
@@ -479,7 +505,7 @@ impl Config {
     }
 }
 
-fn nodes(settings: &Settings, password: &NodePassword) -> Result<Nodes, String> {
+fn nodes(settings: &Settings, password: &NodePassword) -> Result<Nodes, NodesError> {
     let is_open = !settings.listen.ip().is_loopback();
     let given = nodes::Given {
         urls: &settings.nodes,
@@ -489,10 +515,10 @@ fn nodes(settings: &Settings, password: &NodePassword) -> Result<Nodes, String> 
     given.resolve(password, is_open.then_some(settings.listen))
 }
 
-fn public(pages: &[PublicPage]) -> Result<Public, String> {
+fn public(pages: &[PublicPage]) -> Result<Public, ConfigError> {
     let has = |page| pages.contains(&page);
     if has(PublicPage::None) && pages.iter().any(|page| *page != PublicPage::None) {
-        return Err("--public: none stands alone; allowed are docs and metrics, or none".into());
+        return Err(ConfigError::PublicAndNone);
     }
     Ok(Public { docs: has(PublicPage::Docs), metrics: has(PublicPage::Metrics) })
 }

@@ -24,7 +24,9 @@ use axum::extract::Request;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
-use http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderValue, Method, StatusCode, Uri, header};
+use redlock_api::ProblemCode;
+use redlock_api::headers::REQUEST_ID;
 use tower::Service;
 use tower_http::catch_panic::CatchPanic;
 use tower_http::compression::CompressionLayer;
@@ -35,7 +37,7 @@ use utoipa_swagger_ui::{Config, SwaggerUi};
 
 pub use self::access::AppState;
 use self::access::{Needs, Route};
-use self::error::{ApiError, METHOD_NOT_ALLOWED, NOT_FOUND, Problem, is_denial};
+use self::error::{ApiError, ErrorReport, METHOD_NOT_ALLOWED, NOT_FOUND, is_denial};
 pub use self::site::Hosts;
 use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
@@ -48,8 +50,6 @@ use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
 use crate::transport::connection::Application;
 use crate::transport::connections::ConnectionSlot;
 use crate::transport::disconnect::Peer;
-
-static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The operations, and the permission that each needs. The handler declares its method and path.
 /// The OpenAPI document takes them from there, and the path is also the route's label in metrics.
@@ -228,9 +228,9 @@ impl App {
             Err(error) => error.into_response(),
         };
         let is_turn_due = observer.is_turn_due(&context);
-        let problem = take_problem(&mut response);
-        observer.account(&mut context, response.status(), problem.as_ref());
-        finish(&mut response, problem, context.id);
+        let error = take_error(&mut response);
+        observer.account(&mut context, response.status(), error.as_ref());
+        finish(&mut response, error, context.id);
         // The queue comes after the accounting. So a request whose client hangs up in the queue is
         // accounted for.
         if is_turn_due {
@@ -271,17 +271,17 @@ fn route(
 }
 
 /// Takes the problem out of an answer, if the answer is an error.
-fn take_problem(response: &mut Response) -> Option<Problem> {
-    let problem = response.extensions_mut().remove::<Problem>();
+fn take_error(response: &mut Response) -> Option<ErrorReport> {
+    let error = response.extensions_mut().remove::<ErrorReport>();
     // The documentation pages have a router of their own, whose 404 has no body.
-    let is_bare = problem.is_none() && response.status() == StatusCode::NOT_FOUND;
-    if is_bare { Some(no_such_path().problem()) } else { problem }
+    let is_bare = error.is_none() && response.status() == StatusCode::NOT_FOUND;
+    if is_bare { Some(no_such_path().report()) } else { error }
 }
 
 /// Finish: writes the body of an error and the request id.
-fn finish(response: &mut Response, problem: Option<Problem>, id: HeaderValue) {
-    if let Some(problem) = problem {
-        problem.render(&id, response);
+fn finish(response: &mut Response, error: Option<ErrorReport>, id: HeaderValue) {
+    if let Some(error) = error {
+        error.render(&id, response);
     }
     response.headers_mut().insert(REQUEST_ID.clone(), id);
 }
@@ -372,20 +372,20 @@ impl Observer {
         &self,
         context: &mut RequestContext<'_>,
         status: StatusCode,
-        problem: Option<&Problem>,
+        error: Option<&ErrorReport>,
     ) {
         let RequestContext { started, id, method, route, span, trace, address, record, .. } =
             context;
-        let has_own_line = self.has_own_line(status, problem, *address, record.as_ref());
+        let has_own_line = self.has_own_line(status, error, *address, record.as_ref());
         if let Some(record) = record.take() {
             let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
-            let problem = problem.map(|problem| problem.code.as_str());
+            let problem = error.map(|error| error.code.as_str());
             let end = RequestEnd { status: status.as_u16(), problem, is_denied };
             if has_own_line { record.end(end) } else { record.summed_up() }
         }
         let elapsed = started.elapsed();
         self.telemetry.http(method, route, status.as_u16(), elapsed);
-        let in_full = has_own_line && self.may_mention(problem);
+        let in_full = has_own_line && self.may_mention(error);
         let line = RequestLogLine {
             id,
             trace: trace.as_ref(),
@@ -396,9 +396,9 @@ impl Observer {
             elapsed,
             in_full,
         };
-        line.log(problem);
+        line.log(error);
         if let Some(span) = span.take() {
-            span.end(status.as_u16(), problem.map(|problem| &*problem.code));
+            span.end(status.as_u16(), error.map(|error| error.code.as_str()));
         }
     }
 
@@ -422,10 +422,11 @@ impl Observer {
 
     /// Whether to log a failure at its full level. Without a quorum, thousands of requests fail,
     /// and one line per [`MENTION_INTERVAL`] is enough.
-    fn may_mention(&self, problem: Option<&Problem>) -> bool {
-        if !problem.is_some_and(|problem| {
-            matches!(problem.code.as_str(), "quorum_unavailable" | "outcome_unknown")
-        }) {
+    fn may_mention(&self, error: Option<&ErrorReport>) -> bool {
+        let without_quorum = |error: &ErrorReport| {
+            matches!(error.code, ProblemCode::QuorumUnavailable | ProblemCode::OutcomeUnknown)
+        };
+        if !error.is_some_and(without_quorum) {
             return true;
         }
         let mut last = self.last_mention.lock();
@@ -442,22 +443,21 @@ impl Observer {
     fn has_own_line(
         &self,
         status: StatusCode,
-        problem: Option<&Problem>,
+        error: Option<&ErrorReport>,
         address: Option<ClientAddress>,
         record: Option<&AuditGuard>,
     ) -> bool {
-        let (Some(problem), Some(address), true) = (problem, address, is_refusal(status, problem))
-        else {
+        let (Some(error), Some(address), true) = (error, address, is_refusal(status, error)) else {
             return true;
         };
         let who = record.and_then(AuditGuard::who);
-        self.refusals.is_first(address.ip, who.as_deref(), &problem.code)
+        self.refusals.is_first(address.ip, who.as_deref(), error.code.as_str())
     }
 }
 
 /// Whether a request was refused before anything was done, because of its form, its sender, or an
 /// overload.
-fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
+fn is_refusal(status: StatusCode, error: Option<&ErrorReport>) -> bool {
     const REFUSALS: [StatusCode; 5] = [
         StatusCode::BAD_REQUEST,
         StatusCode::UNAUTHORIZED,
@@ -465,9 +465,10 @@ fn is_refusal(status: StatusCode, problem: Option<&Problem>) -> bool {
         StatusCode::MISDIRECTED_REQUEST,
         StatusCode::TOO_MANY_REQUESTS,
     ];
-    let of_service =
-        |problem: &Problem| matches!(problem.code.as_str(), "overloaded" | "audit_unavailable");
-    REFUSALS.contains(&status) || problem.is_some_and(of_service)
+    let of_service = |error: &ErrorReport| {
+        matches!(error.code, ProblemCode::Overloaded | ProblemCode::AuditUnavailable)
+    };
+    REFUSALS.contains(&status) || error.is_some_and(of_service)
 }
 
 /// The log line of a request.
@@ -483,7 +484,7 @@ struct RequestLogLine<'a> {
 }
 
 impl RequestLogLine<'_> {
-    fn log(&self, problem: Option<&Problem>) {
+    fn log(&self, error: Option<&ErrorReport>) {
         macro_rules! log {
             ($level:ident, $message:literal) => {
                 tracing::$level!(
@@ -493,22 +494,22 @@ impl RequestLogLine<'_> {
                     method = self.method,
                     route = self.route,
                     status = self.status.as_u16(),
-                    code = problem.map(|problem| problem.code.as_str()),
+                    code = error.map(|error| error.code.as_str()),
                     address = self.address.map(tracing::field::display),
-                    cause = problem.and_then(|problem| problem.cause.as_deref()),
+                    cause = error.and_then(|error| error.cause.as_deref()),
                     elapsed_ms = self.elapsed.as_micros() as f64 / 1e3,
                     $message
                 )
             };
         }
-        match problem {
-            Some(Problem { cause: Some(_), .. }) => log!(error, "request failed"),
+        match error {
+            Some(ErrorReport { cause: Some(_), .. }) => log!(error, "request failed"),
             // During a shutdown the gateway refuses every new lock. That is no failure, and there
             // may be thousands of such requests.
-            Some(problem) if problem.code == "draining" => log!(debug, "request"),
+            Some(ErrorReport { code: ProblemCode::Draining, .. }) => log!(debug, "request"),
             _ if !self.in_full => log!(debug, "request"),
             _ if self.status.is_server_error() => log!(warn, "request failed"),
-            Some(_) if is_refusal(self.status, problem) => log!(info, "request refused"),
+            Some(_) if is_refusal(self.status, error) => log!(info, "request refused"),
             _ => log!(debug, "request"),
         }
     }

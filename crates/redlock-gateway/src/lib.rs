@@ -22,6 +22,7 @@
 //! | `remedy` | translates the core's advice about a node into flags and commands | how nodes are probed |
 //! | [`telemetry`] | metrics with their names and buckets, the log, traces | what the numbers mean |
 //! | [`commands`] | `check`, `reconfigure`, `key new` | HTTP |
+//! | `redlock_api` | bodies, error codes and headers on the wire | what a value may be |
 //! | `redlock_core` | the algorithm | HTTP, serde, environment |
 
 pub mod audit;
@@ -43,4 +44,4 @@ pub mod telemetry;
 mod transport;
 
 pub use reload::Reload;
-pub use serve::{Running, check_files, run, within_descriptors};
+pub use serve::{Running, ServeError, check_files, run, within_descriptors};

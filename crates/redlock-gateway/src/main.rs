@@ -1,16 +1,20 @@
 //! The program: parses the command line, starts telemetry, and runs the command.
 
-use std::io::IsTerminal;
-use std::net::TcpListener;
+use std::fmt::Display;
+use std::io::{self, IsTerminal};
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 use redlock_core::node::eligibility::quarantine;
 use redlock_gateway::cli::{Cli, Command, KeyCommand};
-use redlock_gateway::config::{self, Config, LogFormat, Nodes, Settings, show};
+use redlock_gateway::commands::CommandError;
+use redlock_gateway::config::{self, Config, ConfigError, LogFormat, Nodes, Settings, show};
 use redlock_gateway::output::print_error;
+use redlock_gateway::telemetry::FilterError;
 use redlock_gateway::{
-    Reload, Running, check_files, commands, http, run, telemetry, within_descriptors,
+    Reload, Running, ServeError, check_files, commands, http, run, telemetry, within_descriptors,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -21,15 +25,42 @@ const POLLS_BETWEEN_SOCKETS: u32 = 16;
 /// Exit code for an unusable flag, variable or file. clap uses the same code for an unknown flag.
 const UNUSABLE: u8 = 2;
 
+/// An unusable flag, variable or file: the command has done nothing.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Files(#[from] ServeError),
+    #[error(transparent)]
+    LogFilter(#[from] FilterError),
+    #[error(transparent)]
+    Runtime(io::Error),
+    #[error(transparent)]
+    Key(#[from] CommandError),
+    #[error("{}: {source}", dir.display())]
+    ManualPages { dir: PathBuf, source: io::Error },
+}
+
+/// An address that cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("{flag}: {address}: {source}")]
+struct Unbound {
+    flag: &'static str,
+    address: SocketAddr,
+    source: io::Error,
+}
+
 fn main() -> ExitCode {
     let line: Vec<_> = std::env::args_os().collect();
     let cli = config::parse::<Cli, Settings>(&line).unwrap_or_else(|error| error.exit());
     let done = match cli.command.unwrap_or(Command::Serve(cli.settings)) {
         Command::Serve(settings) => on_runtime(settings, serve),
         Command::Key(KeyCommand::New { name, verbs, names, expires, auth_keys }) => {
-            commands::new_key(&name, &verbs, &names, expires.as_deref()).map(|text| {
+            let key = commands::new_key(&name, &verbs, &names, expires.as_deref());
+            key.map_err(Unusable::from).map(|text| {
                 print!("{text}");
-                for warning in commands::exposures(auth_keys.as_deref(), &std::io::stdout()) {
+                for warning in commands::exposures(auth_keys.as_deref(), &io::stdout()) {
                     eprintln!("redlock-gateway: warning: {warning}");
                 }
                 ExitCode::SUCCESS
@@ -49,7 +80,7 @@ fn main() -> ExitCode {
             let written = clap_mangen::generate_to(Cli::command(), &dir);
             written
                 .map(|()| ExitCode::SUCCESS)
-                .map_err(|error| format!("{}: {error}", dir.display()))
+                .map_err(|source| Unusable::ManualPages { dir, source })
         }
         Command::Check(settings) => {
             on_runtime(settings, async |config| match commands::check(&config).await {
@@ -82,7 +113,7 @@ fn main() -> ExitCode {
         }
     };
     done.unwrap_or_else(|error| {
-        print_error(format!("redlock-gateway: {error}\n"));
+        fail(&error);
         ExitCode::from(UNUSABLE)
     })
 }
@@ -90,7 +121,7 @@ fn main() -> ExitCode {
 fn on_runtime(
     settings: Settings,
     work: impl AsyncFnOnce(Config) -> ExitCode,
-) -> Result<ExitCode, String> {
+) -> Result<ExitCode, Unusable> {
     let config = Config::new(settings)?;
     check_files(&config)?;
     telemetry::check_filter()?;
@@ -100,10 +131,11 @@ fn on_runtime(
         .event_interval(POLLS_BETWEEN_SOCKETS)
         .enable_all();
     let runtime = runtime.build();
-    Ok(runtime.map_err(|error| error.to_string())?.block_on(work(config)))
+    Ok(runtime.map_err(Unusable::Runtime)?.block_on(work(config)))
 }
 
-fn fail(error: &str) -> ExitCode {
+/// Prints an error, whose text contains the texts of its sources.
+fn fail(error: &impl Display) -> ExitCode {
     print_error(format!("redlock-gateway: {error}\n"));
     ExitCode::FAILURE
 }
@@ -144,7 +176,7 @@ async fn serve(config: Config) -> ExitCode {
     }
     let listen = config.settings.listen;
     let bound = |flag, address| {
-        TcpListener::bind(address).map_err(|error| format!("{flag}: {address}: {error}"))
+        TcpListener::bind(address).map_err(|source| Unbound { flag, address, source })
     };
     let admin =
         config.settings.admin_listen.map(|address| bound("--admin-listen", address)).transpose();
@@ -157,7 +189,7 @@ async fn serve(config: Config) -> ExitCode {
     let (mut terminate, mut interrupt) =
         match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
             (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
-            (Err(error), _) | (_, Err(error)) => return fail(&error.to_string()),
+            (Err(error), _) | (_, Err(error)) => return fail(&error),
         };
     let shutdown = async move {
         tokio::select! {
@@ -167,14 +199,14 @@ async fn serve(config: Config) -> ExitCode {
     };
     let reload = match reload_on_hangup() {
         Ok(reload) => reload,
-        Err(error) => return fail(&error.to_string()),
+        Err(error) => return fail(&error),
     };
     let banner = config.clone();
     match run(listener, admin, shutdown, &reload, config, |running| announce(&banner, running))
         .await
     {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&error.to_string()),
+        Err(error) => fail(&error),
     }
 }
 

@@ -187,22 +187,31 @@ fn address(text: &str) -> Option<ClientAddress> {
     Some(ClientAddress { ip: ip.to_canonical(), port })
 }
 
+/// Why a text names no network of proxies. The text states what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NetworkError {
+    #[error(
+        "expected an address or a network as ADDRESS/BITS, such as 10.0.0.0/8 or 2001:db8::/32"
+    )]
+    Malformed,
+    #[error(
+        "the address has bits beyond the network; expected {} or {}", .0.trunc(), .0.addr()
+    )]
+    BitsBeyondNetwork(IpNet),
+    #[error("this is every address, so every client would be a proxy; name the proxies")]
+    EveryAddress,
+}
+
 /// Parses a network, or one address. An IPv4 network in IPv6 notation becomes an IPv4 network.
 ///
 /// # Errors
 /// The text states what is allowed.
-pub fn network(text: &str) -> Result<IpNet, String> {
-    let expected =
-        "expected an address or a network as ADDRESS/BITS, such as 10.0.0.0/8 or 2001:db8::/32";
+pub fn network(text: &str) -> Result<IpNet, NetworkError> {
     let whole = |ip: IpAddr| IpNet::from(ip.to_canonical());
     let network =
-        text.parse().or_else(|_| text.parse().map(whole)).map_err(|_| expected.to_owned())?;
+        text.parse().or_else(|_| text.parse().map(whole)).map_err(|_| NetworkError::Malformed)?;
     if network.addr() != network.network() {
-        return Err(format!(
-            "the address has bits beyond the network; expected {} or {}",
-            network.trunc(),
-            network.addr()
-        ));
+        return Err(NetworkError::BitsBeyondNetwork(network));
     }
     let network = match network {
         IpNet::V6(v6) => match (v6.addr().to_ipv4_mapped(), v6.prefix_len().checked_sub(96)) {
@@ -213,9 +222,7 @@ pub fn network(text: &str) -> Result<IpNet, String> {
     };
     // Otherwise every client could claim any address.
     if network.prefix_len() == 0 {
-        return Err(
-            "this is every address, so every client would be a proxy; name the proxies".into()
-        );
+        return Err(NetworkError::EveryAddress);
     }
     Ok(network)
 }

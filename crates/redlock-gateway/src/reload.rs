@@ -5,6 +5,7 @@
 //! would not do: they miss changes of files on other machines, and of the links that Kubernetes
 //! redirects when a secret changes.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +42,36 @@ impl Reload {
 }
 
 /// The content of a file, or why it cannot be read.
-pub(crate) type Content = Result<Vec<u8>, String>;
+pub(crate) type Content = Result<Vec<u8>, ReadError>;
+
+/// Why a file cannot be read.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ReadError {
+    #[error(transparent)]
+    Io(Arc<io::Error>),
+    #[error("it is not a regular file")]
+    NotRegular,
+    #[error("it has {0} bytes; allowed are {LARGEST}")]
+    TooLarge(u64),
+}
+
+impl From<io::Error> for ReadError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(Arc::new(error))
+    }
+}
+
+impl PartialEq for ReadError {
+    fn eq(&self, other: &Self) -> bool {
+        let cause = |error: &io::Error| (error.kind(), error.raw_os_error());
+        match (self, other) {
+            (Self::Io(one), Self::Io(other)) => cause(one) == cause(other),
+            (Self::NotRegular, Self::NotRegular) => true,
+            (Self::TooLarge(one), Self::TooLarge(other)) => one == other,
+            (Self::Io(_) | Self::NotRegular | Self::TooLarge(_), _) => false,
+        }
+    }
+}
 
 /// Files whose contents are in use.
 pub(crate) struct Watched {
@@ -106,15 +136,14 @@ pub(crate) fn read(paths: &[PathBuf]) -> Vec<Content> {
 /// Reads a regular file of limited size. Other files are refused: a read from a pipe, for example,
 /// might never end.
 pub(crate) fn read_one(path: &Path) -> Content {
-    let said = |error: std::io::Error| error.to_string();
-    let found = std::fs::metadata(path).map_err(said)?;
+    let found = std::fs::metadata(path)?;
     if !found.is_file() {
-        return Err("it is not a regular file".into());
+        return Err(ReadError::NotRegular);
     }
     if found.len() > LARGEST {
-        return Err(format!("it has {} bytes; allowed are {LARGEST}", found.len()));
+        return Err(ReadError::TooLarge(found.len()));
     }
-    std::fs::read(path).map_err(said)
+    Ok(std::fs::read(path)?)
 }
 
 #[cfg(test)]

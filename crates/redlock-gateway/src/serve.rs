@@ -14,23 +14,23 @@ use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::{Bootstrap, Env, Redlock, Settings, SettingsError};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
-use crate::audit::{Audit, AuditFile};
-use crate::auth::{Authenticator, Keys};
+use crate::audit::{Audit, AuditError, AuditFile};
+use crate::auth::{Authenticator, Keys, KeysError};
 use crate::config::{Config, Nodes, OnAuditFailure};
 use crate::gateway::{CursorKey, Gateway};
 use crate::http::{App, AppState, Hosts};
-use crate::overload::capacity;
+use crate::overload::capacity::{self, NoDescriptors};
 use crate::overload::clients::{Clients, FairQueue};
 use crate::overload::refusals::{self, Refusals, Summary};
 use crate::overload::{MasterMemory, WaitShare};
 use crate::reload::{Reload, Watched};
-use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces};
+use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces, TracesError};
 use crate::transport::connection::{Encrypted, Plain, services};
 use crate::transport::connections::{self, ConnectionLimits, Connections};
-use crate::transport::tls;
+use crate::transport::tls::{self, HttpsError};
 
 /// Buffer of one connection, in bytes. A request head that does not fit is answered 431.
 const CONNECTION_BUFFER: usize = capacity::HEAD;
@@ -49,6 +49,39 @@ const STARTS_WITHIN: Duration = Duration::from_secs(10);
 /// Time between two rounds of maintenance.
 const UPKEEP: Duration = Duration::from_secs(5);
 
+/// Why the gateway cannot start, or has ended early. Each text contains the text of its source.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Https(#[from] HttpsError),
+    #[error("{flag}: {0}", flag = node_tls_flag(.0))]
+    NodeTls(#[from] TlsError),
+    #[error("--auth-keys: {0}")]
+    Keys(#[from] KeysError),
+    #[error(transparent)]
+    Audit(#[from] AuditError),
+    #[error(transparent)]
+    Traces(#[from] TracesError),
+    #[error(transparent)]
+    Descriptors(#[from] NoDescriptors),
+    #[error(transparent)]
+    Redlock(#[from] SettingsError),
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    /// The task of the server panicked.
+    #[error(transparent)]
+    Server(#[from] JoinError),
+}
+
+/// The flag that names the unusable file.
+fn node_tls_flag(error: &TlsError) -> &'static str {
+    match error {
+        TlsError::Authorities(_) => "--node-ca",
+        TlsError::Certificate(_) => "--node-cert",
+        TlsError::Key(_) => "--node-key",
+    }
+}
+
 /// A running server.
 pub struct Running {
     /// The listening address, with the actual port.
@@ -63,18 +96,11 @@ pub struct Running {
 ///
 /// # Errors
 /// The flag, the file and the fault. No secret content.
-pub fn check_files(config: &Config) -> Result<(), String> {
+pub fn check_files(config: &Config) -> Result<(), ServeError> {
     config.https.as_ref().map_or(Ok(()), tls::check)?;
-    config.node_tls.check().map_err(|error| {
-        let flag = match error {
-            TlsError::Authorities(_) => "--node-ca",
-            TlsError::Certificate(_) => "--node-cert",
-            TlsError::Key(_) => "--node-key",
-        };
-        format!("{flag}: {error}")
-    })?;
-    let keys = config.settings.auth_keys.as_ref().map(|path| Keys::read(path)).transpose();
-    keys.map(drop).map_err(|error| format!("--auth-keys: {error}"))
+    config.node_tls.check()?;
+    config.settings.auth_keys.as_deref().map(Keys::read).transpose()?;
+    Ok(())
 }
 
 /// Serves until `shutdown` resolves, then finishes requests in flight within the configured grace.
@@ -90,7 +116,7 @@ pub async fn run(
     reload: &Reload,
     config: Config,
     started: impl FnOnce(&Running),
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<(), ServeError> {
     let address = listen(&listener)?;
     // Files and settings are checked first. If one is unusable, no node is contacted.
     let names = node_names(&config.nodes);
@@ -243,7 +269,7 @@ fn authenticator(
     address: SocketAddr,
     reload: &Reload,
     telemetry: &Telemetry,
-) -> Result<Arc<Authenticator>, String> {
+) -> Result<Arc<Authenticator>, KeysError> {
     // With an allowed host or origin, a request on a loopback address may come from another
     // machine, through a proxy or a web page.
     let lets_force = address.ip().is_loopback()
@@ -273,7 +299,7 @@ fn limit(Config { capacity, trusted_proxies, .. }: &Config) -> ConnectionLimits 
 ///
 /// # Errors
 /// No descriptors are left for connections.
-pub fn within_descriptors(config: Config) -> Result<Config, String> {
+pub fn within_descriptors(config: Config) -> Result<Config, NoDescriptors> {
     let Some(descriptors) = capacity::descriptors() else { return Ok(config) };
     let nodes = match &config.nodes {
         Nodes::Embedded(_) => 0,
@@ -343,7 +369,7 @@ fn sum_up(app: &App, connections: &Refusals) {
     }
 }
 
-fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, String> {
+fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, AuditError> {
     let Some(path) = &config.settings.audit_log else { return Ok(Arc::new(Audit::logged())) };
     let audit =
         Arc::new(Audit::to_file(path, config.settings.audit_on_failure == OnAuditFailure::Refuse)?);

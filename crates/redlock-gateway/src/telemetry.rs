@@ -31,8 +31,8 @@ pub use self::connections::{ConnectionMetrics, ConnectionRefused};
 use self::groups::{GroupSet, Groups};
 use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::labels::{Operation, OutcomeLabel, WaitEnd};
-pub use self::logging::{Log, check_filter, start_logging};
-pub use self::traces::{RequestSpan, TraceIds, Traces};
+pub use self::logging::{FilterError, Log, check_filter, start_logging};
+pub use self::traces::{RequestSpan, TraceIds, Traces, TracesError};
 use crate::pattern::Group;
 
 /// Buckets of durations, in seconds: 250 µs to 30 s.

@@ -30,6 +30,20 @@ const HANGS_AFTER: Duration = Duration::from_secs(1);
 /// Time limit for writing the queue when the process ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The audit file cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("--audit-log: {}: {source}", path.display())]
+pub struct AuditError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl AuditError {
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        |source| Self { path: path.to_owned(), source }
+    }
+}
+
 /// A file that lines are appended to.
 pub struct AuditFile(Arc<Shared>);
 
@@ -57,7 +71,7 @@ struct Queue {
 
 impl AuditFile {
     /// With `refuses`, no lock may change while the file cannot be written.
-    pub(super) fn start(path: &Path, refuses: bool) -> Result<Self, String> {
+    pub(super) fn start(path: &Path, refuses: bool) -> Result<Self, AuditError> {
         let file = open(path)?;
         let shared = Arc::new(Shared {
             path: path.into(),
@@ -71,7 +85,7 @@ impl AuditFile {
         });
         let mut writer = Writer { shared: shared.clone(), file, has_partial_line: false };
         let started = std::thread::Builder::new().name("audit".into()).spawn(move || writer.run());
-        started.map_err(|error| format!("--audit-log: {}: {error}", path.display()))?;
+        started.map_err(AuditError::at(path))?;
         Ok(Self(shared))
     }
 
@@ -79,13 +93,13 @@ impl AuditFile {
     ///
     /// # Errors
     /// The error that a start would report.
-    pub fn check(path: &Path) -> Result<(), String> {
+    pub fn check(path: &Path) -> Result<(), AuditError> {
         let there = if path.exists() {
             OpenOptions::new().append(true).open(path).map(drop)
         } else {
             is_for_files(path)
         };
-        there.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
+        there.map_err(AuditError::at(path))
     }
 
     /// Counts failed writes, and lines that found the queue full.
@@ -242,7 +256,12 @@ impl Writer {
     fn reopen(&mut self) {
         match open(&self.shared.path) {
             Ok(file) => (self.file, self.has_partial_line) = (file, false),
-            Err(error) => tracing::error!(error, "--audit-log: the old file stays in use"),
+            Err(error) => {
+                tracing::error!(
+                    error = error.to_string(),
+                    "--audit-log: the old file stays in use"
+                );
+            }
         }
     }
 }
@@ -252,10 +271,10 @@ fn lost(line: &str, error: &dyn std::fmt::Display) {
     tracing::error!(target: TARGET, %error, line, "--audit-log: a line could not be written");
 }
 
-fn open(path: &Path) -> Result<File, String> {
+fn open(path: &Path) -> Result<File, AuditError> {
     // Only the gateway's own user may read the file, because it states who holds which locks.
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-    file.map_err(|error| format!("--audit-log: {}: {error}", path.display()))
+    file.map_err(AuditError::at(path))
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use metrics::Counter;
 use redlock_core::{LockName, Ttl};
 
+use super::file::KeysError;
 use super::key::{Key, Keys, Proof, ProvenKey, RateLimit, Verb};
 use super::secret;
 use crate::config::Limits;
@@ -136,7 +137,7 @@ impl Authenticator {
         path: &Path,
         reload: &Reload,
         failures: Counter,
-    ) -> Result<Arc<Self>, String> {
+    ) -> Result<Arc<Self>, KeysError> {
         let mut watched = Watched::new(vec![path.to_owned()], reload);
         let first = keys(path, watched.contents())?;
         if first.is_empty() {
@@ -158,7 +159,7 @@ impl Authenticator {
                     Err(error) => {
                         failures.increment(1);
                         tracing::error!(
-                            error,
+                            error = error.to_string(),
                             "--auth-keys: the file cannot be used; the old keys stay"
                         );
                     }
@@ -252,12 +253,12 @@ fn warn_of_exposure(path: &Path) {
     Keys::exposure(path).into_iter().for_each(|exposure| tracing::warn!("--auth-keys: {exposure}"));
 }
 
-fn keys(path: &Path, contents: &[Content]) -> Result<Keys, String> {
-    let content = contents.first().ok_or_else(|| format!("{}: it was not read", path.display()))?;
+fn keys(path: &Path, contents: &[Content]) -> Result<Keys, KeysError> {
+    let content = contents.first().ok_or_else(|| KeysError::NotRead(path.to_owned()))?;
     // An empty file is refused: a program may have emptied it and be about to write it. An operator
     // who wants to let nobody in writes a file with only a comment.
     if content.as_ref().is_ok_and(|bytes| bytes.trim_ascii().is_empty()) {
-        return Err(format!("{}: it is empty", path.display()));
+        return Err(KeysError::Empty(path.to_owned()));
     }
     Keys::of_file(path, content)
 }

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::Metadata;
 use std::num::NonZeroU32;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -18,7 +18,7 @@ use toml::value::{Datetime, Offset};
 use super::key::{Key, Keys, RateLimit, Rule, Verb};
 use super::secret::{Hash, is_key_name};
 use crate::pattern::Pattern;
-use crate::reload::{Content, read_one};
+use crate::reload::{Content, ReadError, read_one};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,12 +50,92 @@ struct Allowed {
     names: Vec<String>,
 }
 
+/// Why a keys file cannot be used. No text has a part of a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    #[error("{}: it was not read", .0.display())]
+    NotRead(PathBuf),
+    #[error("{}: {source}", path.display())]
+    Unreadable { path: PathBuf, source: ReadError },
+    #[error("{}: it is empty", .0.display())]
+    Empty(PathBuf),
+    #[error("{}: it is not UTF-8", .0.display())]
+    NotUtf8(PathBuf),
+    #[error("{}{}{source}", path.display(), source.separator())]
+    Text { path: PathBuf, source: KeysTextError },
+}
+
+/// The fault in the text of a keys file, and its place.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeysTextError {
+    // The parser's own error is no source: it quotes the line, which may have a secret.
+    #[error("line {line}: {what}")]
+    Syntax { line: usize, what: String },
+    #[error("key {0}: the name must be 1 to 64 characters of [A-Za-z0-9_-], and not anonymous")]
+    Name(usize),
+    #[error("key {name}: {source}")]
+    Entry { name: Arc<str>, source: EntryError },
+    #[error("key {name}: one of its hashes is there twice; the other is of {other}")]
+    HashTwice { name: Arc<str>, other: Arc<str> },
+    #[error("key {name}: its certificate is also that of {other}")]
+    CertificateTwice { name: Arc<str>, other: Arc<str> },
+    #[error("key {0}: the name is there twice; put all of its hashes into one list")]
+    NameTwice(Arc<str>),
+}
+
+impl KeysTextError {
+    /// What stands between the file's name and the place in it.
+    fn separator(&self) -> &'static str {
+        match self {
+            Self::Syntax { .. } => ", ",
+            Self::Name(_)
+            | Self::Entry { .. }
+            | Self::HashTwice { .. }
+            | Self::CertificateTwice { .. }
+            | Self::NameTwice(_) => ": ",
+        }
+    }
+}
+
+/// The fault in one entry of a keys file, and what is allowed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    #[error("it has neither a hash nor a certificate; `redlock-gateway key new` prints a hash")]
+    NoProof,
+    #[error(
+        "a hash is not \"sha256:\" and 64 hexadecimal digits; `redlock-gateway key new` prints it"
+    )]
+    Hash,
+    #[error("a hash is there twice")]
+    HashTwice,
+    #[error("a rule allows no verb")]
+    NoVerb,
+    #[error("a rule has no names; write names = [\"*\"] for all")]
+    NoNames,
+    #[error("names: number {0} is no pattern; {allowed}", allowed = Pattern::ALLOWED)]
+    Pattern(usize),
+    #[error("{0} is no duration; expected one such as \"30s\" or \"5m\"")]
+    Duration(&'static str),
+    #[error("max_ttl is not allowed; expected 10ms to 1day in whole milliseconds")]
+    MaxTtl,
+    #[error("max_hold is not allowed; expected at least 10ms in whole milliseconds")]
+    MaxHold,
+    #[error("{0}: 0 is not allowed; leave it out for no limit")]
+    Zero(&'static str),
+    #[error("burst: means nothing without a rate")]
+    BurstAlone,
+    #[error(
+        "expires: {0} is not allowed; expected a date such as 2027-01-31, or 2027-01-31T12:00:00Z"
+    )]
+    Expires(Datetime),
+}
+
 impl Keys {
     /// Reads the keys file at this path.
     ///
     /// # Errors
     /// The fault and its place in the file. Never a part of a secret.
-    pub fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: &Path) -> Result<Self, KeysError> {
         Self::of_file(path, &read_one(path))
     }
 
@@ -73,18 +153,20 @@ impl Keys {
     }
 
     /// Parses the content that was read from a file.
-    pub(super) fn of_file(path: &Path, content: &Content) -> Result<Self, String> {
-        let shown = path.display();
-        let bytes = content.as_ref().map_err(|error| format!("{shown}: {error}"))?;
-        let text = std::str::from_utf8(bytes).map_err(|_| format!("{shown}: it is not UTF-8"))?;
-        Self::parse(text).map_err(|error| format!("{shown}{error}"))
+    pub(super) fn of_file(path: &Path, content: &Content) -> Result<Self, KeysError> {
+        let bytes = content.as_ref().map_err(|error| KeysError::Unreadable {
+            path: path.to_owned(),
+            source: error.clone(),
+        })?;
+        let text = std::str::from_utf8(bytes).map_err(|_| KeysError::NotUtf8(path.to_owned()))?;
+        Self::parse(text).map_err(|source| KeysError::Text { path: path.to_owned(), source })
     }
 
     /// Parses the text of a keys file.
     ///
     /// # Errors
-    /// As [`Keys::read`]. The text is to be appended to the file's name.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    /// As [`Keys::read`].
+    pub fn parse(text: &str) -> Result<Self, KeysTextError> {
         parse(text)
     }
 }
@@ -95,42 +177,36 @@ pub fn exposed_mode(file: &Metadata, bits: u32) -> Option<u32> {
     (file.is_file() && mode & bits != 0).then_some(mode)
 }
 
-/// Errors begin with a colon or a comma.
-fn parse(text: &str) -> Result<Keys, String> {
+fn parse(text: &str) -> Result<Keys, KeysTextError> {
     let file: File = toml::from_str(text).map_err(|error| {
         let line =
             error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count())
                 + 1;
-        format!(", line {line}: {}", without_values(error.message()))
+        KeysTextError::Syntax { line, what: without_values(error.message()) }
     })?;
     let mut keys = Keys::default();
     let mut hashes: HashMap<Hash, Arc<str>> = HashMap::new();
     for (index, entry) in file.key.into_iter().enumerate() {
         let number = index + 1;
         if !is_key_name(&entry.name) {
-            return Err(format!(
-                ": key {number}: the name must be 1 to 64 characters of [A-Za-z0-9_-], and not anonymous"
-            ));
+            return Err(KeysTextError::Name(number));
         }
         let name: Arc<str> = entry.name.as_str().into();
+        let key = entry.check(name.clone());
         let key =
-            Arc::new(entry.check(name.clone()).map_err(|error| format!(": key {name}: {error}"))?);
+            Arc::new(key.map_err(|source| KeysTextError::Entry { name: name.clone(), source })?);
         for hash in &key.hashes {
             if let Some(other) = hashes.insert(*hash, name.clone()) {
-                return Err(format!(
-                    ": key {name}: one of its hashes is there twice; the other is of {other}"
-                ));
+                return Err(KeysTextError::HashTwice { name, other });
             }
         }
         if let Some(subject) = &key.certificate
             && let Some(other) = keys.by_certificate.insert(subject.clone(), key.clone())
         {
-            return Err(format!(": key {name}: its certificate is also that of {}", other.name));
+            return Err(KeysTextError::CertificateTwice { name, other: other.name.clone() });
         }
         if keys.by_name.insert(name.clone(), key).is_some() {
-            return Err(format!(
-                ": key {name}: the name is there twice; put all of its hashes into one list"
-            ));
+            return Err(KeysTextError::NameTwice(name));
         }
     }
     Ok(keys)
@@ -152,34 +228,23 @@ fn without_values(message: &str) -> String {
 }
 
 impl Entry {
-    fn check(self, name: Arc<str>) -> Result<Key, String> {
+    fn check(self, name: Arc<str>) -> Result<Key, EntryError> {
         if self.hashes.is_empty() && self.certificate.is_none() {
-            return Err(
-                "it has neither a hash nor a certificate; `redlock-gateway key new` prints a hash"
-                    .into(),
-            );
+            return Err(EntryError::NoProof);
         }
-        let hash = |text: &String| {
-            Hash::parse(text)
-                .ok_or("a hash is not \"sha256:\" and 64 hexadecimal digits; `redlock-gateway key new` prints it")
-        };
+        let hash = |text: &String| Hash::parse(text).ok_or(EntryError::Hash);
         let hashes: Vec<_> = self.hashes.iter().map(hash).collect::<Result<_, _>>()?;
         if hashes.iter().collect::<HashSet<_>>().len() < hashes.len() {
-            return Err("a hash is there twice".into());
+            return Err(EntryError::HashTwice);
         }
         let rules = self.allow.into_iter().map(Allowed::check).collect::<Result<_, _>>()?;
         let max_ttl = self.max_ttl.map(|text| duration("max_ttl", &text)).transpose()?;
-        let allowed = "expected 10ms to 1day in whole milliseconds";
         let max_ttl = max_ttl
-            .map(|time| {
-                Ttl::from_duration(time).map_err(|_| format!("max_ttl is not allowed; {allowed}"))
-            })
+            .map(|time| Ttl::from_duration(time).map_err(|_| EntryError::MaxTtl))
             .transpose()?;
         let max_hold = self.max_hold.map(|text| duration("max_hold", &text)).transpose()?;
         if max_hold.is_some_and(|time| Ttl::from_duration(time.min(Ttl::MAX.duration())).is_err()) {
-            return Err(
-                "max_hold is not allowed; expected at least 10ms in whole milliseconds".into()
-            );
+            return Err(EntryError::MaxHold);
         }
         Ok(Key {
             name,
@@ -196,36 +261,30 @@ impl Entry {
 }
 
 impl Allowed {
-    fn check(self) -> Result<Rule, String> {
+    fn check(self) -> Result<Rule, EntryError> {
         if self.verbs.is_empty() {
-            return Err("a rule allows no verb".into());
+            return Err(EntryError::NoVerb);
         }
         if self.names.is_empty() && self.verbs.iter().any(|verb| verb.is_of_names()) {
-            return Err("a rule has no names; write names = [\"*\"] for all".into());
+            return Err(EntryError::NoNames);
         }
         let pattern = |(index, text): (usize, &String)| {
-            let wrong =
-                || format!("names: number {} is no pattern; {}", index + 1, Pattern::ALLOWED);
-            Pattern::parse(text).ok_or_else(wrong)
+            Pattern::parse(text).ok_or(EntryError::Pattern(index + 1))
         };
         let names = self.names.iter().enumerate().map(pattern).collect::<Result<_, _>>()?;
         Ok(Rule { verbs: self.verbs, names })
     }
 }
 
-fn duration(field: &str, text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|_| format!("{field} is no duration; expected one such as \"30s\" or \"5m\""))
+fn duration(field: &'static str, text: &str) -> Result<Duration, EntryError> {
+    humantime::parse_duration(text).map_err(|_| EntryError::Duration(field))
 }
 
-fn rate_limit(rate: Option<u32>, burst: Option<u32>) -> Result<Option<RateLimit>, String> {
-    let positive = |field: &str, value: u32| {
-        NonZeroU32::new(value)
-            .ok_or_else(|| format!("{field}: 0 is not allowed; leave it out for no limit"))
-    };
+fn rate_limit(rate: Option<u32>, burst: Option<u32>) -> Result<Option<RateLimit>, EntryError> {
+    let positive = |field, value| NonZeroU32::new(value).ok_or(EntryError::Zero(field));
     match (rate, burst) {
         (None, None) => Ok(None),
-        (None, Some(_)) => Err("burst: means nothing without a rate".into()),
+        (None, Some(_)) => Err(EntryError::BurstAlone),
         (Some(rate), burst) => {
             let rate = positive("rate", rate)?;
             Ok(Some(RateLimit::new(
@@ -237,12 +296,8 @@ fn rate_limit(rate: Option<u32>, burst: Option<u32>) -> Result<Option<RateLimit>
 }
 
 /// The time of a date. A date without a time is its beginning in UTC.
-fn instant(date: &Datetime) -> Result<SystemTime, String> {
-    let fault = || {
-        format!(
-            "expires: {date} is not allowed; expected a date such as 2027-01-31, or 2027-01-31T12:00:00Z"
-        )
-    };
+fn instant(date: &Datetime) -> Result<SystemTime, EntryError> {
+    let fault = || EntryError::Expires(*date);
     let minutes = match (&date.time, &date.offset) {
         (None, None) | (Some(_), Some(Offset::Z)) => 0,
         (Some(_), Some(Offset::Custom { minutes })) => *minutes,
@@ -310,7 +365,9 @@ mod tests {
                 ": key ci: the name is there twice",
             ),
         ] {
-            let error = parse(&text).err().unwrap_or_default();
+            let error = parse(&text)
+                .err()
+                .map_or_else(String::new, |error| format!("{}{error}", error.separator()));
             assert!(error.starts_with(expected), "{error}\nfor\n{text}");
         }
         assert!(parse(&key(rule)).is_ok() && parse("").is_ok_and(|keys| keys.is_empty()));
@@ -336,7 +393,7 @@ mod tests {
                 "[[key]]\nname = 'ci'\nhashes = ['{HASH}']\nallow = [{{ verbs = ['list'], names = ['{secret}='] }}]"
             ),
         ] {
-            let error = parse(&text).err().expect("it is wrong");
+            let error = parse(&text).err().expect("it is wrong").to_string();
             assert!(!error.contains("AAAA"), "{error}");
         }
     }
@@ -359,7 +416,7 @@ mod tests {
             let text = lines.join("\n");
             let cut = (0..=cut.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
             for text in [&text, &text[..cut]] {
-                let error = parse(text).err().unwrap_or_default();
+                let error = parse(text).err().map_or_else(String::new, |error| error.to_string());
                 prop_assert!(!error.contains("AAAA"), "{}", error);
             }
         }

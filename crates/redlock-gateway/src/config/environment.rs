@@ -28,6 +28,15 @@ const MAY_BE_EMPTY: &str = "REDLOCK_KEY_PREFIX";
 /// misspelt.
 const ALIKE: f64 = 0.8;
 
+/// A variable that is refused. No text has its value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum VariableError {
+    #[error("{name}: no setting has this variable; {advice}")]
+    Unknown { name: String, advice: String },
+    #[error("{0}: it is set and empty, as if a template failed; give it a value, or unset it")]
+    Empty(String),
+}
+
 /// Checks the variables that begin with [`PREFIX`].
 ///
 /// # Errors
@@ -35,7 +44,7 @@ const ALIKE: f64 = 0.8;
 pub(super) fn check(
     command: &Command,
     environment: impl Iterator<Item = (OsString, OsString)>,
-) -> Result<(), String> {
+) -> Result<(), VariableError> {
     let known = settings(command);
     let ours = environment.filter_map(|(name, value)| {
         let name = name.to_str().filter(|name| name.starts_with(PREFIX))?.to_owned();
@@ -50,9 +59,7 @@ pub(super) fn check(
         let is_empty =
             value.to_str().is_some_and(|text| text.chars().all(|c| c == ',' || c.is_whitespace()));
         if is_empty && name != MAY_BE_EMPTY {
-            return Err(format!(
-                "{name}: it is set and empty, as if a template failed; give it a value, or unset it"
-            ));
+            return Err(VariableError::Empty(name.clone()));
         }
         Ok(())
     })
@@ -69,7 +76,7 @@ fn is_of_redlock(name: &str) -> bool {
     OF_REDLOCK.iter().any(|one| name == *one || one.ends_with('_') && name.starts_with(one))
 }
 
-fn unknown(name: &str, value: &OsStr, known: &BTreeSet<&str>) -> String {
+fn unknown(name: &str, value: &OsStr, known: &BTreeSet<&str>) -> VariableError {
     // The comparison leaves out the common prefix, which would make all names similar.
     let own = |name: &str| name.get(PREFIX.len()..).unwrap_or_default().to_owned();
     let likeness = |one: &str| strsim::jaro_winkler(&own(name), &own(one));
@@ -86,7 +93,7 @@ fn unknown(name: &str, value: &OsStr, known: &BTreeSet<&str>) -> String {
         Some(nearest) if likeness(nearest) >= ALIKE => format!("is it {nearest}? Otherwise unset it"),
         _ => "unset it; --help lists all variables".to_owned(),
     };
-    format!("{name}: no setting has this variable; {advice}")
+    VariableError::Unknown { name: name.to_owned(), advice }
 }
 
 #[cfg(test)]
@@ -95,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    fn checked(name: &str, value: &str) -> Result<(), String> {
+    fn checked(name: &str, value: &str) -> Result<(), VariableError> {
         check(&crate::cli::Cli::command(), [(name.into(), value.into())].into_iter())
     }
 
@@ -113,7 +120,7 @@ mod tests {
             ("REDLOCK_NODES", " , ,", "set and empty"),
             ("REDLOCK_BOOTSTRAP", " ", "set and empty"),
         ] {
-            let error = checked(name, value).unwrap_err();
+            let error = checked(name, value).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{name}: ")) && error.contains(labels), "{error}");
         }
         for (name, value) in [
@@ -131,7 +138,7 @@ mod tests {
 
     #[test]
     fn no_value_is_shown() {
-        let error = checked("REDLOCK_NODE_S", "redis://:hunter2@a").unwrap_err();
+        let error = checked("REDLOCK_NODE_S", "redis://:hunter2@a").unwrap_err().to_string();
         assert!(!error.contains("hunter2"), "{error}");
     }
 }

@@ -21,7 +21,10 @@ use super::value::without_password;
 /// # Errors
 /// A clap error, without passwords. Help and version count as errors too.
 pub fn parse<P: Parser, S: Args>(line: &[OsString]) -> Result<P, clap::Error> {
-    let environment = || environment::check(&P::command(), std::env::vars_os()).map_err(refused);
+    let environment = || {
+        environment::check(&P::command(), std::env::vars_os())
+            .map_err(|error| refused(error.to_string()))
+    };
     let given = P::command().try_get_matches_from(line).map_err(without_passwords);
     // The refused value may come from an environment variable. The check of the variables then
     // gives the better error.
@@ -111,9 +114,19 @@ fn settings(matches: &ArgMatches) -> &ArgMatches {
     matches.subcommand().map_or(matches, |(_, settings)| settings)
 }
 
+/// A value in the file that has another type than its setting.
+#[derive(Debug, thiserror::Error)]
+#[error("expected {expected}, found {found}{example}")]
+struct WrongType {
+    expected: &'static str,
+    found: &'static str,
+    /// Allowed values, with a comma or a colon before them; may be empty.
+    example: String,
+}
+
 /// The values as on the command line. Types are strict: a version such as 1.10 must not silently
 /// become 1.1.
-fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
+fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, WrongType> {
     let parsed = arg.get_value_parser().type_id();
     let numeric = |value: &Value| parsed == TypeId::of::<f64>() && value.is_integer();
     let expected = match () {
@@ -125,17 +138,18 @@ fn flag_values(arg: &Arg, value: &Value) -> Result<Vec<String>, String> {
     let one = |value: &Value| match value {
         Value::String(text) if expected == "string" => Ok(text.clone()),
         other if other.type_str() == expected || numeric(other) => Ok(other.to_string()),
-        other => Err(format!("expected {expected}, found {}{}", other.type_str(), example(arg))),
+        other => Err(WrongType { expected, found: other.type_str(), example: example(arg) }),
+    };
+    let no_list = |expected, found: &Value| {
+        Err(WrongType { expected, found: found.type_str(), example: String::new() })
     };
     match (arg.get_action(), value) {
         (ArgAction::Append, Value::Array(values)) => values.iter().map(one).collect(),
         (ArgAction::Append, Value::Table(values)) if is_table(arg) => {
             values.iter().map(|(name, value)| Ok(format!("{name}={}", one(value)?))).collect()
         }
-        (ArgAction::Append, other) if is_table(arg) => {
-            Err(format!("expected table, found {}", other.type_str()))
-        }
-        (ArgAction::Append, other) => Err(format!("expected array, found {}", other.type_str())),
+        (ArgAction::Append, other) if is_table(arg) => no_list("table", other),
+        (ArgAction::Append, other) => no_list("array", other),
         (_, value) => one(value).map(|value| vec![value]),
     }
 }

@@ -1,35 +1,65 @@
 //! The list of nodes, and the password for nodes whose URL has none.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
-use redlock_core::node::redis::RedisUrl;
+use redlock_core::node::redis::{RedisUrl, RedisUrlError};
 use redlock_core::quorum::Quorum;
 
 use super::value::listed;
 
 const EMBEDDED_NODES: usize = 5;
 
+/// Why there is no usable list of nodes. No text has a password.
+#[derive(Debug, thiserror::Error)]
+pub enum NodesError {
+    #[error("--node-password-file: {}: {source}", path.display())]
+    PasswordUnreadable { path: PathBuf, source: io::Error },
+    #[error(
+        "--node-password-file: {}: {what}; expected one line with the password of the nodes",
+        path.display()
+    )]
+    NoPassword { path: PathBuf, what: &'static str },
+    #[error("--node-password-file: {}: {why}, so no login would use it", path.display())]
+    PasswordUnused { path: PathBuf, why: &'static str },
+    // The URL is not quoted: it may have a password in it.
+    #[error("--node, number {number}: {source}")]
+    Url { number: usize, source: RedisUrlError },
+    #[error("--node: {0} is given twice; a quorum needs independent masters")]
+    Twice(RedisUrl),
+    #[error(
+        "--node: given, and names no node; expected redis://[[user]:password@]host[:port][/db]"
+    )]
+    Empty,
+    #[error(
+        "--node: none is given, and {0} is reachable from other machines: the locks would be in \
+         the memory of this process alone, and no other gateway would know of them; give 3 or 5 \
+         Redis masters, or --embedded"
+    )]
+    EmbeddedByDefault(SocketAddr),
+    #[error(
+        "--embedded: not allowed beside --node, of which {0} are given; leave out one of the two"
+    )]
+    EmbeddedBesideNodes(usize),
+    #[error("--node: {0} nodes given; allowed are 1 to {max}", max = Quorum::MAX_NODES)]
+    TooMany(usize),
+}
+
 /// The content of `--node-password-file`.
 #[derive(Clone, Default)]
 pub struct NodePassword(Option<String>);
 
 impl NodePassword {
-    pub(super) fn read(path: Option<&Path>) -> Result<Self, String> {
+    pub(super) fn read(path: Option<&Path>) -> Result<Self, NodesError> {
         let Some(path) = path else { return Ok(Self(None)) };
-        let shown = path.display();
         let text = std::fs::read_to_string(path)
-            .map_err(|error| format!("--node-password-file: {shown}: {error}"))?;
+            .map_err(|source| NodesError::PasswordUnreadable { path: path.to_owned(), source })?;
         // Editors end the line with a newline, which is removed. Everything else belongs to the
         // password.
         let text =
             text.strip_suffix('\n').map_or(&*text, |line| line.strip_suffix('\r').unwrap_or(line));
-        let wrong = |what| {
-            Err(format!(
-                "--node-password-file: {shown}: {what}; expected one line with the password of the nodes"
-            ))
-        };
+        let wrong = |what| Err(NodesError::NoPassword { path: path.to_owned(), what });
         match text {
             "" => wrong("it is empty"),
             text if text.contains(['\n', '\r']) => wrong("it has several lines"),
@@ -72,16 +102,13 @@ impl Given<'_> {
         self,
         password: &NodePassword,
         open_to_others: Option<SocketAddr>,
-    ) -> Result<Nodes, String> {
+    ) -> Result<Nodes, NodesError> {
         let mut urls: Vec<RedisUrl> = Vec::new();
         for (index, text) in listed(self.urls).enumerate() {
-            // The text is not quoted: it may have a password in it.
             let url = RedisUrl::parse(text)
-                .map_err(|error| format!("--node, number {}: {error}", index + 1))?;
+                .map_err(|source| NodesError::Url { number: index + 1, source })?;
             if urls.iter().any(|other| other.name() == url.name()) {
-                return Err(format!(
-                    "--node: {url} is given twice; a quorum needs independent masters"
-                ));
+                return Err(NodesError::Twice(url));
             }
             urls.push(url);
         }
@@ -92,25 +119,14 @@ impl Given<'_> {
             } else {
                 "every --node has a password of its own"
             };
-            return Err(format!(
-                "--node-password-file: {}: {why}, so no login would use it",
-                path.display()
-            ));
+            return Err(NodesError::PasswordUnused { path: path.to_owned(), why });
         }
-        let max = Quorum::MAX_NODES;
         match (urls.len(), open_to_others) {
-            (0, _) if !self.urls.is_empty() => {
-                Err("--node: given, and names no node; expected redis://[[user]:password@]host[:port][/db]".into())
-            }
-            (0, Some(address)) if !self.embedded => Err(format!(
-                "--node: none is given, and {address} is reachable from other machines: the locks would be in the memory of this \
-                 process alone, and no other gateway would know of them; give 3 or 5 Redis masters, or --embedded"
-            )),
+            (0, _) if !self.urls.is_empty() => Err(NodesError::Empty),
+            (0, Some(address)) if !self.embedded => Err(NodesError::EmbeddedByDefault(address)),
             (0, _) => Ok(Nodes::Embedded(EMBEDDED_NODES)),
-            (given, _) if self.embedded => Err(format!(
-                "--embedded: not allowed beside --node, of which {given} are given; leave out one of the two"
-            )),
-            (given, _) if given > max => Err(format!("--node: {given} nodes given; allowed are 1 to {max}")),
+            (given, _) if self.embedded => Err(NodesError::EmbeddedBesideNodes(given)),
+            (given, _) if given > Quorum::MAX_NODES => Err(NodesError::TooMany(given)),
             _ => Ok(Nodes::Redis(urls.into_iter().map(|url| password.give(url)).collect())),
         }
     }

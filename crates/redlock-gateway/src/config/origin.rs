@@ -2,27 +2,35 @@
 
 use http::Uri;
 
-use super::value::{listed, without_password};
+use super::value::{InvalidValue, listed, without_password};
 
 /// `scheme://host[:port]`, in lower case and without the scheme's default port: the only form that
 /// browsers send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin(String);
 
-const ALLOWED: &str =
-    "expected an exact origin, such as https://ops.example.com or http://localhost:3000";
+/// Why a text is no origin.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum OriginError {
+    #[error(
+        "a star would let every page that anybody here opens take and release locks; name each \
+         origin once"
+    )]
+    Star,
+    #[error("expected an exact origin, such as https://ops.example.com or http://localhost:3000")]
+    Malformed,
+    #[error("browsers send it as {0}")]
+    Other(String),
+}
 
 impl Origin {
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, OriginError> {
         if text.contains('*') {
-            return Err(
-                "a star would let every page that anybody here opens take and release locks; name each origin once"
-                    .into(),
-            );
+            return Err(OriginError::Star);
         }
         // `Uri` reports no port if the port is not a number. Such a port shows because the
         // authority then differs from the host.
@@ -35,7 +43,7 @@ impl Origin {
             .as_ref()
             .and_then(|uri| Some((uri.scheme_str()?, uri.host()?, uri.port_u16(), uri.path())));
         let Some((scheme @ ("http" | "https"), host, port, "/")) = parts else {
-            return Err(ALLOWED.into());
+            return Err(OriginError::Malformed);
         };
         let port = match (scheme, port) {
             ("http", Some(80)) | ("https", Some(443)) | (_, None) => String::new(),
@@ -43,14 +51,15 @@ impl Origin {
         };
         let sent = format!("{scheme}://{}{port}", host.to_ascii_lowercase());
         // Origins are compared byte by byte, so any other form would never match.
-        if sent == text { Ok(Self(sent)) } else { Err(format!("browsers send it as {sent}")) }
+        if sent == text { Ok(Self(sent)) } else { Err(OriginError::Other(sent)) }
     }
 }
 
-pub(super) fn origins(texts: &[String]) -> Result<Vec<Origin>, String> {
+pub(super) fn origins(texts: &[String]) -> Result<Vec<Origin>, InvalidValue> {
     let parse = |text| {
         Origin::parse(text).map_err(|why| {
-            format!("--cors-origin: {:?} is not allowed; {why}", without_password(text))
+            let text = without_password(text);
+            InvalidValue(format!("--cors-origin: {text:?} is not allowed; {why}"))
         })
     };
     listed(texts).map(parse).collect()
@@ -88,7 +97,7 @@ mod tests {
             ("https://Ops.Example.com", "as https://ops.example.com"),
             ("https://ops.example.com:443", "as https://ops.example.com"),
         ] {
-            let error = Origin::parse(bad).unwrap_err();
+            let error = Origin::parse(bad).unwrap_err().to_string();
             assert!(error.contains(word), "{bad:?}: {error}");
         }
     }

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::tests::load;
+use super::tests::{Refused, load};
 use super::*;
 
 /// The password in every URL below.
@@ -89,10 +89,10 @@ fn flags() -> impl Strategy<Value = Vec<String>> {
 
 /// All that is shown of a result: an error on the terminal, a configuration in the banner and the
 /// log.
-fn shown(outcome: Result<Config, String>) -> String {
+fn shown(outcome: Result<Config, Refused>) -> String {
     match outcome {
         Ok(Config { nodes, .. }) => format!("{nodes:?}"),
-        Err(error) => error,
+        Err(error) => error.to_string(),
     }
 }
 

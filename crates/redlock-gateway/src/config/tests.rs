@@ -12,15 +12,22 @@ pub(super) struct Line {
     settings: Settings,
 }
 
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refused {
+    #[error(transparent)]
+    Line(#[from] clap::Error),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
 /// The configuration that these flags and this file give.
-pub(super) fn load(flags: &[String], file: &str) -> Result<Config, String> {
+pub(super) fn load(flags: &[String], file: &str) -> Result<Config, Refused> {
     let line = ["redlock-gateway".into()]
         .into_iter()
         .chain(flags.iter().map(Into::into))
         .collect::<Vec<_>>();
-    let line = file::parse_with::<Line, Settings>(&line, "gateway.toml", file)
-        .map_err(|error| error.to_string())?;
-    Config::new(line.settings)
+    let line = file::parse_with::<Line, Settings>(&line, "gateway.toml", file)?;
+    Ok(Config::new(line.settings)?)
 }
 
 fn labels<const N: usize>(flags: [&str; N]) -> [String; N] {
@@ -104,7 +111,7 @@ fn errors_name_the_setting_the_value_and_what_is_allowed() {
     ];
     for (flag, file, labels) in cases {
         let flags = Some(flag.to_owned()).filter(|flag| !flag.is_empty());
-        let error = load(flags.as_slice(), file).unwrap_err();
+        let error = load(flags.as_slice(), file).unwrap_err().to_string();
         assert!(
             labels.iter().all(|word| error.contains(word)),
             "{error:?} lacks one of {labels:?}"
@@ -121,13 +128,13 @@ fn a_broken_file_does_not_leak_the_password_on_its_line() {
         ("log_format = 'redis://:hunter2@a:1'", ["line 1, log_format: ", "redis://…@a:1"]),
         ("'redis://:hunter2@a:1' = 1", ["line 1", "redis://…@a:1"]),
     ] {
-        let error = load(&[], file).unwrap_err();
+        let error = load(&[], file).unwrap_err().to_string();
         assert!(
             labels.iter().all(|word| error.contains(word)),
             "{error:?} lacks one of {labels:?}"
         );
         assert!(!error.contains("hunter2"), "{error}");
     }
-    let error = load(&labels(["--max-waiters=redis://:hunter2@a:1"]), "").unwrap_err();
+    let error = load(&labels(["--max-waiters=redis://:hunter2@a:1"]), "").unwrap_err().to_string();
     assert!(error.contains("redis://…@a:1") && !error.contains("hunter2"), "{error}");
 }

@@ -40,6 +40,21 @@ pub(super) struct TlsFlags {
     node_key: Option<PathBuf>,
 }
 
+/// Flags of TLS that do not go together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TlsFlagsError {
+    #[error("{given}: {}: given without {missing}; they go together", path.display())]
+    Alone { given: &'static str, missing: &'static str, path: PathBuf },
+    #[error(
+        "--tls-client-ca: {}: given without --tls-cert and --tls-key; a client can show a \
+         certificate only over HTTPS",
+        .0.display()
+    )]
+    ClientCaWithoutHttps(PathBuf),
+    #[error("{0}: no --node is a rediss:// URL, so no connection would use it")]
+    NoTlsNode(&'static str),
+}
+
 /// The files for HTTPS.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
@@ -51,15 +66,14 @@ pub struct TlsFiles {
 impl TlsFlags {
     /// Checks the combination without reading the files. `any_tls`: whether a node has a rediss://
     /// URL.
-    pub(super) fn resolve(self, any_tls: bool) -> Result<(Option<TlsFiles>, TlsSettings), String> {
+    pub(super) fn resolve(
+        self,
+        any_tls: bool,
+    ) -> Result<(Option<TlsFiles>, TlsSettings), TlsFlagsError> {
         let https = match both(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))? {
             Some((cert, key)) => Some(TlsFiles { cert, key, client_ca: self.tls_client_ca }),
             None => match self.tls_client_ca {
-                Some(path) => {
-                    let path = path.display();
-                    let why = "given without --tls-cert and --tls-key; a client can show a certificate only over HTTPS";
-                    return Err(format!("--tls-client-ca: {path}: {why}"));
-                }
+                Some(path) => return Err(TlsFlagsError::ClientCaWithoutHttps(path)),
                 None => None,
             },
         };
@@ -72,9 +86,7 @@ impl TlsFlags {
             } else {
                 "--node-cert, --node-key"
             };
-            return Err(format!(
-                "{flags}: no --node is a rediss:// URL, so no connection would use it"
-            ));
+            return Err(TlsFlagsError::NoTlsNode(flags));
         }
         Ok((https, node_tls))
     }
@@ -82,10 +94,11 @@ impl TlsFlags {
 
 type Given = (&'static str, Option<PathBuf>);
 
-fn both((one, first): Given, (other, second): Given) -> Result<Option<(PathBuf, PathBuf)>, String> {
-    let alone = |given: &str, missing: &str, path: PathBuf| {
-        Err(format!("{given}: {}: given without {missing}; they go together", path.display()))
-    };
+fn both(
+    (one, first): Given,
+    (other, second): Given,
+) -> Result<Option<(PathBuf, PathBuf)>, TlsFlagsError> {
+    let alone = |given, missing, path| Err(TlsFlagsError::Alone { given, missing, path });
     match (first, second) {
         (Some(first), Some(second)) => Ok(Some((first, second))),
         (None, None) => Ok(None),

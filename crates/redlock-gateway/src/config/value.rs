@@ -16,6 +16,11 @@ use crate::proxies;
 
 pub(super) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// A value that its setting does not allow. The text states what is allowed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidValue(pub(super) String);
+
 /// A duration as people write it: `1m 30s`.
 pub fn show(duration: Duration) -> String {
     humantime::format_duration(duration).to_string()
@@ -41,7 +46,7 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// A host name without a port, in lower case.
-pub(super) fn host(text: &str) -> Result<String, String> {
+pub(super) fn host(text: &str) -> Result<String, InvalidValue> {
     let is_name = !text.is_empty()
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
     let in_brackets = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
@@ -49,10 +54,10 @@ pub(super) fn host(text: &str) -> Result<String, String> {
     if is_name || is_address {
         return Ok(text.to_ascii_lowercase());
     }
-    Err(format!(
+    Err(InvalidValue(format!(
         "--allowed-host: {:?} is not allowed; expected a host's name without scheme and port, such as locks.example.com",
         without_password(text)
-    ))
+    )))
 }
 
 /// The endpoint, with the protocol's path if it has none. Credentials are refused, because many
@@ -76,8 +81,8 @@ pub(super) fn endpoint(text: &str) -> Result<String, &'static str> {
     is_fit.then_some(text).ok_or(expected)
 }
 
-pub(super) fn group(text: &str) -> Result<Group, String> {
-    let wrong = |why: &str| format!("--group: {text:?} is not allowed: {why}");
+pub(super) fn group(text: &str) -> Result<Group, InvalidValue> {
+    let wrong = |why: &str| InvalidValue(format!("--group: {text:?} is not allowed: {why}"));
     let parts = text
         .split_once('=')
         .ok_or_else(|| wrong("expected NAME=PATTERN, such as deploy=deploy/*"))?;
@@ -93,44 +98,45 @@ pub(super) fn group(text: &str) -> Result<Group, String> {
     Ok(Group { name: name.to_owned(), locks })
 }
 
-pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, String> {
+pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, InvalidValue> {
     let groups = listed(texts).map(group).collect::<Result<Vec<_>, _>>()?;
     if groups.len() > MAX_GROUPS {
-        return Err(format!(
+        return Err(InvalidValue(format!(
             "--group: {} groups given; at most {MAX_GROUPS} are allowed",
             groups.len()
-        ));
+        )));
     }
     let twice = groups
         .iter()
         .enumerate()
         .find(|(at, group)| groups[..*at].iter().any(|other| other.name == group.name));
     match twice {
-        Some((_, group)) => {
-            Err(format!("--group: {} is given twice; a group has one pattern", group.name))
+        Some((_, Group { name, .. })) => {
+            Err(InvalidValue(format!("--group: {name} is given twice; a group has one pattern")))
         }
         None => Ok(groups),
     }
 }
 
-pub(super) fn network(text: &str) -> Result<IpNet, String> {
+pub(super) fn network(text: &str) -> Result<IpNet, InvalidValue> {
     proxies::network(text).map_err(|why| {
-        format!("--trusted-proxy: {:?} is not allowed: {why}", without_password(text))
+        let text = without_password(text);
+        InvalidValue(format!("--trusted-proxy: {text:?} is not allowed: {why}"))
     })
 }
 
-pub(super) fn count(limit: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+pub(super) fn count(limit: usize) -> impl Fn(&str) -> Result<usize, InvalidValue> + Clone {
     move |text| {
         let count = text.parse().ok().filter(|count| (1..=limit).contains(count));
-        count.ok_or_else(|| format!("expected 1 to {limit}"))
+        count.ok_or_else(|| InvalidValue(format!("expected 1 to {limit}")))
     }
 }
 
 /// A memory size, from the smallest budget that can serve requests.
-pub(super) fn memory(text: &str) -> Result<ByteSize, String> {
+pub(super) fn memory(text: &str) -> Result<ByteSize, InvalidValue> {
     let limit = ByteSize::pib(1);
     let size = text.trim().parse().ok().filter(|size| (SMALLEST..=limit).contains(size));
-    size.ok_or_else(|| format!("expected {SMALLEST} to {limit}, such as 1GiB"))
+    size.ok_or_else(|| InvalidValue(format!("expected {SMALLEST} to {limit}, such as 1GiB")))
 }
 
 pub(super) fn factor(text: &str) -> Result<f64, &'static str> {
@@ -140,23 +146,24 @@ pub(super) fn factor(text: &str) -> Result<f64, &'static str> {
 
 pub(super) fn duration(
     allowed: RangeInclusive<Duration>,
-) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+) -> impl Fn(&str) -> Result<Duration, InvalidValue> + Clone {
     move |text| {
         let value =
             humantime::parse_duration(text.trim()).ok().filter(|value| allowed.contains(value));
         value.ok_or_else(|| {
-            format!("expected {} to {}, such as 5s", show(*allowed.start()), show(*allowed.end()))
+            let (least, most) = (show(*allowed.start()), show(*allowed.end()));
+            InvalidValue(format!("expected {least} to {most}, such as 5s"))
         })
     }
 }
 
-pub fn clock_skew() -> impl Fn(&str) -> Result<Duration, String> + Clone {
+pub fn clock_skew() -> impl Fn(&str) -> Result<Duration, InvalidValue> + Clone {
     duration(Duration::from_millis(100)..=Duration::from_secs(600))
 }
 
-pub fn ttl(text: &str) -> Result<Ttl, String> {
+pub fn ttl(text: &str) -> Result<Ttl, InvalidValue> {
     let value = duration(Ttl::MIN.duration()..=Ttl::MAX.duration())(text)?;
-    Ttl::from_duration(value).map_err(|_| "expected whole milliseconds".into())
+    Ttl::from_duration(value).map_err(|_| InvalidValue("expected whole milliseconds".into()))
 }
 
 pub(super) fn key_prefix(text: &str) -> Result<String, &'static str> {

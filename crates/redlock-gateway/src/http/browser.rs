@@ -4,6 +4,9 @@
 use axum::Router;
 use http::Method;
 use http::header::{self, HeaderName, HeaderValue};
+use redlock_api::headers::{
+    IDEMPOTENCY_KEY, IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFER, PREFERENCE_APPLIED, REQUEST_ID,
+};
 use tower_http::cors::CorsLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
@@ -36,7 +39,6 @@ pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
     if origins.is_empty() {
         return routes;
     }
-    let header = HeaderName::from_static;
     // Browsers must not add credentials to these requests. A page's script sends its key itself, so
     // another page cannot make a browser send that key.
     let cors = CorsLayer::new()
@@ -50,17 +52,17 @@ pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
         .allow_headers([
             header::AUTHORIZATION,
             header::CONTENT_TYPE,
-            header("lock-token"),
-            header("idempotency-key"),
-            header("prefer"),
+            LOCK_TOKEN.clone(),
+            IDEMPOTENCY_KEY.clone(),
+            PREFER.clone(),
         ])
         .expose_headers([
             header::LOCATION,
             header::RETRY_AFTER,
-            header("lock-token"),
-            header("x-request-id"),
-            header("idempotency-replayed"),
-            header("preference-applied"),
+            LOCK_TOKEN.clone(),
+            REQUEST_ID.clone(),
+            IDEMPOTENCY_REPLAYED.clone(),
+            PREFERENCE_APPLIED.clone(),
         ]);
     routes.layer(cors)
 }

@@ -14,12 +14,11 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytesize::ByteSize;
 use http::{HeaderValue, StatusCode as S, header};
+use redlock_api::{NodeAnswer, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 use redlock_core::{HeldBy, LockError, NodeReport, Ttl, WaitLimit};
-use serde::Serialize;
-use utoipa::ToSchema;
 
 pub(super) use self::kinds::*;
-use super::wire::{NodeAnswerBody, json_line};
+use super::wire::{json_line, node_answer};
 use crate::auth::AuthError;
 use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
@@ -30,11 +29,11 @@ use crate::overload::clients::Exceeded;
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
     let (kind, detail) = kinds::ALL
         .iter()
-        .find(|(ProblemKind(of, word, _), _)| of.as_str() == status && *word == code)?;
+        .find(|(ProblemKind(of, word, _), _)| of.as_str() == status && word.as_str() == code)?;
     let error = kind.because(*detail);
     let mut problem = match *kind {
         ProblemKind(S::TOO_MANY_REQUESTS | S::SERVICE_UNAVAILABLE, ..) => error.retry_after(SOON),
-        ProblemKind(S::CONFLICT, "lock_held", _) => error.retry_after(LONGEST_PAUSE),
+        ProblemKind(_, ProblemCode::LockHeld, _) => error.retry_after(LONGEST_PAUSE),
         _ => error,
     }
     .problem();
@@ -44,7 +43,7 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
             (Some("nightly-report on host-7".into()), Some(21_400));
     }
     if ["quorum_unavailable", "outcome_unknown"].contains(&code) {
-        problem.nodes = Some(vec![NodeAnswerBody {
+        problem.nodes = Some(vec![NodeAnswer {
             node: "10.0.0.1:6379".into(),
             state: "timeout".into(),
             detail: Some("no answer within 50ms".into()),
@@ -56,7 +55,7 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
 /// Whether this code means that the gateway does not know the caller, or does not allow the caller
 /// to do this.
 pub(super) fn is_denial(code: &str) -> bool {
-    [UNAUTHENTICATED, FORBIDDEN].iter().any(|ProblemKind(_, denial, _)| *denial == code)
+    [UNAUTHENTICATED, FORBIDDEN].iter().any(|ProblemKind(_, denial, _)| denial.as_str() == code)
 }
 
 /// The suggested pause before a retry when no better one is known.
@@ -66,56 +65,15 @@ const SOON: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The fraction of a pause by which pauses differ at random.
 const SPREAD: f64 = 0.1;
-/// The content type of every error body.
-pub(super) const MEDIA_TYPE: &str = "application/problem+json";
 const BASIC_CHALLENGE: &str = "Basic realm=\"redlock-gateway\", charset=\"UTF-8\"";
 
-/// An error, as in RFC 9457. Programs use `code`.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-#[schema(example = json!({
-    "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
-    "detail": "\"nightly-report on host-7\" holds it; it may expire in 21400 ms",
-    "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "nightly-report on host-7", "expires_in_ms": 21400
-}))]
-pub struct Problem {
-    /// The URI of the kind of error.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The kind of error, for people.
-    pub title: String,
-    /// The HTTP status.
-    pub status: u16,
-    /// The kind of error, for programs.
-    pub code: String,
-    /// What happened this time, with the value and what is allowed.
-    pub detail: String,
-    /// The `x-request-id` of this answer, as in the gateway's log.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, required = false)]
-    pub request_id: Option<String>,
-    /// Time after which a retry makes sense, in milliseconds. `Retry-After` has it in seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = u64, format = "int64", required = false)]
-    pub retry_after_ms: Option<u64>,
-    /// The holder's label.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, required = false)]
-    pub holder: Option<String>,
-    /// Time until the holder's lock expires unless it is extended.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = u64, format = "int64", required = false)]
-    pub expires_in_ms: Option<u64>,
-    /// The answer of each node.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Vec<NodeAnswerBody>, required = false)]
-    pub nodes: Option<Vec<NodeAnswerBody>>,
-    /// Advice for operators: a page of the gateway's documentation, and the section.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = String, required = false, example = "operations.md#quorum-lost")]
-    pub runbook: Option<&'static str>,
+/// An error answer: its body, and what only the layers around the routes see of it.
+#[derive(Debug, Clone)]
+pub(super) struct ErrorReport {
+    pub(super) problem: Problem,
+    pub(super) code: ProblemCode,
     /// The cause inside the gateway, for its log only.
-    #[serde(skip)]
-    pub cause: Option<String>,
+    pub(super) cause: Option<String>,
 }
 
 /// What the caller may know beyond the fate of its request. The default discloses nothing.
@@ -135,7 +93,7 @@ pub struct ApiError {
     status: S,
     /// The `WWW-Authenticate` header for a client without the right key: RFC 6750, section 3.
     challenge: Option<&'static str>,
-    problem: Box<Problem>,
+    report: Box<ErrorReport>,
 }
 
 impl ProblemKind {
@@ -147,17 +105,17 @@ impl ProblemKind {
             kind: format!("urn:redlock:problem:{code}"),
             title: title.into(),
             status: status.as_u16(),
-            code: code.into(),
+            code: code.as_str().into(),
             detail: detail.into(),
             request_id: None,
             retry_after_ms: None,
             holder: None,
             expires_in_ms: None,
             nodes: None,
-            runbook: self.runbook(),
-            cause: None,
+            runbook: self.runbook().map(Into::into),
         };
-        ApiError { status, challenge: None, problem: Box::new(problem) }
+        let report = ErrorReport { problem, code, cause: None };
+        ApiError { status, challenge: None, report: Box::new(report) }
     }
 }
 
@@ -166,7 +124,7 @@ impl ApiError {
     pub fn internal(cause: impl Display) -> Self {
         let mut error = INTERNAL
             .because("this is a defect of the gateway; its log has more under this request id");
-        error.problem.cause = Some(cause.to_string());
+        error.report.cause = Some(cause.to_string());
         error
     }
 
@@ -197,7 +155,7 @@ impl ApiError {
     /// The client's certificate is verified, but no key names it.
     pub(super) fn unknown_certificate(subject: &str) -> Self {
         let mut error = Self::from(AuthError::Unknown);
-        error.problem.detail = format!(
+        error.report.problem.detail = format!(
             "no API key has the client certificate with the subject {subject:?}: name it as `certificate` in the keys file"
         );
         error
@@ -210,13 +168,13 @@ impl ApiError {
     }
 
     pub(super) fn retry_after(mut self, pause: Duration) -> Self {
-        self.problem.retry_after_ms = Some(pause.as_micros().div_ceil(1000) as u64);
+        self.report.problem.retry_after_ms = Some(pause.as_micros().div_ceil(1000) as u64);
         self
     }
 
     fn nodes(mut self, nodes: Vec<NodeReport>, disclosure: Disclosure) -> Self {
-        let shown = |(at, report)| NodeAnswerBody::of_report(report).shown(at, disclosure.nodes);
-        self.problem.nodes = Some(nodes.into_iter().enumerate().map(shown).collect());
+        let shown = |(at, report)| node_answer(report, at, disclosure.nodes);
+        self.report.problem.nodes = Some(nodes.into_iter().enumerate().map(shown).collect());
         self
     }
 
@@ -231,13 +189,17 @@ impl ApiError {
     }
 
     fn with_holder(mut self, by: &HeldBy) -> Self {
-        self.problem.holder = label_of(&by.info);
-        self.problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
+        self.report.problem.holder = label_of(&by.info);
+        self.report.problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
         self
     }
 
+    pub(super) fn report(self) -> ErrorReport {
+        *self.report
+    }
+
     pub fn problem(self) -> Problem {
-        *self.problem
+        self.report.problem
     }
 }
 
@@ -396,15 +358,16 @@ fn describe(by: &HeldBy) -> String {
     }
 }
 
-impl Problem {
+impl ErrorReport {
     /// Writes the body of an error into the answer. This comes last, because the body has the
     /// request id.
     pub(super) fn render(self, id: &HeaderValue, response: &mut Response) {
-        let problem = Self { request_id: id.to_str().ok().map(str::to_owned), ..self };
+        let request_id = id.to_str().ok().map(str::to_owned);
+        let problem = Problem { request_id, ..self.problem };
         *response.body_mut() = Body::from(json_line(&problem).unwrap_or_default());
         let headers = response.headers_mut();
         headers.remove(header::CONTENT_LENGTH);
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_MEDIA_TYPE));
         if problem.status != S::NOT_FOUND {
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         }
@@ -412,11 +375,11 @@ impl Problem {
 }
 
 impl IntoResponse for ApiError {
-    /// Makes the answer without its body. `Problem::render` adds that later, with the request id.
+    /// Makes the answer without its body. `ErrorReport::render` adds that later, with the request id.
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();
         let headers = response.headers_mut();
-        if let Some(pause) = self.problem.retry_after_ms {
+        if let Some(pause) = self.report.problem.retry_after_ms {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(pause.div_ceil(1000).max(1)));
         }
         // Each scheme gets a header line of its own.
@@ -424,7 +387,7 @@ impl IntoResponse for ApiError {
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(bearer));
             headers.append(header::WWW_AUTHENTICATE, HeaderValue::from_static(BASIC_CHALLENGE));
         }
-        response.extensions_mut().insert(*self.problem);
+        response.extensions_mut().insert(*self.report);
         response
     }
 }

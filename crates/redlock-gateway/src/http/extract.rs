@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Query};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, Uri};
+use http::{HeaderMap, Uri};
+use redlock_api::AcquireBody;
+use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN, PREFER};
 use redlock_core::{Info, LockName, LockToken, Ttl};
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,7 +22,6 @@ use super::error::{
     ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT,
     MISSING_TOKEN,
 };
-use super::wire::{AcquireBody, ExtendBody};
 use crate::config::Limits;
 use crate::info::LockMetadata;
 use crate::transport::disconnect::Peer;
@@ -29,9 +30,6 @@ use crate::transport::disconnect::Peer;
 const MAX_LABEL: usize = 255;
 /// Limit on all keys and values of `metadata` together, in bytes.
 const MAX_METADATA: usize = 1024;
-pub(super) static LOCK_TOKEN: HeaderName = HeaderName::from_static("lock-token");
-static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-static PREFER: HeaderName = HeaderName::from_static("prefer");
 
 /// The arguments of an acquire (POST) that are in its head.
 pub(super) struct AcquireHead {
@@ -61,10 +59,11 @@ impl AcquireHead {
         body: &AcquireBody,
         limits: &Limits,
     ) -> Result<(Option<Duration>, Option<u64>), ApiError> {
-        let (wait, applied) = match (body.wait(limits)?, self.preferred_seconds) {
-            (None, Some(seconds)) => (Some(preferred_time(seconds, limits)?), Some(seconds)),
-            (wait, _) => (wait, None),
-        };
+        let (wait, applied) =
+            match (requested_wait(body.wait_ms.as_ref(), limits)?, self.preferred_seconds) {
+                (None, Some(seconds)) => (Some(preferred_time(seconds, limits)?), Some(seconds)),
+                (wait, _) => (wait, None),
+            };
         Ok((wait.filter(|wait| !wait.is_zero()), applied))
     }
 
@@ -253,62 +252,66 @@ fn preferred_time(seconds: u64, limits: &Limits) -> Result<Duration, ApiError> {
     })
 }
 
-impl AcquireBody {
-    /// The TTL, if the body has one.
-    pub fn ttl(&self, limits: &Limits) -> Result<Option<Ttl>, ApiError> {
-        self.ttl_ms.as_ref().map(|value| ttl(value, limits)).transpose()
-    }
+/// The TTL of a body, or the default.
+pub fn requested_ttl(value: Option<&Value>, limits: &Limits) -> Result<Ttl, ApiError> {
+    let Some(value) = value else { return Ok(limits.default_ttl) };
+    whole(value)
+        .and_then(|millis| Ttl::from_millis(millis).ok())
+        .filter(|ttl| *ttl <= limits.max_ttl)
+        .ok_or_else(|| {
+            INVALID_TTL.because(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits)))
+        })
+}
 
-    /// The time to wait, if the body has one.
-    pub fn wait(&self, limits: &Limits) -> Result<Option<Duration>, ApiError> {
-        let Some(value) = &self.wait_ms else { return Ok(None) };
-        let wait = whole(value).map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
-        wait.map(Some)
-            .ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
-    }
+/// The time to wait, if the body has one.
+pub fn requested_wait(
+    value: Option<&Value>,
+    limits: &Limits,
+) -> Result<Option<Duration>, ApiError> {
+    let Some(value) = value else { return Ok(None) };
+    let wait = whole(value).map(Duration::from_millis).filter(|wait| *wait <= limits.max_wait);
+    wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
+}
 
-    /// Label and metadata to store, with the principal that the lock will belong to.
-    pub fn metadata(self, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
-        let is_label = |text: &str| {
-            text.chars().count() <= MAX_LABEL
-                && !text.chars().any(|c| c.is_control() || is_deceptive(c))
-        };
-        let owner = match self.owner {
-            None => None,
-            Some(Value::String(label)) if is_label(&label) => Some(label),
-            Some(_) => {
-                let detail = format!(
-                    "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators \
-                     and bidirectional controls"
-                );
-                return Err(INVALID_BODY.because(detail));
-            }
-        };
-        let metadata = match self.metadata {
-            None => BTreeMap::new(),
-            Some(value) => {
-                serde_json::from_value::<BTreeMap<String, String>>(value).map_err(|_| {
-                    INVALID_BODY.because("metadata must be an object whose values are strings")
-                })?
-            }
-        };
-        if let Some((key, _)) = metadata
-            .iter()
-            .find(|(key, value)| [key, value].iter().any(|text| text.contains(is_unshowable)))
-        {
+/// Label and metadata to store, with the principal that the lock will belong to.
+pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
+    let is_label = |text: &str| {
+        text.chars().count() <= MAX_LABEL
+            && !text.chars().any(|c| c.is_control() || is_deceptive(c))
+    };
+    let owner = match body.owner {
+        None => None,
+        Some(Value::String(label)) if is_label(&label) => Some(label),
+        Some(_) => {
             let detail = format!(
-                "metadata has a control character (U+007F to U+009F), a line separator or a bidirectional control in {key:?} or its value"
+                "owner must be a string of at most {MAX_LABEL} characters without control characters, line separators \
+                 and bidirectional controls"
             );
             return Err(INVALID_BODY.because(detail));
         }
-        let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
-        if size > MAX_METADATA {
-            let detail =
-                format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
-            return Err(INVALID_BODY.because(detail));
-        }
-        Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned) })
+    };
+    let metadata = match body.metadata {
+        None => BTreeMap::new(),
+        Some(value) => serde_json::from_value::<BTreeMap<String, String>>(value).map_err(|_| {
+            INVALID_BODY.because("metadata must be an object whose values are strings")
+        })?,
+    };
+    if let Some((key, _)) = metadata
+        .iter()
+        .find(|(key, value)| [key, value].iter().any(|text| text.contains(is_unshowable)))
+    {
+        let detail = format!(
+            "metadata has a control character (U+007F to U+009F), a line separator or a bidirectional control in {key:?} or its value"
+        );
+        return Err(INVALID_BODY.because(detail));
     }
+    let size: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if size > MAX_METADATA {
+        let detail =
+            format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
+        return Err(INVALID_BODY.because(detail));
+    }
+    Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned) })
 }
 
 /// Whether a character makes a text look like another one: line separators, and the marks,
@@ -334,24 +337,6 @@ pub fn stored(metadata: &LockMetadata) -> Result<Info, ApiError> {
         INVALID_BODY
             .because(format!("owner and metadata take more than {max} bytes when escaped as JSON"))
     })
-}
-
-impl ExtendBody {
-    pub fn ttl(&self, limits: &Limits) -> Result<Ttl, ApiError> {
-        match &self.ttl_ms {
-            Some(value) => ttl(value, limits),
-            None => Ok(limits.default_ttl),
-        }
-    }
-}
-
-fn ttl(value: &Value, limits: &Limits) -> Result<Ttl, ApiError> {
-    whole(value)
-        .and_then(|millis| Ttl::from_millis(millis).ok())
-        .filter(|ttl| *ttl <= limits.max_ttl)
-        .ok_or_else(|| {
-            INVALID_TTL.because(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits)))
-        })
 }
 
 /// A number without a fraction. `30000.0` counts as an integer in JSON Schema, and some clients
@@ -421,7 +406,7 @@ mod tests {
                 assert_eq!(bad, "1e400", "only a number that is none at all is no JSON");
                 continue;
             };
-            let problem = body.ttl(&limits()).unwrap_err().problem();
+            let problem = requested_ttl(body.ttl_ms.as_ref(), &limits()).unwrap_err().problem();
             assert_eq!(problem.code, "invalid_ttl");
             assert!(problem.detail.contains("10 to 300000"), "{}", problem.detail);
         }
@@ -431,7 +416,7 @@ mod tests {
     fn the_label_survives_storage() {
         let body: AcquireBody =
             serde_json::from_str(r#"{"owner":"a \"b\"","metadata":{"k":"v"}}"#).unwrap();
-        let info = stored(&body.metadata(None).unwrap()).unwrap();
+        let info = stored(&metadata(body, None).unwrap()).unwrap();
         assert_eq!(label_of(info.as_bytes()).as_deref(), Some("a \"b\""));
         assert_eq!(label_of(b"not ours"), None);
     }

@@ -2,12 +2,13 @@
 
 use axum::response::{IntoResponse, Response};
 use http::{StatusCode, header};
+use redlock_api::Health;
 
 use super::access::{Access, Visibility};
 use super::error::ApiError;
 use super::openapi::CommonErrors;
 use super::render::json_response;
-use super::wire::Health;
+use super::wire::{alive, health, health_without_nodes};
 use crate::gateway::Readiness;
 
 /// Whether the process lives
@@ -21,7 +22,7 @@ use crate::gateway::Readiness;
         (status = 500, description = "internal_error"),
     ))]
 pub(super) async fn livez() -> Result<Response, ApiError> {
-    json_response(StatusCode::OK, &Health::alive())
+    json_response(StatusCode::OK, &alive())
 }
 
 /// Whether to send requests here
@@ -41,11 +42,11 @@ pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Res
         Readiness::Ready => StatusCode::OK,
         Readiness::NoQuorum | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
-    let health = match visibility {
-        Visibility::Full => Health::new(readiness, gateway.nodes()),
-        Visibility::StatusOnly => Health::status_only(readiness),
+    let body = match visibility {
+        Visibility::Full => health(readiness, gateway.nodes()),
+        Visibility::StatusOnly => health_without_nodes(readiness),
     };
-    json_response(status, &health)
+    json_response(status, &body)
 }
 
 /// The same as /readyz

@@ -3,23 +3,24 @@
 use std::time::Instant;
 
 use axum::response::{IntoResponse, Response};
-use http::{HeaderName, StatusCode, header};
+use http::{StatusCode, header};
+use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
+use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
 use redlock_core::{HeldBy, LockToken};
 
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
-use super::extract::{AcquireHead, ExtendHead, Json, LOCK_TOKEN, ListQuery, ReleaseBy, stored};
+use super::extract::{
+    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, metadata, requested_ttl, stored,
+};
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
-use super::wire::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
+use super::wire::{lease, lock_list, lock_status};
 use crate::auth::Verb;
 use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken};
 use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
-
-static IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
-static PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
 /// Acquire a lock
 ///
@@ -66,9 +67,9 @@ pub(super) async fn acquire(
     // The body may have taken long to arrive, and the key may have been removed meanwhile.
     lock.check_again()?;
     let limits = access.limits();
-    let ttl = body.ttl(&limits)?.unwrap_or(limits.default_ttl);
+    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let (wait, applied) = head.wait(&body, &limits)?;
-    let metadata = body.metadata(access.caller().principal())?;
+    let metadata = metadata(body, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
     let request = AcquireRequest {
         name: name.clone(),
@@ -86,7 +87,7 @@ pub(super) async fn acquire(
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
 
-    let lease = Lease::new(name, &view, metadata.owner);
+    let lease = lease(name, &view, metadata.owner);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
     // Only slashes are encoded: no other character that a name may have ends a segment of a path.
@@ -136,12 +137,12 @@ pub(super) async fn extend(
     // The body may have taken long to arrive, and the key may have been removed meanwhile.
     lock.check_again()?;
     let limits = access.limits();
-    let ttl = body.ttl(&limits)?;
+    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let token = resolve(&lock, token).await?;
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
     let view = extended.map_err(|refusal| lock.refused(refusal))?;
-    grant_response(StatusCode::OK, &Lease::new(name, &view, None), None)
+    grant_response(StatusCode::OK, &lease(name, &view, None), None)
 }
 
 /// Release a lock
@@ -241,7 +242,7 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Other).await?;
     let inspection = access.gateway().inspect(name).await;
-    json_response(StatusCode::OK, &LockStatus::new(name, inspection, access.sees_nodes()))
+    json_response(StatusCode::OK, &lock_status(name, inspection, access.sees_nodes()))
 }
 
 /// List held locks
@@ -281,7 +282,7 @@ pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, A
         .await
         .map_err(|refusal| access.refused(refusal))?;
     let shows = |name: &_| access.caller().may(Verb::Inspect, name);
-    json_response(StatusCode::OK, &LockList::new(page, shows))
+    json_response(StatusCode::OK, &lock_list(page, shows))
 }
 
 /// The answer to `/locks/` without a name.

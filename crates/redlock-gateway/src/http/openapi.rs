@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use redlock_api::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 use redlock_core::LockName;
 use redlock_core::node::{Engine, NodeState, Reason};
 use serde_json::{Map, Value, json};
@@ -12,7 +13,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{RefOr, Required};
 use utoipa::{IntoParams, IntoResponses, Modify, OpenApi};
 
-use super::error::{self, MEDIA_TYPE, Problem};
+use super::error;
 
 #[derive(OpenApi)]
 #[openapi(
@@ -133,7 +134,7 @@ fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
     [
-        ("Problem", "code", error::codes().collect()),
+        ("Problem", "code", ProblemCode::ALL.iter().map(|code| code.as_str()).collect()),
         ("Health", "status", vec!["alive", "ready", "no_quorum", "draining"]),
         ("NodeHealth", "state", NodeState::ALL.map(NodeState::as_str).to_vec()),
         ("NodeHealth", "engine", vec![Engine::Lua.as_str(), Engine::Native.as_str()]),
@@ -171,7 +172,7 @@ fn describe_error(status: &str, response: &mut Value) {
     });
     let content = json!({ "schema": { "$ref": "#/components/schemas/Problem" }, "examples": Map::from_iter(examples) });
     let is_held = text.contains("lock_held");
-    response["content"] = json!({ MEDIA_TYPE: content });
+    response["content"] = json!({ PROBLEM_MEDIA_TYPE: content });
     let (header, description, schema) = match status {
         "401" | "403" => {
             ("WWW-Authenticate", "Bearer and Basic, in two lines", json!({ "type": "string" }))

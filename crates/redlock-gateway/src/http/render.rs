@@ -9,10 +9,11 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use http_body::{Frame, SizeHint};
+use redlock_api::Lease;
 use serde::Serialize;
 
 use super::error::ApiError;
-use super::wire::{Lease, json_line};
+use super::wire::json_line;
 use crate::gateway::GrantGuard;
 
 pub(super) fn header_value(text: String) -> Result<HeaderValue, ApiError> {

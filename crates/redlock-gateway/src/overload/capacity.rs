@@ -57,6 +57,17 @@ pub struct Given {
     pub embedded: bool,
 }
 
+/// No file descriptors are left for connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{descriptors} files may be open, and {reserved} are kept for the nodes and the gateway itself: \
+     raise ulimit -n"
+)]
+pub struct NoDescriptors {
+    descriptors: u64,
+    reserved: usize,
+}
+
 /// The limits of the process.
 #[derive(Debug, Clone, Copy)]
 pub struct Capacity {
@@ -107,14 +118,16 @@ impl Capacity {
     ///
     /// # Errors
     /// Fails when none are left.
-    pub fn within(self, descriptors: u64, nodes: usize, others: usize) -> Result<Self, String> {
+    pub fn within(
+        self,
+        descriptors: u64,
+        nodes: usize,
+        others: usize,
+    ) -> Result<Self, NoDescriptors> {
         let reserved = OWN_DESCRIPTORS + nodes * NODE_DESCRIPTORS + others;
         let left = usize::try_from(descriptors).unwrap_or(usize::MAX).saturating_sub(reserved);
         if left == 0 {
-            return Err(format!(
-                "{descriptors} files may be open, and {reserved} are kept for the nodes and the \
-                 gateway itself: raise ulimit -n"
-            ));
+            return Err(NoDescriptors { descriptors, reserved });
         }
         let given = Given { connections: Some(self.connections.min(left)), ..self.given };
         Ok(if left < self.connections { Self::new(given) } else { self })
@@ -211,7 +224,7 @@ mod tests {
         let few = capacity.within(256, 5, 80).unwrap();
         assert_eq!((few.connections, few.waiters, few.in_flight), (88, 55, 4096));
         assert_eq!(capacity.within(20_000, 5, 80).unwrap().connections, 16_000);
-        assert!(capacity.within(128, 5, 80).unwrap_err().contains("168 are kept"));
+        assert!(capacity.within(128, 5, 80).unwrap_err().to_string().contains("168 are kept"));
         let asked =
             Capacity::new(Given { waiters: Some(200), ..given(GIB) }).within(256, 5, 80).unwrap();
         assert_eq!(asked.waiters, 200, "an explicit setting stays");

@@ -168,7 +168,7 @@ fn networks_are_parsed_in_both_notations() {
         ("::/0", "every address"),
         ("::ffff:0.0.0.0/96", "every address"),
     ] {
-        let error = network(text).unwrap_err();
+        let error = network(text).unwrap_err().to_string();
         assert!(error.contains(word), "{text}: {error}");
     }
 }

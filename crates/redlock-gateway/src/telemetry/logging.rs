@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::{Directive, LevelFilter};
+use tracing_subscriber::filter::{Directive, LevelFilter, ParseError};
 
 use crate::audit;
 use crate::config::LogFormat;
@@ -39,13 +39,24 @@ fn asked() -> Option<String> {
     text.contains(|c: char| c != ',' && !c.is_whitespace()).then_some(text)
 }
 
+const EXPECTED: &str =
+    "expected a level (error, warn, info, debug, trace, off) or target=level, separated by commas";
+
+/// RUST_LOG is no filter.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    #[error("RUST_LOG: {text:?} is not allowed: {word:?} is no level; {EXPECTED}")]
+    NoLevel { text: String, word: String },
+    #[error("RUST_LOG: {text:?} is not allowed: {source}; {EXPECTED}")]
+    NoFilter { text: String, source: ParseError },
+}
+
 /// Checks RUST_LOG.
 ///
 /// # Errors
 /// RUST_LOG is set to something that is no filter.
-pub fn check_filter() -> Result<(), String> {
+pub fn check_filter() -> Result<(), FilterError> {
     let Some(text) = asked() else { return Ok(()) };
-    let expected = "expected a level (error, warn, info, debug, trace, off) or target=level, separated by commas";
     // The library takes any other word for a target. With `RUST_LOG=inof`, for example, it would
     // log only the target `inof`, so nothing.
     let is_level = |word: &str| {
@@ -58,11 +69,10 @@ pub fn check_filter() -> Result<(), String> {
     match (odd, EnvFilter::try_new(&text)) {
         (None, Ok(_)) => Ok(()),
         (Some(word), _) => {
-            Err(format!("RUST_LOG: {text:?} is not allowed: {word:?} is no level; {expected}"))
+            let word = word.to_owned();
+            Err(FilterError::NoLevel { text, word })
         }
-        (None, Err(error)) => {
-            Err(format!("RUST_LOG: {text:?} is not allowed: {error}; {expected}"))
-        }
+        (None, Err(source)) => Err(FilterError::NoFilter { text, source }),
     }
 }
 

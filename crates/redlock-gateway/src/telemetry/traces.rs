@@ -15,7 +15,7 @@ use opentelemetry::trace::{
     FutureExt, Span as _, SpanContext, SpanKind, Status, TraceContextExt, Tracer, TracerProvider,
 };
 use opentelemetry::{Context, KeyValue};
-use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider, Span};
@@ -26,6 +26,14 @@ use redlock_core::node::{Op, RoundTrace, Vote};
 const MAX_TRACE_STATE: usize = 512;
 /// Time limit for sending the last spans when the process ends.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The endpoint for spans is malformed.
+#[derive(Debug, thiserror::Error)]
+#[error("--otlp-endpoint: {endpoint}: {source}")]
+pub struct TracesError {
+    endpoint: String,
+    source: ExporterBuildError,
+}
 
 /// The destination of spans, and what all spans have in common.
 pub struct Traces {
@@ -39,9 +47,10 @@ impl Traces {
     ///
     /// # Errors
     /// The endpoint is malformed. An endpoint without a listener is logged later.
-    pub fn start(endpoint: &str, nodes: &[String]) -> Result<Self, String> {
+    pub fn start(endpoint: &str, nodes: &[String]) -> Result<Self, TracesError> {
         let exporter = SpanExporter::builder().with_http().with_endpoint(endpoint).build();
-        let exporter = exporter.map_err(|error| format!("--otlp-endpoint: {endpoint}: {error}"))?;
+        let exporter =
+            exporter.map_err(|source| TracesError { endpoint: endpoint.to_owned(), source })?;
         let mut resource = Resource::builder()
             .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
         if std::env::var_os("OTEL_SERVICE_NAME").is_none() {

@@ -18,16 +18,50 @@ use axum_server::tls_rustls::RustlsConfig;
 use metrics::{Counter, Gauge};
 use tokio::task::JoinSet;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::server::{
+    NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier,
+};
 use tokio_rustls::rustls::{Error, InconsistentKeys, RootCertStore, ServerConfig};
 pub(crate) use tokio_rustls::server::TlsStream;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
 use crate::config::TlsFiles;
-use crate::reload::{Content, Reload, Watched, read};
+use crate::reload::{Content, ReadError, Reload, Watched, read};
+
+/// Why HTTPS cannot be served with its files. Each text has the flag and the path, and contains the
+/// text of its source.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpsError {
+    #[error("--tls-cert, --tls-key: not read")]
+    NotRead,
+    #[error("{flag}: {}: {source}", path.display())]
+    Unreadable { flag: &'static str, path: PathBuf, source: ReadError },
+    #[error("{flag}: {}: {source}; expected PEM", path.display())]
+    Pem { flag: &'static str, path: PathBuf, source: pem::Error },
+    #[error("{flag}: {}: no certificate in it; expected PEM", path.display())]
+    NoCertificate { flag: &'static str, path: PathBuf },
+    #[error("--tls-key: {}: no private key in it; expected PEM that is not encrypted", .0.display())]
+    NoKey(PathBuf),
+    #[error("--tls-client-ca: {}: {source}", path.display())]
+    Authority { path: PathBuf, source: Error },
+    #[error("--tls-client-ca: {}: {source}", path.display())]
+    Authorities { path: PathBuf, source: VerifierBuilderError },
+    #[error(transparent)]
+    Protocol(Error),
+    #[error(
+        "--tls-key: {}: does not belong to the certificate of --tls-cert, {}",
+        key.display(),
+        cert.display()
+    )]
+    KeyMismatch { key: PathBuf, cert: PathBuf },
+    #[error("--tls-cert: {}: {source}", path.display())]
+    Certificate { path: PathBuf, source: Error },
+    #[error("--tls-key: {}: {source}", path.display())]
+    Key { path: PathBuf, source: Error },
+}
 
 /// Metrics of the certificate files.
 pub(crate) struct CertificateMetrics {
@@ -45,7 +79,7 @@ pub(crate) fn follow(
     reload: &Reload,
     metrics: CertificateMetrics,
     tasks: &mut JoinSet<()>,
-) -> Result<RustlsConfig, String> {
+) -> Result<RustlsConfig, HttpsError> {
     let mut watched = Watched::new(paths(files), reload);
     let current = RustlsConfig::from_config(Arc::new(configuration(files, watched.contents())?));
     metrics.expiry.set(expiry(files, watched.contents()));
@@ -64,7 +98,7 @@ pub(crate) fn follow(
                 Err(error) => {
                     metrics.failures.increment(1);
                     tracing::error!(
-                        error,
+                        error = error.to_string(),
                         "the new certificate files cannot be used: the previous certificate stays"
                     );
                 }
@@ -101,7 +135,7 @@ pub(crate) fn client_certificate<S>(
 ///
 /// # Errors
 /// A file cannot be read or used.
-pub(crate) fn check(files: &TlsFiles) -> Result<(), String> {
+pub(crate) fn check(files: &TlsFiles) -> Result<(), HttpsError> {
     configuration(files, &read(&paths(files))).map(drop)
 }
 
@@ -124,50 +158,47 @@ fn expiry(files: &TlsFiles, contents: &[Content]) -> f64 {
 }
 
 /// Builds the configuration from the files' contents, in the order of [`paths`].
-fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig, String> {
+fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig, HttpsError> {
     let [cert, key, client_ca @ ..] = contents else {
-        return Err("--tls-cert, --tls-key: not read".into());
+        return Err(HttpsError::NotRead);
     };
     let chain = certificates("--tls-cert", &files.cert, cert)?;
-    let at_key = format!("--tls-key: {}", files.key.display());
-    let key = key.as_ref().map_err(|error| format!("{at_key}: {error}"))?;
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-        format!("{at_key}: no private key in it; expected PEM that is not encrypted")
-    })?;
+    let key = readable("--tls-key", &files.key, key)?;
+    let key =
+        PrivateKeyDer::from_pem_slice(key).map_err(|_| HttpsError::NoKey(files.key.clone()))?;
     let provider = Arc::new(aws_lc_rs::default_provider());
     let clients = match (&files.client_ca, client_ca) {
         (Some(path), [content]) => {
             let mut trusted = RootCertStore::empty();
-            let unusable = |error: &dyn std::fmt::Display| {
-                format!("--tls-client-ca: {}: {error}", path.display())
-            };
             for certificate in certificates("--tls-client-ca", path, content)? {
-                trusted.add(certificate).map_err(|error| unusable(&error))?;
+                trusted
+                    .add(certificate)
+                    .map_err(|source| HttpsError::Authority { path: path.clone(), source })?;
             }
             let verifier =
                 WebPkiClientVerifier::builder_with_provider(Arc::new(trusted), provider.clone());
             // A client without a certificate is let in to the handshake: it may have an API key
             // instead.
-            verifier.allow_unauthenticated().build().map_err(|error| unusable(&error))?
+            verifier
+                .allow_unauthenticated()
+                .build()
+                .map_err(|source| HttpsError::Authorities { path: path.clone(), source })?
         }
         _ => WebPkiClientVerifier::no_client_auth(),
     };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
+        .map_err(HttpsError::Protocol)?
         .with_client_cert_verifier(clients)
         .with_single_cert(chain, key)
         .map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                format!(
-                    "{at_key}: does not belong to the certificate of --tls-cert, {}",
-                    files.cert.display()
-                )
+                HttpsError::KeyMismatch { key: files.key.clone(), cert: files.cert.clone() }
             }
-            Error::InvalidCertificate(_) => {
-                format!("--tls-cert: {}: {error}", files.cert.display())
+            source @ Error::InvalidCertificate(_) => {
+                HttpsError::Certificate { path: files.cert.clone(), source }
             }
-            error => format!("{at_key}: {error}"),
+            source => HttpsError::Key { path: files.key.clone(), source },
         })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     if files.client_ca.is_some() {
@@ -179,17 +210,30 @@ fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig,
     Ok(config)
 }
 
+/// The content of a file, if it could be read.
+fn readable<'a>(
+    flag: &'static str,
+    path: &Path,
+    content: &'a Content,
+) -> Result<&'a [u8], HttpsError> {
+    let content = content.as_deref();
+    content.map_err(|error| HttpsError::Unreadable {
+        flag,
+        path: path.to_owned(),
+        source: error.clone(),
+    })
+}
+
 fn certificates(
-    flag: &str,
+    flag: &'static str,
     path: &Path,
     content: &Content,
-) -> Result<Vec<CertificateDer<'static>>, String> {
-    let path = path.display();
-    let pem = content.as_ref().map_err(|error| format!("{flag}: {path}: {error}"))?;
+) -> Result<Vec<CertificateDer<'static>>, HttpsError> {
+    let pem = readable(flag, path, content)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| format!("{flag}: {path}: {error}; expected PEM"))?;
+    let found = found.map_err(|source| HttpsError::Pem { flag, path: path.to_owned(), source })?;
     if found.is_empty() {
-        return Err(format!("{flag}: {path}: no certificate in it; expected PEM"));
+        return Err(HttpsError::NoCertificate { flag, path: path.to_owned() });
     }
     Ok(found)
 }

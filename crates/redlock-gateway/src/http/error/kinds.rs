@@ -1,63 +1,65 @@
 //! The table of errors: status, code, title, and an example of a detail.
 
 use http::StatusCode as S;
+use redlock_api::ProblemCode;
 
 use crate::remedy::section;
 
 /// A kind of error: status, code and title.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ProblemKind(pub(super) S, pub(super) &'static str, pub(super) &'static str);
+pub(crate) struct ProblemKind(pub(super) S, pub(super) ProblemCode, pub(super) &'static str);
 
 /// Builds the table, with an example of a detail for each kind.
 macro_rules! kinds {
-    ($($name:ident: $status:ident, $code:literal, $title:literal, $detail:literal;)+) => {
-        $(pub(crate) const $name: ProblemKind = ProblemKind(S::$status, $code, $title);)+
+    ($($name:ident: $status:ident, $code:ident, $title:literal, $detail:literal;)+) => {
+        $(pub(crate) const $name: ProblemKind = ProblemKind(S::$status, ProblemCode::$code, $title);)+
 
         pub(super) const ALL: &[(ProblemKind, &str)] = &[$(($name, $detail)),+];
     };
 }
 
 kinds! {
-    INVALID_NAME: BAD_REQUEST, "invalid_name", "Invalid lock name", "the name has ' ' at byte 3; allowed are A-Z a-z 0-9 and . _ : @ / + ~ -";
-    INVALID_TTL: BAD_REQUEST, "invalid_ttl", "Invalid TTL", "ttl_ms is 5; allowed are 10 to 300000";
-    INVALID_WAIT: BAD_REQUEST, "invalid_wait", "Invalid waiting time", "wait_ms is 60000; allowed are 0 to 25000";
-    INVALID_BODY: BAD_REQUEST, "invalid_body", "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `owner`, `metadata` at line 1 column 6";
-    INVALID_PARAMETER: BAD_REQUEST, "invalid_parameter", "Invalid header or query parameter", "Idempotency-Key must have 16 to 255 visible ASCII characters";
-    MISSING_TOKEN: BAD_REQUEST, "missing_token", "Missing lock token", "the Lock-Token header is missing; send the token that acquiring the lock returned";
-    INVALID_TOKEN: BAD_REQUEST, "invalid_token", "Invalid lock token", "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>";
-    UNAUTHENTICATED: UNAUTHORIZED, "unauthenticated", "Not authenticated", "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key";
-    FORBIDDEN: FORBIDDEN, "forbidden", "Not allowed", "the key \"ci\" does not have the permission \"acquire\" here";
-    NOT_FOUND: NOT_FOUND, "not_found", "No such path", "the paths of this service are listed under /docs and in /openapi.json";
-    LOCK_NOT_FOUND: NOT_FOUND, "lock_not_found", "Lock not found", "no such lock is held: it was released or has expired";
-    METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, "method_not_allowed", "Method not allowed", "this path does not take this method; the Allow header lists those it takes";
-    REQUEST_TIMEOUT: REQUEST_TIMEOUT, "request_timeout", "Request timed out", "the request body did not arrive within 10s";
-    LOCK_HELD: CONFLICT, "lock_held", "The lock is held", "\"nightly-report on host-7\" holds it; it may expire in 21400 ms";
-    NOT_HOLDER: CONFLICT, "not_holder", "Not the holder", "this token does not hold the lock; \"nightly-report on host-7\" holds it; it may expire in 21400 ms";
-    MAX_HOLD_REACHED: CONFLICT, "max_hold_reached", "The lock has been held for too long", "the lock has been held for 1day and may be for 1day; release and compete again";
-    BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, "body_too_large", "Request body too large", "the request body is larger than 16384 bytes";
-    UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}')";
-    MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, "misdirected_request", "Not a host of this service", "this gateway is not known under this name; --allowed-host gives the names that it has";
-    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, "too_many_waiters", "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed; try again, or without wait_ms";
-    RATE_LIMITED: TOO_MANY_REQUESTS, "rate_limited", "Too many requests", "the API key has used up its rate of requests";
-    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, "quota_exceeded", "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended";
-    INTERNAL: INTERNAL_SERVER_ERROR, "internal_error", "Internal error", "this is a defect of the gateway; its log has more under this request id";
-    NO_QUORUM: SERVICE_UNAVAILABLE, "quorum_unavailable", "No quorum", "too few nodes answered in time to decide; this request holds nothing, and whatever it set is being released";
-    OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, "outcome_unknown", "The outcome is unknown", "too few nodes answered to tell whether this was done; an old deadline still stands, and trying again is safe";
-    DRAINING: SERVICE_UNAVAILABLE, "draining", "Shutting down", "this replica is shutting down; another one may serve";
-    AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, "audit_unavailable", "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
-    OVERLOADED: SERVICE_UNAVAILABLE, "overloaded", "Too many requests in flight", "too many requests are in flight, or too many of this client; some slots are reserved for others";
+    INVALID_NAME: BAD_REQUEST, InvalidName, "Invalid lock name", "the name has ' ' at byte 3; allowed are A-Z a-z 0-9 and . _ : @ / + ~ -";
+    INVALID_TTL: BAD_REQUEST, InvalidTtl, "Invalid TTL", "ttl_ms is 5; allowed are 10 to 300000";
+    INVALID_WAIT: BAD_REQUEST, InvalidWait, "Invalid waiting time", "wait_ms is 60000; allowed are 0 to 25000";
+    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `owner`, `metadata` at line 1 column 6";
+    INVALID_PARAMETER: BAD_REQUEST, InvalidParameter, "Invalid header or query parameter", "Idempotency-Key must have 16 to 255 visible ASCII characters";
+    MISSING_TOKEN: BAD_REQUEST, MissingToken, "Missing lock token", "the Lock-Token header is missing; send the token that acquiring the lock returned";
+    INVALID_TOKEN: BAD_REQUEST, InvalidToken, "Invalid lock token", "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>";
+    UNAUTHENTICATED: UNAUTHORIZED, Unauthenticated, "Not authenticated", "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key";
+    FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the key \"ci\" does not have the permission \"acquire\" here";
+    NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
+    LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "no such lock is held: it was released or has expired";
+    METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not take this method; the Allow header lists those it takes";
+    REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
+    LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" holds it; it may expire in 21400 ms";
+    NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this token does not hold the lock; \"nightly-report on host-7\" holds it; it may expire in 21400 ms";
+    MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock has been held for 1day and may be for 1day; release and compete again";
+    BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";
+    UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, UnsupportedMediaType, "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}')";
+    MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, MisdirectedRequest, "Not a host of this service", "this gateway is not known under this name; --allowed-host gives the names that it has";
+    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, TooManyWaiters, "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed; try again, or without wait_ms";
+    RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests";
+    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended";
+    INTERNAL: INTERNAL_SERVER_ERROR, InternalError, "Internal error", "this is a defect of the gateway; its log has more under this request id";
+    NO_QUORUM: SERVICE_UNAVAILABLE, QuorumUnavailable, "No quorum", "too few nodes answered in time to decide; this request holds nothing, and whatever it set is being released";
+    OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, OutcomeUnknown, "The outcome is unknown", "too few nodes answered to tell whether this was done; an old deadline still stands, and trying again is safe";
+    DRAINING: SERVICE_UNAVAILABLE, Draining, "Shutting down", "this replica is shutting down; another one may serve";
+    AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, AuditUnavailable, "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
+    OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight, or too many of this client; some slots are reserved for others";
 }
 
 impl ProblemKind {
     /// The section of the operators' documentation about this error, if an operator can mend the
     /// cause.
     pub(super) fn runbook(self) -> Option<&'static str> {
+        use ProblemCode as C;
         match self.1 {
-            "quorum_unavailable" | "outcome_unknown" => Some(section::QUORUM_LOST),
-            "quota_exceeded" => Some(section::MASTER_MEMORY),
-            "overloaded" => Some(section::LIMIT_IS_NEAR),
-            "audit_unavailable" => Some(section::AUDIT_LOG),
-            "draining" => Some(section::DRAINING),
+            C::QuorumUnavailable | C::OutcomeUnknown => Some(section::QUORUM_LOST),
+            C::QuotaExceeded => Some(section::MASTER_MEMORY),
+            C::Overloaded => Some(section::LIMIT_IS_NEAR),
+            C::AuditUnavailable => Some(section::AUDIT_LOG),
+            C::Draining => Some(section::DRAINING),
             _ => None,
         }
     }
@@ -65,12 +67,7 @@ impl ProblemKind {
 
 /// The error for a client that has gone away. Nobody receives it, but log and metrics show it.
 pub(crate) const ABANDONED: ProblemKind =
-    ProblemKind(S::REQUEST_TIMEOUT, "request_timeout", "Request abandoned");
-
-/// All error codes.
-pub(crate) fn codes() -> impl Iterator<Item = &'static str> {
-    ALL.iter().map(|(ProblemKind(_, code, _), _)| *code)
-}
+    ProblemKind(S::REQUEST_TIMEOUT, ProblemCode::RequestTimeout, "Request abandoned");
 
 #[cfg(test)]
 mod tests {
@@ -79,8 +76,15 @@ mod tests {
     #[test]
     fn errors_that_operators_can_mend_name_a_section() {
         for (kind, _) in ALL {
-            let is_operators = kind.0 == S::SERVICE_UNAVAILABLE || kind.1 == "quota_exceeded";
+            let is_operators =
+                kind.0 == S::SERVICE_UNAVAILABLE || kind.1 == ProblemCode::QuotaExceeded;
             assert_eq!(kind.runbook().is_some(), is_operators, "{kind:?}");
         }
+    }
+
+    #[test]
+    fn every_code_has_one_row_in_the_table() {
+        let codes: Vec<_> = ALL.iter().map(|(kind, _)| kind.1).collect();
+        assert_eq!(codes, ProblemCode::ALL);
     }
 }

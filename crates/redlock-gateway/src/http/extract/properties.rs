@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 use super::*;
 

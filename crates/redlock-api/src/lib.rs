@@ -1,0 +1,35 @@
+//! The shapes on the wire: JSON bodies, error codes and header names. The gateway, its client and
+//! the command line share them, so each is declared once.
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | `headers` | names of headers |
+//! | `health` | `GET /livez`, `/readyz`, `/healthz` |
+//! | `locks` | `POST`, `PATCH`, `DELETE` and `GET /locks/{name}`, `GET /locks` |
+//! | `problem` | the body of every error, and its codes |
+//!
+//! Compatibility: a reader of an answer ignores fields that it does not know. A code that it does
+//! not know stays a text. An unknown state of a lock is read as [`LockState::Unknown`]. Requests
+//! are stricter: the gateway refuses unknown fields, because a misspelt field must not silently
+//! give a default.
+//!
+//! Optional fields are omitted, never null: several client generators drop or mistype nullable
+//! fields.
+//!
+//! The doc comments of the shapes are the descriptions in the OpenAPI document (feature
+//! `openapi`). This crate knows no web framework, no Redis and none of the algorithm. The gateway
+//! checks values and converts the core's types.
+
+pub mod headers;
+mod health;
+mod locks;
+mod problem;
+
+pub use self::health::{Health, NodeHealth};
+pub use self::locks::{
+    AcquireBody, ExtendBody, Lease, LockList, LockState, LockStatus, NodeAnswer,
+};
+pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
+
+#[cfg(test)]
+mod tests;

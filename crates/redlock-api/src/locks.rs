@@ -1,0 +1,195 @@
+//! Bodies about locks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+/// What to acquire. Every field may be omitted; unknown fields are refused.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "ttl_ms": 30000, "owner": "nightly-report on host-7" })))]
+pub struct AcquireBody {
+    /// How long the lock lives without an extension, in milliseconds: from 10 to the configured
+    /// maximum (300000 by default). Without it the configured default applies (30000).
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000))]
+    pub ttl_ms: Option<Value>,
+    /// How long to wait while the lock is held, in milliseconds, up to the configured
+    /// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000))]
+    pub wait_ms: Option<Value>,
+    /// A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
+    /// without control characters, line separators and bidirectional controls.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "nightly-report on host-7"))]
+    pub owner: Option<Value>,
+    /// Stored beside the lock for people. Strings only; keys and values together have at most 1024
+    /// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
+    /// bidirectional controls.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
+    pub metadata: Option<Value>,
+}
+
+/// How long to extend. Unknown fields are refused.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "ttl_ms": 30000 })))]
+pub struct ExtendBody {
+    /// The lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+    /// the configured maximum. Without it the configured default applies (30000).
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000))]
+    pub ttl_ms: Option<Value>,
+}
+
+/// Keeps an explicit null as a value, to be refused: `"ttl_ms": null` must not silently give the
+/// default.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+/// A granted or extended lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+    "fencing_token": 1763725165123456u64, "ttl_ms": 30000, "validity_ms": 29696, "elapsed_ms": 1,
+    "expires_at": "2025-11-21T11:39:54.822Z", "owner": "nightly-report on host-7", "nodes_granted": 3, "nodes_total": 5
+})))]
+pub struct Lease {
+    /// The lock's name.
+    pub name: String,
+    /// The secret to send as `Lock-Token` to extend or release.
+    pub token: String,
+    /// Larger than the fencing token of every earlier grant of this lock. Send it to the resource
+    /// with every write. The resource must refuse a token that is smaller than one it has seen.
+    /// Below 2^53.
+    #[cfg_attr(feature = "openapi", schema(format = "int64"))]
+    pub fencing_token: u64,
+    /// The TTL that was granted, in milliseconds.
+    pub ttl_ms: u32,
+    /// How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+    /// round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
+    /// time left.
+    pub validity_ms: u32,
+    /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
+    /// waiting included.
+    #[cfg_attr(feature = "openapi", schema(format = "int64"))]
+    pub elapsed_ms: u64,
+    /// When the validity ends by the gateway's wall clock, RFC 3339. For people; programs count
+    /// `validity_ms`.
+    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
+    pub expires_at: String,
+    /// The label from the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub owner: Option<String>,
+    /// Number of nodes that had agreed when the lock was decided.
+    pub nodes_granted: u32,
+    /// Number of configured nodes.
+    pub nodes_total: u32,
+}
+
+/// A lock as a majority of the nodes sees it. Never the token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "name": "reports/nightly", "state": "held", "owner": "nightly-report on host-7", "metadata": { "run": "4711" },
+    "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z",
+    "nodes": [{ "node": "10.0.0.1:6379", "state": "held" }]
+})))]
+pub struct LockStatus {
+    /// The lock's name.
+    pub name: String,
+    /// Held by a majority; free: nobody can have a majority; unknown: too few nodes answered.
+    pub state: LockState,
+    /// The holder's label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub owner: Option<String>,
+    /// The holder's metadata.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub metadata: BTreeMap<String, String>,
+    /// The name of the API key that acquired the lock. Absent where there are no keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub key: Option<String>,
+    /// The holder's fencing token. Absent when another Redlock client holds the lock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub fencing_token: Option<u64>,
+    /// Time until the majority's lock ends unless it is extended. Absent when it has no expiry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub expires_in_ms: Option<u64>,
+    /// When the lock was acquired, by the wall clock of the acquiring gateway, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime, required = false))]
+    pub acquired_at: Option<String>,
+    /// The answer of each node. Absent in listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]
+    pub nodes: Option<Vec<NodeAnswer>>,
+}
+
+/// The majority's view.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = "held"))]
+pub enum LockState {
+    Held,
+    Free,
+    // Also any state of a newer gateway.
+    #[serde(other)]
+    Unknown,
+}
+
+impl LockState {
+    /// The state as it is on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Free => "free",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for LockState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One node's part in an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "node": "10.0.0.1:6379", "state": "timeout", "detail": "no answer within 50ms" })))]
+pub struct NodeAnswer {
+    /// `host:port`. Only a number, `node-1`, for a key without the metrics permission.
+    pub node: String,
+    /// `agreed`, `refused`, `held`, `free`, `pending` (the answer was not needed), or why there is
+    /// no answer: `timeout`, `down`, `quarantined`, `clock` (the clocks are too far apart),
+    /// `overloaded`, `error`.
+    pub state: String,
+    /// A sentence for people. Only for keys with the metrics permission, or where there are no
+    /// keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub detail: Option<String>,
+}
+
+/// A page of held locks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "locks": [{ "name": "reports/nightly", "state": "held", "expires_in_ms": 21400 }] })))]
+pub struct LockList {
+    /// Held locks, in no particular order; `unknown` where too few nodes answered. Locks that come
+    /// or go during a listing may be missed or repeated.
+    pub locks: Vec<LockStatus>,
+    /// Send it as `cursor` to get the next page. Absent at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub next_cursor: Option<String>,
+}
