@@ -309,7 +309,7 @@ async fn a_lock_is_not_extended_beyond_max_hold() {
     })
     .await;
     let problem = refused.problem(409, "max_hold_reached");
-    assert!(problem["detail"].as_str().unwrap().contains("may be for 1s"), "{problem:#}");
+    assert!(problem["detail"].as_str().unwrap().contains("the limit is 1s"), "{problem:#}");
     assert_eq!(
         gateway.delete("job", &lease.token).await.status,
         204,

@@ -45,7 +45,7 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
     pub holder: Option<String>,
-    /// Time until the holder's lock expires unless it is extended.
+    /// Milliseconds until the holder's lock expires unless it is extended.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub expires_in_ms: Option<u64>,

@@ -251,7 +251,7 @@ impl ApiError {
                 let held = show(Duration::from_secs(held.as_secs()));
                 let max = show(max);
                 MAX_HOLD_REACHED.because(format!(
-                    "the lock has been held for {held} and may be for {max}; release and compete again"
+                    "the lock has been held for {held} and the limit is {max}; release it, then acquire it again"
                 ))
             }
             Refusal::Quota(Exceeded { taken, limit, retry_after }) => {
@@ -300,7 +300,7 @@ impl ApiError {
                 NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
             LockError::Unknown(nodes) => {
-                let detail = "too few nodes answered to tell whether this was done; an old deadline still stands, and \
+                let detail = "too few nodes answered to tell whether this was done; a deadline from an earlier answer still stands, and \
                               trying again is safe";
                 OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }

@@ -448,7 +448,7 @@ type Problem struct {
 	// Detail What happened this time, with the value and what is allowed.
 	Detail string `json:"detail"`
 
-	// ExpiresInMs Time until the holder's lock expires unless it is extended.
+	// ExpiresInMs Milliseconds until the holder's lock expires unless it is extended.
 	ExpiresInMs *int64 `json:"expires_in_ms,omitempty"`
 
 	// Holder The holder's label.
@@ -481,11 +481,11 @@ type ProblemCode string
 
 // ListLocksParams defines parameters for ListLocks.
 type ListLocksParams struct {
-	// Prefix Only names with this prefix.
+	// Prefix Lists only locks whose names begin with this text.
 	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
 
-	// Limit Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
-	// last page has no `next_cursor`.
+	// Limit Maximum number of locks on a page, 1 to 1000. A page with fewer locks need not be the last
+	// page. Only the last page has no `next_cursor`.
 	Limit *int32 `form:"limit,omitempty" json:"limit,omitempty"`
 
 	// Cursor `next_cursor` of the page before.
@@ -512,7 +512,7 @@ type ExtendLockParams struct {
 
 // AcquireLockParams defines parameters for AcquireLock.
 type AcquireLockParams struct {
-	// IdempotencyKey 16 to 255 visible characters. A repeated request with the same key gets the same grant, if that still stands: the same token and fencing token, a full TTL, and Idempotency-Replayed.
+	// IdempotencyKey 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 
 	// Prefer `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied.
@@ -608,20 +608,23 @@ type ClientInterface interface {
 
 	// GetLiveness Whether the process lives
 	//
-	// It asks no node, so a failure of Redis never restarts gateways.
+	// The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+	// fails.
 	//
 	// Corresponds with GET /livez (the `GetLiveness` operationId).
 	GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListLocks List held locks
 	//
-	// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-	// it may have fewer locks than asked for, or none, before the end. The next page continues where
-	// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-	// locks appear between two pages than one page holds, use a larger `limit`.
+	// A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+	// few seconds at most, so a page may have fewer locks than asked for, or none, although others
+	// follow. The next page continues where this one ended. Locks that are acquired, released or
+	// repaired during the listing may be missed or repeated. If more new locks appear between two
+	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
-	// A key sees the locks that it may list, and their holders where it may inspect them. One listing
-	// of a client and two of all clients may run at a time; more are answered 429.
+	// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+	// of each client, and two of all clients together, may run at a time; the gateway answers others
+	// 429.
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -629,32 +632,33 @@ type ClientInterface interface {
 	// ReleaseLock Release a lock
 	//
 	// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-	// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-	// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-	// keeps its writes out.
+	// may treat that as done. With `force=true` instead of a token, the request takes the lock from
+	// whoever holds it. The former holder learns this only when it next extends or releases the lock.
+	// Until then, only a resource that checks fencing tokens refuses its writes.
 	//
 	// A client that gave up before the answer to its `POST` has no token. It sends the
 	// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-	// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-	// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-	// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-	// a `Lock-Token` or `force=true`.
+	// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+	// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetLock Inspect a lock
 	//
-	// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+	// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+	// the state may have changed before the answer arrives.
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
 	GetLock(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ExtendLockWithBody Extend a lock
 	//
-	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-	// deadline stands.
+	// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+	// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+	// `outcome_unknown`, the deadline of the last successful answer still stands.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -663,9 +667,9 @@ type ClientInterface interface {
 
 	// ExtendLock Extend a lock
 	//
-	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-	// deadline stands.
+	// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+	// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+	// `outcome_unknown`, the deadline of the last successful answer still stands.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -674,13 +678,14 @@ type ClientInterface interface {
 
 	// AcquireLockWithBody Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-	// and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// When too many requests wait already, the gateway still tries once if no other request waits at
+	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+	// gateway tries again only when several contenders divided the nodes' votes so that none got a
+	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+	// request leaves the queue, and a lock that was granted to it is released.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -689,13 +694,14 @@ type ClientInterface interface {
 
 	// AcquireLock Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-	// and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// When too many requests wait already, the gateway still tries once if no other request waits at
+	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+	// gateway tries again only when several contenders divided the nodes' votes so that none got a
+	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+	// request leaves the queue, and a lock that was granted to it is released.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -711,9 +717,9 @@ type ClientInterface interface {
 
 	// GetReadiness Whether to send requests here
 	//
-	// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-	// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-	// rate.
+	// 200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+	// The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+	// the nodes, as long as the key is within its rate.
 	//
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -738,7 +744,8 @@ func (c *Client) GetHealth(ctx context.Context, reqEditors ...RequestEditorFn) (
 
 // GetLiveness Whether the process lives
 //
-// It asks no node, so a failure of Redis never restarts gateways.
+// The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+// fails.
 //
 // Corresponds with GET /livez (the `GetLiveness` operationId).
 func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -755,13 +762,15 @@ func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn)
 
 // ListLocks List held locks
 //
-// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-// it may have fewer locks than asked for, or none, before the end. The next page continues where
-// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-// locks appear between two pages than one page holds, use a larger `limit`.
+// A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+// few seconds at most, so a page may have fewer locks than asked for, or none, although others
+// follow. The next page continues where this one ended. Locks that are acquired, released or
+// repaired during the listing may be missed or repeated. If more new locks appear between two
+// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
-// A key sees the locks that it may list, and their holders where it may inspect them. One listing
-// of a client and two of all clients may run at a time; more are answered 429.
+// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+// of each client, and two of all clients together, may run at a time; the gateway answers others
+// 429.
 //
 // Corresponds with GET /locks (the `ListLocks` operationId).
 func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -779,16 +788,16 @@ func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEdit
 // ReleaseLock Release a lock
 //
 // 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-// keeps its writes out.
+// may treat that as done. With `force=true` instead of a token, the request takes the lock from
+// whoever holds it. The former holder learns this only when it next extends or releases the lock.
+// Until then, only a resource that checks fencing tokens refuses its writes.
 //
 // A client that gave up before the answer to its `POST` has no token. It sends the
 // `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-// a `Lock-Token` or `force=true`.
+// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //
 // Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -805,7 +814,8 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 
 // GetLock Inspect a lock
 //
-// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+// the state may have changed before the answer arrives.
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
 func (c *Client) GetLock(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -822,9 +832,9 @@ func (c *Client) GetLock(ctx context.Context, name string, reqEditors ...Request
 
 // ExtendLockWithBody Extend a lock
 //
-// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-// deadline stands.
+// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+// `outcome_unknown`, the deadline of the last successful answer still stands.
 //
 // Takes any type of body and a specified content type.
 //
@@ -843,9 +853,9 @@ func (c *Client) ExtendLockWithBody(ctx context.Context, name string, params *Ex
 
 // ExtendLock Extend a lock
 //
-// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-// deadline stands.
+// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+// `outcome_unknown`, the deadline of the last successful answer still stands.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -864,13 +874,14 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 
 // AcquireLockWithBody Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-// and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// When too many requests wait already, the gateway still tries once if no other request waits at
+// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+// gateway tries again only when several contenders divided the nodes' votes so that none got a
+// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+// request leaves the queue, and a lock that was granted to it is released.
 //
 // Takes any type of body and a specified content type.
 //
@@ -889,13 +900,14 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 
 // AcquireLock Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-// and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// When too many requests wait already, the gateway still tries once if no other request waits at
+// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+// gateway tries again only when several contenders divided the nodes' votes so that none got a
+// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+// request leaves the queue, and a lock that was granted to it is released.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -931,9 +943,9 @@ func (c *Client) GetMetrics(ctx context.Context, reqEditors ...RequestEditorFn) 
 
 // GetReadiness Whether to send requests here
 //
-// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-// rate.
+// 200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+// The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+// the nodes, as long as the key is within its rate.
 //
 // Corresponds with GET /readyz (the `GetReadiness` operationId).
 func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1443,7 +1455,8 @@ type ClientWithResponsesInterface interface {
 
 	// GetLivenessWithResponse Whether the process lives
 	//
-	// It asks no node, so a failure of Redis never restarts gateways.
+	// The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+	// fails.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1452,13 +1465,15 @@ type ClientWithResponsesInterface interface {
 
 	// ListLocksWithResponse List held locks
 	//
-	// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-	// it may have fewer locks than asked for, or none, before the end. The next page continues where
-	// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-	// locks appear between two pages than one page holds, use a larger `limit`.
+	// A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+	// few seconds at most, so a page may have fewer locks than asked for, or none, although others
+	// follow. The next page continues where this one ended. Locks that are acquired, released or
+	// repaired during the listing may be missed or repeated. If more new locks appear between two
+	// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 	//
-	// A key sees the locks that it may list, and their holders where it may inspect them. One listing
-	// of a client and two of all clients may run at a time; more are answered 429.
+	// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+	// of each client, and two of all clients together, may run at a time; the gateway answers others
+	// 429.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1468,16 +1483,16 @@ type ClientWithResponsesInterface interface {
 	// ReleaseLockWithResponse Release a lock
 	//
 	// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-	// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-	// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-	// keeps its writes out.
+	// may treat that as done. With `force=true` instead of a token, the request takes the lock from
+	// whoever holds it. The former holder learns this only when it next extends or releases the lock.
+	// Until then, only a resource that checks fencing tokens refuses its writes.
 	//
 	// A client that gave up before the answer to its `POST` has no token. It sends the
 	// `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-	// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-	// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-	// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-	// a `Lock-Token` or `force=true`.
+	// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+	// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1486,7 +1501,8 @@ type ClientWithResponsesInterface interface {
 
 	// GetLockWithResponse Inspect a lock
 	//
-	// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+	// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+	// the state may have changed before the answer arrives.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1495,9 +1511,9 @@ type ClientWithResponsesInterface interface {
 
 	// ExtendLockWithBodyWithResponse Extend a lock
 	//
-	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-	// deadline stands.
+	// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+	// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+	// `outcome_unknown`, the deadline of the last successful answer still stands.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1506,9 +1522,9 @@ type ClientWithResponsesInterface interface {
 
 	// ExtendLockWithResponse Extend a lock
 	//
-	// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-	// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-	// deadline stands.
+	// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+	// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+	// `outcome_unknown`, the deadline of the last successful answer still stands.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1517,13 +1533,14 @@ type ClientWithResponsesInterface interface {
 
 	// AcquireLockWithBodyWithResponse Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-	// and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// When too many requests wait already, the gateway still tries once if no other request waits at
+	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+	// gateway tries again only when several contenders divided the nodes' votes so that none got a
+	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+	// request leaves the queue, and a lock that was granted to it is released.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1532,13 +1549,14 @@ type ClientWithResponsesInterface interface {
 
 	// AcquireLockWithResponse Acquire a lock
 	//
-	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-	// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-	// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-	// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-	// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-	// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-	// and the lock is released.
+	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// When too many requests wait already, the gateway still tries once if no other request waits at
+	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+	// gateway tries again only when several contenders divided the nodes' votes so that none got a
+	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+	// request leaves the queue, and a lock that was granted to it is released.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -1556,9 +1574,9 @@ type ClientWithResponsesInterface interface {
 
 	// GetReadinessWithResponse Whether to send requests here
 	//
-	// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-	// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-	// rate.
+	// 200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+	// The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+	// the nodes, as long as the key is within its rate.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2502,7 +2520,8 @@ func (c *ClientWithResponses) GetHealthWithResponse(ctx context.Context, reqEdit
 
 // GetLivenessWithResponse Whether the process lives
 //
-// It asks no node, so a failure of Redis never restarts gateways.
+// The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+// fails.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2517,13 +2536,15 @@ func (c *ClientWithResponses) GetLivenessWithResponse(ctx context.Context, reqEd
 
 // ListLocksWithResponse List held locks
 //
-// One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-// it may have fewer locks than asked for, or none, before the end. The next page continues where
-// it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-// locks appear between two pages than one page holds, use a larger `limit`.
+// A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+// few seconds at most, so a page may have fewer locks than asked for, or none, although others
+// follow. The next page continues where this one ended. Locks that are acquired, released or
+// repaired during the listing may be missed or repeated. If more new locks appear between two
+// pages than one page holds, the listing may not come to an end: use a larger `limit`.
 //
-// A key sees the locks that it may list, and their holders where it may inspect them. One listing
-// of a client and two of all clients may run at a time; more are answered 429.
+// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+// of each client, and two of all clients together, may run at a time; the gateway answers others
+// 429.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2539,16 +2560,16 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 // ReleaseLockWithResponse Release a lock
 //
 // 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-// may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-// holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-// keeps its writes out.
+// may treat that as done. With `force=true` instead of a token, the request takes the lock from
+// whoever holds it. The former holder learns this only when it next extends or releases the lock.
+// Until then, only a resource that checks fencing tokens refuses its writes.
 //
 // A client that gave up before the answer to its `POST` has no token. It sends the
 // `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-// whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-// longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-// afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-// a `Lock-Token` or `force=true`.
+// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2563,7 +2584,8 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 
 // GetLockWithResponse Inspect a lock
 //
-// The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+// the state may have changed before the answer arrives.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2578,9 +2600,9 @@ func (c *ClientWithResponses) GetLockWithResponse(ctx context.Context, name stri
 
 // ExtendLockWithBodyWithResponse Extend a lock
 //
-// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-// deadline stands.
+// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+// `outcome_unknown`, the deadline of the last successful answer still stands.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2595,9 +2617,9 @@ func (c *ClientWithResponses) ExtendLockWithBodyWithResponse(ctx context.Context
 
 // ExtendLockWithResponse Extend a lock
 //
-// The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-// held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-// deadline stands.
+// The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+// token has held the lock without a gap. After 404 or 409 stop the work. After 503
+// `outcome_unknown`, the deadline of the last successful answer still stands.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2612,13 +2634,14 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 
 // AcquireLockWithBodyWithResponse Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-// and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// When too many requests wait already, the gateway still tries once if no other request waits at
+// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+// gateway tries again only when several contenders divided the nodes' votes so that none got a
+// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+// request leaves the queue, and a lock that was granted to it is released.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2633,13 +2656,14 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 
 // AcquireLockWithResponse Acquire a lock
 //
-// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-// `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-// arrival. 409 then means that the wait ended without a grant. When too many requests wait
-// already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-// Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-// within milliseconds. When the client disconnects before the answer, the request leaves the queue
-// and the lock is released.
+// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// When too many requests wait already, the gateway still tries once if no other request waits at
+// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+// gateway tries again only when several contenders divided the nodes' votes so that none got a
+// majority: a few times, within milliseconds. When the client disconnects before the answer, the
+// request leaves the queue, and a lock that was granted to it is released.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -2669,9 +2693,9 @@ func (c *ClientWithResponses) GetMetricsWithResponse(ctx context.Context, reqEdi
 
 // GetReadinessWithResponse Whether to send requests here
 //
-// 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-// needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-// rate.
+// 200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+// The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+// the nodes, as long as the key is within its rate.
 //
 // Returns a wrapper object for the known response body format(s).
 //

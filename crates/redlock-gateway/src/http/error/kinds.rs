@@ -34,7 +34,7 @@ kinds! {
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
     LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" holds it; it may expire in 21400 ms";
     NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this token does not hold the lock; \"nightly-report on host-7\" holds it; it may expire in 21400 ms";
-    MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock has been held for 1day and may be for 1day; release and compete again";
+    MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock has been held for 1day and the limit is 1day; release it, then acquire it again";
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";
     UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, UnsupportedMediaType, "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}')";
     MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, MisdirectedRequest, "Not a host of this service", "this gateway is not known under this name; --allowed-host gives the names that it has";
@@ -43,7 +43,7 @@ kinds! {
     QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended";
     INTERNAL: INTERNAL_SERVER_ERROR, InternalError, "Internal error", "this is a defect of the gateway; its log has more under this request id";
     NO_QUORUM: SERVICE_UNAVAILABLE, QuorumUnavailable, "No quorum", "too few nodes answered in time to decide; this request holds nothing, and whatever it set is being released";
-    OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, OutcomeUnknown, "The outcome is unknown", "too few nodes answered to tell whether this was done; an old deadline still stands, and trying again is safe";
+    OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, OutcomeUnknown, "The outcome is unknown", "too few nodes answered to tell whether this was done; a deadline from an earlier answer still stands, and trying again is safe";
     DRAINING: SERVICE_UNAVAILABLE, Draining, "Shutting down", "this replica is shutting down; another one may serve";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, AuditUnavailable, "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
     OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight, or too many of this client; some slots are reserved for others";

@@ -13,43 +13,45 @@ export interface paths {
         };
         /**
          * Inspect a lock
-         * @description The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+         * @description Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+         *     the state may have changed before the answer arrives.
          */
         get: operations["getLock"];
         put?: never;
         /**
          * Acquire a lock
-         * @description 201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-         *     `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-         *     arrival. 409 then means that the wait ended without a grant. When too many requests wait
-         *     already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-         *     Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-         *     within milliseconds. When the client disconnects before the answer, the request leaves the queue
-         *     and the lock is released.
+         * @description 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+         *     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+         *     serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+         *     When too many requests wait already, the gateway still tries once if no other request waits at
+         *     this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+         *     gateway tries again only when several contenders divided the nodes' votes so that none got a
+         *     majority: a few times, within milliseconds. When the client disconnects before the answer, the
+         *     request leaves the queue, and a lock that was granted to it is released.
          */
         post: operations["acquireLock"];
         /**
          * Release a lock
          * @description 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-         *     may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-         *     holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-         *     keeps its writes out.
+         *     may treat that as done. With `force=true` instead of a token, the request takes the lock from
+         *     whoever holds it. The former holder learns this only when it next extends or releases the lock.
+         *     Until then, only a resource that checks fencing tokens refuses its writes.
          *
          *     A client that gave up before the answer to its `POST` has no token. It sends the
          *     `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-         *     whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-         *     longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-         *     afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-         *     a `Lock-Token` or `force=true`.
+         *     whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+         *     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+         *     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+         *     the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
          */
         delete: operations["releaseLock"];
         options?: never;
         head?: never;
         /**
          * Extend a lock
-         * @description The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-         *     held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-         *     deadline stands.
+         * @description The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+         *     token has held the lock without a gap. After 404 or 409 stop the work. After 503
+         *     `outcome_unknown`, the deadline of the last successful answer still stands.
          */
         patch: operations["extendLock"];
         trace?: never;
@@ -63,13 +65,15 @@ export interface paths {
         };
         /**
          * List held locks
-         * @description One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-         *     it may have fewer locks than asked for, or none, before the end. The next page continues where
-         *     it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-         *     locks appear between two pages than one page holds, use a larger `limit`.
+         * @description A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+         *     few seconds at most, so a page may have fewer locks than asked for, or none, although others
+         *     follow. The next page continues where this one ended. Locks that are acquired, released or
+         *     repaired during the listing may be missed or repeated. If more new locks appear between two
+         *     pages than one page holds, the listing may not come to an end: use a larger `limit`.
          *
-         *     A key sees the locks that it may list, and their holders where it may inspect them. One listing
-         *     of a client and two of all clients may run at a time; more are answered 429.
+         *     A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+         *     of each client, and two of all clients together, may run at a time; the gateway answers others
+         *     429.
          */
         get: operations["listLocks"];
         put?: never;
@@ -89,9 +93,9 @@ export interface paths {
         };
         /**
          * Whether to send requests here
-         * @description 200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-         *     needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-         *     rate.
+         * @description 200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+         *     The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+         *     the nodes, as long as the key is within its rate.
          */
         get: operations["getReadiness"];
         put?: never;
@@ -131,7 +135,8 @@ export interface paths {
         };
         /**
          * Whether the process lives
-         * @description It asks no node, so a failure of Redis never restarts gateways.
+         * @description The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+         *     fails.
          */
         get: operations["getLiveness"];
         put?: never;
@@ -496,7 +501,7 @@ export interface components {
             detail: string;
             /**
              * Format: int64
-             * @description Time until the holder's lock expires unless it is extended.
+             * @description Milliseconds until the holder's lock expires unless it is extended.
              */
             expires_in_ms?: number;
             /** @description The holder's label. */
@@ -635,7 +640,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description 16 to 255 visible characters. A repeated request with the same key gets the same grant, if that still stands: the same token and fencing token, a full TTL, and Idempotency-Replayed. */
+                /** @description 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed. */
                 "Idempotency-Key"?: string;
                 /** @description `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied. */
                 Prefer?: string;
@@ -1059,11 +1064,11 @@ export interface operations {
     listLocks: {
         parameters: {
             query?: {
-                /** @description Only names with this prefix. */
+                /** @description Lists only locks whose names begin with this text. */
                 prefix?: string;
                 /**
-                 * @description Maximum number of locks on a page, 1 to 1000. A page may have fewer and not be the last. The
-                 *     last page has no `next_cursor`.
+                 * @description Maximum number of locks on a page, 1 to 1000. A page with fewer locks need not be the last
+                 *     page. Only the last page has no `next_cursor`.
                  */
                 limit?: number;
                 /** @description `next_cursor` of the page before. */

@@ -32,7 +32,7 @@ class Problem:
         status (int): The HTTP status.
         title (str): The kind of error, for people.
         type_ (str): The URI of the kind of error.
-        expires_in_ms (int | Unset): Time until the holder's lock expires unless it is extended.
+        expires_in_ms (int | Unset): Milliseconds until the holder's lock expires unless it is extended.
         holder (str | Unset): The holder's label.
         nodes (list[NodeAnswer] | Unset): The answer of each node.
         request_id (str | Unset): The `x-request-id` of this answer, as in the gateway's log.

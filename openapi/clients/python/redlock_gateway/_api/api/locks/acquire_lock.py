@@ -133,13 +133,14 @@ def sync_detailed(
 ) -> Response[Lease | Problem]:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-    arrival. 409 then means that the wait ended without a grant. When too many requests wait
-    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-    within milliseconds. When the client disconnects before the answer, the request leaves the queue
-    and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+    request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    When too many requests wait already, the gateway still tries once if no other request waits at
+    this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+    gateway tries again only when several contenders divided the nodes' votes so that none got a
+    majority: a few times, within milliseconds. When the client disconnects before the answer, the
+    request leaves the queue, and a lock that was granted to it is released.
 
     Args:
         name (str):
@@ -180,13 +181,14 @@ def sync(
 ) -> Lease | Problem | None:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-    arrival. 409 then means that the wait ended without a grant. When too many requests wait
-    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-    within milliseconds. When the client disconnects before the answer, the request leaves the queue
-    and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+    request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    When too many requests wait already, the gateway still tries once if no other request waits at
+    this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+    gateway tries again only when several contenders divided the nodes' votes so that none got a
+    majority: a few times, within milliseconds. When the client disconnects before the answer, the
+    request leaves the queue, and a lock that was granted to it is released.
 
     Args:
         name (str):
@@ -222,13 +224,14 @@ async def asyncio_detailed(
 ) -> Response[Lease | Problem]:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-    arrival. 409 then means that the wait ended without a grant. When too many requests wait
-    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-    within milliseconds. When the client disconnects before the answer, the request leaves the queue
-    and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+    request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    When too many requests wait already, the gateway still tries once if no other request waits at
+    this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+    gateway tries again only when several contenders divided the nodes' votes so that none got a
+    majority: a few times, within milliseconds. When the client disconnects before the answer, the
+    request leaves the queue, and a lock that was granted to it is released.
 
     Args:
         name (str):
@@ -267,13 +270,14 @@ async def asyncio(
 ) -> Lease | Problem | None:
     """Acquire a lock
 
-     201 when a majority of the nodes granted the lock; 409 when the lock is held. With
-    `wait_ms` the request waits in a queue for the lock. One gateway serves its queue in order of
-    arrival. 409 then means that the wait ended without a grant. When too many requests wait
-    already, the lock is still tried if nobody waits for it here; if it is held, the answer is 429.
-    Without `wait_ms` the gateway tries again only when contenders split the votes: a few times,
-    within milliseconds. When the client disconnects before the answer, the request leaves the queue
-    and the lock is released.
+     201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
+    request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    When too many requests wait already, the gateway still tries once if no other request waits at
+    this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
+    gateway tries again only when several contenders divided the nodes' votes so that none got a
+    majority: a few times, within milliseconds. When the client disconnects before the answer, the
+    request leaves the queue, and a lock that was granted to it is released.
 
     Args:
         name (str):

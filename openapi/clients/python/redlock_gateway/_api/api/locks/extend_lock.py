@@ -132,9 +132,9 @@ def sync_detailed(
 ) -> Response[Lease | Problem]:
     """Extend a lock
 
-     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-    deadline stands.
+     The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+    token has held the lock without a gap. After 404 or 409 stop the work. After 503
+    `outcome_unknown`, the deadline of the last successful answer still stands.
 
     Args:
         name (str):
@@ -172,9 +172,9 @@ def sync(
 ) -> Lease | Problem | None:
     """Extend a lock
 
-     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-    deadline stands.
+     The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+    token has held the lock without a gap. After 404 or 409 stop the work. After 503
+    `outcome_unknown`, the deadline of the last successful answer still stands.
 
     Args:
         name (str):
@@ -207,9 +207,9 @@ async def asyncio_detailed(
 ) -> Response[Lease | Problem]:
     """Extend a lock
 
-     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-    deadline stands.
+     The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+    token has held the lock without a gap. After 404 or 409 stop the work. After 503
+    `outcome_unknown`, the deadline of the last successful answer still stands.
 
     Args:
         name (str):
@@ -245,9 +245,9 @@ async def asyncio(
 ) -> Lease | Problem | None:
     """Extend a lock
 
-     The lock lives at least `ttl_ms` from now; it is never shortened. 200 proves that the token has
-    held it without a gap. After 404 or 409 stop the work. After 503 `outcome_unknown` the old
-    deadline stands.
+     The lock lives at least `ttl_ms` from now; its life is never shortened. 200 proves that the
+    token has held the lock without a gap. After 404 or 409 stop the work. After 503
+    `outcome_unknown`, the deadline of the last successful answer still stands.
 
     Args:
         name (str):

@@ -93,7 +93,8 @@ def sync_detailed(
 ) -> Response[LockStatus | Problem]:
     """Inspect a lock
 
-     The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+    the state may have changed before the answer arrives.
 
     Args:
         name (str):
@@ -124,7 +125,8 @@ def sync(
 ) -> LockStatus | Problem | None:
     """Inspect a lock
 
-     The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+    the state may have changed before the answer arrives.
 
     Args:
         name (str):
@@ -150,7 +152,8 @@ async def asyncio_detailed(
 ) -> Response[LockStatus | Problem]:
     """Inspect a lock
 
-     The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+    the state may have changed before the answer arrives.
 
     Args:
         name (str):
@@ -179,7 +182,8 @@ async def asyncio(
 ) -> LockStatus | Problem | None:
     """Inspect a lock
 
-     The majority's view; never the token. For people and dashboards: it may be outdated on arrival.
+     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+    the state may have changed before the answer arrives.
 
     Args:
         name (str):

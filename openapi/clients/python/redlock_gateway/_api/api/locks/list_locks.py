@@ -106,13 +106,15 @@ def sync_detailed(
 ) -> Response[LockList | Problem]:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-    it may have fewer locks than asked for, or none, before the end. The next page continues where
-    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-    locks appear between two pages than one page holds, use a larger `limit`.
+     A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+    few seconds at most, so a page may have fewer locks than asked for, or none, although others
+    follow. The next page continues where this one ended. Locks that are acquired, released or
+    repaired during the listing may be missed or repeated. If more new locks appear between two
+    pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and their holders where it may inspect them. One listing
-    of a client and two of all clients may run at a time; more are answered 429.
+    A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+    of each client, and two of all clients together, may run at a time; the gateway answers others
+    429.
 
     Args:
         prefix (str | Unset):
@@ -149,13 +151,15 @@ def sync(
 ) -> LockList | Problem | None:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-    it may have fewer locks than asked for, or none, before the end. The next page continues where
-    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-    locks appear between two pages than one page holds, use a larger `limit`.
+     A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+    few seconds at most, so a page may have fewer locks than asked for, or none, although others
+    follow. The next page continues where this one ended. Locks that are acquired, released or
+    repaired during the listing may be missed or repeated. If more new locks appear between two
+    pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and their holders where it may inspect them. One listing
-    of a client and two of all clients may run at a time; more are answered 429.
+    A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+    of each client, and two of all clients together, may run at a time; the gateway answers others
+    429.
 
     Args:
         prefix (str | Unset):
@@ -187,13 +191,15 @@ async def asyncio_detailed(
 ) -> Response[LockList | Problem]:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-    it may have fewer locks than asked for, or none, before the end. The next page continues where
-    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-    locks appear between two pages than one page holds, use a larger `limit`.
+     A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+    few seconds at most, so a page may have fewer locks than asked for, or none, although others
+    follow. The next page continues where this one ended. Locks that are acquired, released or
+    repaired during the listing may be missed or repeated. If more new locks appear between two
+    pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and their holders where it may inspect them. One listing
-    of a client and two of all clients may run at a time; more are answered 429.
+    A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+    of each client, and two of all clients together, may run at a time; the gateway answers others
+    429.
 
     Args:
         prefix (str | Unset):
@@ -228,13 +234,15 @@ async def asyncio(
 ) -> LockList | Problem | None:
     """List held locks
 
-     One page, merged over the nodes, in no particular order. A page takes a few seconds at most, so
-    it may have fewer locks than asked for, or none, before the end. The next page continues where
-    it ended. Locks that come, go or are repaired meanwhile may be missed or repeated. If more new
-    locks appear between two pages than one page holds, use a larger `limit`.
+     A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
+    few seconds at most, so a page may have fewer locks than asked for, or none, although others
+    follow. The next page continues where this one ended. Locks that are acquired, released or
+    repaired during the listing may be missed or repeated. If more new locks appear between two
+    pages than one page holds, the listing may not come to an end: use a larger `limit`.
 
-    A key sees the locks that it may list, and their holders where it may inspect them. One listing
-    of a client and two of all clients may run at a time; more are answered 429.
+    A key sees the locks that it may list, and the holders of those that it may inspect. One listing
+    of each client, and two of all clients together, may run at a time; the gateway answers others
+    429.
 
     Args:
         prefix (str | Unset):

@@ -123,16 +123,16 @@ def sync_detailed(
     """Release a lock
 
      204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-    keeps its writes out.
+    may treat that as done. With `force=true` instead of a token, the request takes the lock from
+    whoever holds it. The former holder learns this only when it next extends or releases the lock.
+    Until then, only a resource that checks fencing tokens refuses its writes.
 
     A client that gave up before the answer to its `POST` has no token. It sends the
     `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-    a `Lock-Token` or `force=true`.
+    whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+    node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+    on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
@@ -173,16 +173,16 @@ def sync(
     """Release a lock
 
      204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-    keeps its writes out.
+    may treat that as done. With `force=true` instead of a token, the request takes the lock from
+    whoever holds it. The former holder learns this only when it next extends or releases the lock.
+    Until then, only a resource that checks fencing tokens refuses its writes.
 
     A client that gave up before the answer to its `POST` has no token. It sends the
     `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-    a `Lock-Token` or `force=true`.
+    whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+    node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+    on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
@@ -218,16 +218,16 @@ async def asyncio_detailed(
     """Release a lock
 
      204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-    keeps its writes out.
+    may treat that as done. With `force=true` instead of a token, the request takes the lock from
+    whoever holds it. The former holder learns this only when it next extends or releases the lock.
+    Until then, only a resource that checks fencing tokens refuses its writes.
 
     A client that gave up before the answer to its `POST` has no token. It sends the
     `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-    a `Lock-Token` or `force=true`.
+    whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+    node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+    on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
@@ -266,16 +266,16 @@ async def asyncio(
     """Release a lock
 
      204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
-    may treat that as done. With `force=true` instead of a token it takes the lock from whoever
-    holds it. The holder learns of it when it extends or releases. Until then only the fencing token
-    keeps its writes out.
+    may treat that as done. With `force=true` instead of a token, the request takes the lock from
+    whoever holds it. The former holder learns this only when it next extends or releases the lock.
+    Until then, only a resource that checks fencing tokens refuses its writes.
 
     A client that gave up before the answer to its `POST` has no token. It sends the
     `Idempotency-Key` of that `POST` instead, and the gateway releases every grant of that key,
-    whichever gateway made it. A copy of the `POST` that is still on its way to a node can then no
-    longer set the lock. End the `POST` first: a gateway that still works on it may grant the lock
-    afterwards. The answer is 404 when no grant of the key holds the lock. The key is ignored beside
-    a `Lock-Token` or `force=true`.
+    whichever gateway made it. After that, a command of the `POST` that is still on its way to a
+    node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
+    on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
+    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):

@@ -62,7 +62,8 @@ def sync_detailed(
 ) -> Response[Health | Problem]:
     """Whether the process lives
 
-     It asks no node, so a failure of Redis never restarts gateways.
+     The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+    fails.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -87,7 +88,8 @@ def sync(
 ) -> Health | Problem | None:
     """Whether the process lives
 
-     It asks no node, so a failure of Redis never restarts gateways.
+     The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+    fails.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -108,7 +110,8 @@ async def asyncio_detailed(
 ) -> Response[Health | Problem]:
     """Whether the process lives
 
-     It asks no node, so a failure of Redis never restarts gateways.
+     The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+    fails.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -131,7 +134,8 @@ async def asyncio(
 ) -> Health | Problem | None:
     """Whether the process lives
 
-     It asks no node, so a failure of Redis never restarts gateways.
+     The answer does not depend on the nodes, so an orchestrator does not restart gateways when Redis
+    fails.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.

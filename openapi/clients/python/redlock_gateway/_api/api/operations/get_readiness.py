@@ -56,9 +56,9 @@ def sync_detailed(
 ) -> Response[Health]:
     """Whether to send requests here
 
-     200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-    needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-    rate.
+     200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+    The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+    the nodes, as long as the key is within its rate.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -83,9 +83,9 @@ def sync(
 ) -> Health | None:
     """Whether to send requests here
 
-     200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-    needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-    rate.
+     200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+    The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+    the nodes, as long as the key is within its rate.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -106,9 +106,9 @@ async def asyncio_detailed(
 ) -> Response[Health]:
     """Whether to send requests here
 
-     200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-    needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-    rate.
+     200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+    The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+    the nodes, as long as the key is within its rate.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -131,9 +131,9 @@ async def asyncio(
 ) -> Health | None:
     """Whether to send requests here
 
-     200 when a majority of the nodes may vote. 503 when not, and during a shutdown. No key is
-    needed. Where there are keys, only keys with the metrics permission see the nodes, within their
-    rate.
+     200 when a majority of the nodes may vote. 503 when no majority may vote, and during a shutdown.
+    The status needs no key. If the gateway has keys, only a key with the metrics permission sees
+    the nodes, as long as the key is within its rate.
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
