@@ -37,6 +37,7 @@ const CONNECTIONS: [(u32, &str); 4] =
     [(1, "concurrency-1"), (8, "concurrency-8"), (64, "uncontended"), (256, "concurrency-256")];
 
 type Drawing = Result<(), Box<dyn Error>>;
+type Picture = fn(&Runs, &Path) -> Drawing;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -55,7 +56,7 @@ pub(crate) fn draw(options: &Options) -> Result<(), String> {
     let runs = Runs(runs?);
     std::fs::create_dir_all(&options.out)
         .map_err(|error| format!("{}: {error}", options.out.display()))?;
-    let pictures: [(&str, fn(&Runs, &Path) -> Drawing); 3] =
+    let pictures: [(&str, Picture); 3] =
         [("cost.svg", cost), ("growth.svg", growth), ("hung.svg", hung)];
     for (name, picture) in pictures {
         let path = options.out.join(name);
