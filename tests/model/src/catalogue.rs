@@ -84,7 +84,7 @@ static PROPOSALS: Case = Case {
 };
 static CONFIRMATION: Case = Case {
     title: "locks: three proposals, one confirmation",
-    size: Size::Small,
+    size: Size::Large,
     model: |rules| {
         AnyModel::Locks(Locks::new(
             rules,
@@ -101,7 +101,7 @@ static LOSS_OF_TWO: Case = Case {
 };
 static LOSS: Case = Case {
     title: "locks: three proposals, one loss of data",
-    size: Size::Small,
+    size: Size::Large,
     model: |rules| AnyModel::Locks(Locks::new(rules, Bounds { losses: 1, ..Bounds::PROPOSALS })),
 };
 static LOSS_AND_EXTENSION: Case = Case {
@@ -194,7 +194,7 @@ static EVERY_EXTENSION: Case = Case {
 };
 static WATERMARKS: Case = Case {
     title: "locks: two proposals, one extension, watermarks that end, every order",
-    size: Size::Small,
+    size: Size::Large,
     model: |rules| {
         let bounds = Bounds {
             retry: false,
