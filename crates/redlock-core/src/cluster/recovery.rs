@@ -126,7 +126,7 @@ struct MasterLocks {
 }
 
 impl Work for Recoverer {
-    /// Includes nodes that `--bootstrap` declares to be new. If other nodes are admitted, the
+    /// Includes nodes that an operator has declared to be new. If other nodes are admitted, the
     /// declaration is wrong: such a node has lost its data.
     const STATE: NodeState = NodeState::Quarantined;
     const PAUSE: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
