@@ -126,8 +126,8 @@ async fn after_flushall_the_worker_is_admitted_again() {
 async fn a_lost_marker_is_noticed_by_an_idle_worker() {
     let (server, node, _) = redis_node().await;
     server.cmd(&["FLUSHALL"]);
-    // The test submits no operation, so only the heartbeat can restore the marker. The note of the
-    // marker's database must return, too.
+    // The test submits no operation, so only the heartbeat can restore the marker. It must restore the
+    // second key too, which notes the database of the marker.
     eventually("a marker stands again", async || {
         (server.cmd(&["DBSIZE"]).integer() == 2).then_some(())
     })
@@ -283,7 +283,7 @@ async fn a_replica_is_refused_and_votes_once_it_is_a_master() {
 #[tokio::test]
 async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let server = RedisServer::start();
-    // A quarantine lasts two seconds here.
+    // A quarantine lasts five seconds here.
     let node = NodeSettings::default().with_max_clock_skew(Duration::from_millis(500));
     let settings = Settings { max_ttl: ttl(1_500), node, ..Settings::default() };
     let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
@@ -297,7 +297,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     let status = in_state(node.as_ref(), NodeState::Refused).await;
     assert!(status.remedy == Some(Remedy::MakeMaster), "{status:?}");
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
-    // This time, nothing shows that the data is the master's own.
+    // Nothing shows that the data is the master's own: it may come from the other master.
     let status = in_state(node.as_ref(), NodeState::Quarantined).await;
     assert!(status.detail.contains("it was a replica"), "{status:?}");
     let refused = ask(node.as_ref(), Lock::new("a").acquire(1, now(), 1_000)).await;
@@ -435,8 +435,8 @@ async fn an_early_connection_result_is_received() {
                 .expect_err("nobody is there")
                 .detail
         };
-        // This thread is no worker thread of the runtime. So another worker can connect while this
-        // one continues.
+        // This thread is no worker thread of the runtime. So a worker can connect while this thread
+        // continues.
         asking.spawn_blocking(move || {
             (0..TRIES).map(|_| told()).find(|told| told != "connection refused")
         });

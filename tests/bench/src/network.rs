@@ -109,7 +109,7 @@ pub(crate) fn serve(options: &Options) -> Result<(), String> {
 type Held = (Instant, Arc<TcpStream>, Vec<u8>);
 
 /// One direction of all connections. All of them have the same delay, so one thread can deliver in
-/// the order of arrival. If five threads woke at the same time, they would delay one another.
+/// the order of arrival. Several threads would wake at the same time, and delay one another.
 #[derive(Clone)]
 struct Way {
     delay: Duration,
@@ -153,7 +153,7 @@ impl Way {
 mod tests {
     use super::*;
 
-    /// A server that sends every byte back.
+    /// The bytes pass through the network to a server that sends each one back.
     #[test]
     fn bytes_arrive_whole_in_order_and_never_early() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

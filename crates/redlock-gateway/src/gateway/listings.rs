@@ -71,8 +71,8 @@ impl Listings {
 /// data that they share: the name or list of the node set, and the masters' users and passwords, in
 /// order. The key is as secret as those passwords. **If the masters have no password**, anybody who
 /// guesses their addresses or the cluster's name can forge cursors. A forged cursor can only choose
-/// which master and which position the forger's own listing reads. It shows no other locks, and
-/// costs no more, than a cursor of the gateway.
+/// which master and which position the forger's own listing reads. Compared with
+/// a cursor of the gateway, it shows no more locks and costs no more.
 #[derive(Clone)]
 pub struct CursorKey([u8; 32]);
 
