@@ -58,6 +58,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc::{Sender, channel};
 
+    use serde_json::json;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber, subscriber};
 
@@ -118,8 +119,12 @@ mod tests {
             };
             let (status, body) = match &request[..read] {
                 [b'P', b'O', ..] => {
-                    let times = r#""validity_ms":900,"elapsed_ms":0"#;
-                    (201, format!(r#"{{"token":"1.1","fencing_token":1,{times}}}"#))
+                    let lease = json!({
+                        "name": "a", "token": "1.1", "fencing_token": 1, "ttl_ms": 1_000,
+                        "validity_ms": 900, "elapsed_ms": 0, "expires_at": "",
+                        "nodes_granted": 2, "nodes_total": 3,
+                    });
+                    (201, lease.to_string())
                 }
                 [b'P', b'A', ..] => problem(404, "lock_not_found"),
                 [b'D', ..] => problem(403, "forbidden"),
