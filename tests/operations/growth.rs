@@ -59,7 +59,7 @@ async fn a_used_name_leaves_only_a_watermark_on_every_master() {
     let servers = masters(3);
     let keys = |server: &RedisServer| server.cmd(&["DBSIZE"]).integer();
     let gateway = Launch::over(&servers).ready().await;
-    // When all nodes have caught up, the note beside the marker is written, too.
+    // When a node has caught up, a key beside its marker says so. That key must be counted before.
     gateway.all_nodes_caught_up().await;
     let before: Vec<_> = servers.iter().map(keys).collect();
 

@@ -28,7 +28,7 @@ const IDLE: Duration = Duration::from_secs(70);
 /// The shortest useful time for a try. With less, the failure heard before is more useful than a
 /// timeout.
 pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);
-/// The time for one try, and for all tries, of a request without a lease.
+/// The time for one try, and for all tries, of a request that no guard makes.
 const ONE_TRY: Duration = Duration::from_secs(2);
 const ALL_TRIES: Duration = Duration::from_secs(5);
 
@@ -346,8 +346,8 @@ impl Client {
 }
 
 /// The deadline of a lock that was requested at `sent` for `ttl`. Time on the network is lost. Time
-/// in the gateway is not, because the validity counts from its end. Values beyond the elapsed time
-/// and the TTL are capped.
+/// in the gateway is not, because the validity counts from the end of that time. `elapsed_ms`
+/// counts for no more than the time since sending, and `validity_ms` for no more than the TTL.
 pub(crate) fn deadline_of(lease: &Lease, sent: Moment, ttl: Duration) -> Moment {
     let elapsed = Duration::from_millis(lease.elapsed_ms).min(Moment::now().since(sent));
     sent + elapsed + Duration::from_millis(lease.validity_ms.into()).min(ttl)

@@ -12,7 +12,7 @@ use tracing::{Dispatch, Span, dispatcher};
 
 /// The number of waiting lines. Further lines are dropped.
 const MAX_LINES: usize = 1_000;
-/// How long a line may delay a result after which the process may end.
+/// How long a result waits for its log line, because the process may end after the result.
 const LAST_LINE: Duration = Duration::from_millis(500);
 
 type Line = Box<dyn FnOnce() + Send>;
@@ -68,7 +68,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// All tests have the same writer, and one that is blocked writes no line of another.
+    /// All tests share the writer. While one test blocks it, no line of another test is written.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     /// The number of lines that were written to pipes that somebody reads.
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);

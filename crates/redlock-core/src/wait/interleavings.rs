@@ -271,7 +271,7 @@ impl World {
                 Step::Handed(asked) => (asked, None),
                 Step::Attempt(cause) => (self.ask(id, None), Some(cause)),
                 Step::AskForOwn => unreachable!("no two waiters have one owner here"),
-                // A pause for others ends at some time.
+                // The queue pauses after it yields. The test's clock moves on past the pause.
                 Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
                     yield_now().await;
                     let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;

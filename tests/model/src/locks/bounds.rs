@@ -41,7 +41,8 @@ pub struct Bounds {
     /// Whether watermarks may expire. Not together with both a retry and extensions: the retry
     /// could then confirm a grant that was released.
     pub watermarks_end: bool,
-    /// Whether every order of events is explored, including those that others cover.
+    /// Whether every order of events is explored, even orders in which no more can go wrong than in
+    /// others.
     pub every_order: bool,
 }
 
