@@ -318,3 +318,14 @@ async fn extensions_reuse_the_connection() {
     guard.check().unwrap();
     guard.release().await.unwrap();
 }
+
+#[tokio::test]
+async fn debug_output_shows_no_secret() {
+    let known = key("known", HOLDER, "a").await;
+    let gateway = with_keys(&file(&[&known])).start().await;
+    let client = Client::builder().url(url(&gateway)).key(&known.text).build().unwrap();
+    let guard = client.lock("a").acquire().await.unwrap();
+    let shown = format!("{guard:?} {client:?} {guard:#?}");
+    assert!(shown.contains("fencing_token"), "{shown}");
+    assert!(!shown.contains(guard.token()) && !shown.contains(&known.text), "{shown}");
+}

@@ -53,7 +53,7 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
 }
 
 /// A granted or extended lock.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
     "fencing_token": 1763725165123456u64, "ttl_ms": 30000, "validity_ms": 29696, "elapsed_ms": 1,
@@ -91,6 +91,17 @@ pub struct Lease {
     pub nodes_granted: u32,
     /// Number of configured nodes.
     pub nodes_total: u32,
+}
+
+/// Leaves out the token, which is a secret.
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("name", &self.name)
+            .field("fencing_token", &self.fencing_token)
+            .field("validity_ms", &self.validity_ms)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A lock as a majority of the nodes sees it. Never the token.

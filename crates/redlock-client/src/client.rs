@@ -1,5 +1,6 @@
 //! The client of one or several gateways: sends a request to one after the other until one answers.
 
+use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -34,10 +35,9 @@ const ALL_TRIES: Duration = Duration::from_secs(5);
 
 /// One or several gateways over the same masters. Cheap to clone; the copies share their
 /// connections.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Client(Arc<Service>);
 
-#[derive(Debug)]
 struct Service {
     http: reqwest::Client,
     urls: Vec<Url>,
@@ -47,7 +47,7 @@ struct Service {
 }
 
 /// The URLs and credentials of a [`Client`].
-#[derive(Debug, Default)]
+#[derive(Default)]
 #[must_use]
 pub struct ClientBuilder {
     urls: Vec<String>,
@@ -56,12 +56,33 @@ pub struct ClientBuilder {
     identity: Option<Vec<u8>>,
 }
 
+/// Leaves out the API key, which is a secret.
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("urls", &self.0.urls).finish_non_exhaustive()
+    }
+}
+
+/// Leaves out the API key and the private key.
+impl fmt::Debug for ClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder").field("urls", &self.urls).finish_non_exhaustive()
+    }
+}
+
 /// An answer of a gateway: typed, and as it was sent. A newer gateway may send more fields.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct Answer<T> {
     typed: T,
     /// The whole body.
     pub json: Value,
+}
+
+/// Leaves out the body, which may contain a secret token.
+impl<T: fmt::Debug> fmt::Debug for Answer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.typed.fmt(f)
+    }
 }
 
 impl<T> Deref for Answer<T> {

@@ -1,5 +1,6 @@
 //! A held lock: it is extended in the background, and its loss is reported.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -23,14 +24,12 @@ const TRIES_OF_TIME_LEFT: u32 = 4;
 const RELEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 
 /// A held lock. Dropping it releases the lock in the background.
-#[derive(Debug)]
 pub struct Guard {
     held: Arc<Held>,
     renewal: JoinHandle<()>,
     is_released: bool,
 }
 
-#[derive(Debug)]
 struct Held {
     client: Client,
     name: String,
@@ -43,6 +42,16 @@ struct Held {
     loss: OnceLock<Loss>,
     /// Cancelled when `loss` is set.
     lost: CancellationToken,
+}
+
+/// Leaves out the token, which is a secret.
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", &self.held.name)
+            .field("fencing_token", &self.held.fencing_token)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Guard {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fmt;
 use std::future::pending;
 use std::time::Duration;
 
@@ -45,7 +46,7 @@ pub struct Lock {
 }
 
 /// An acquired lock that nobody extends.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Grant {
     /// The secret that extends and releases the lock.
     pub token: String,
@@ -53,6 +54,13 @@ pub struct Grant {
     pub fencing_token: u64,
     /// Until when the lock is certainly held.
     pub deadline: Moment,
+}
+
+/// Leaves out the token, which is a secret.
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant").field("fencing_token", &self.fencing_token).finish_non_exhaustive()
+    }
 }
 
 impl Client {

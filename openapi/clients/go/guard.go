@@ -3,6 +3,8 @@ package redlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"net/http"
 	"sync"
 	"time"
@@ -305,4 +307,17 @@ func (g *Guard) report(loss *LostError) {
 	close(g.lost)
 	g.stop()
 	g.client.warn("a lock was lost", g.name, loss)
+}
+
+// String names the lock and the time to its deadline. It leaves out the token, which is a secret.
+func (g *Guard) String() string {
+	return fmt.Sprintf("Guard of %q, %s to its deadline", g.name, g.Left().Round(time.Millisecond))
+}
+
+// GoString is String: %#v shows no token either.
+func (g *Guard) GoString() string { return g.String() }
+
+// LogValue is what [log/slog] shows of a guard: its lock and its fencing token, without the token.
+func (g *Guard) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("lock", g.name), slog.Int64("fencing_token", g.fencingToken))
 }

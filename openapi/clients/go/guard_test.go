@@ -435,3 +435,17 @@ func TestAnAcquireThatNobodyAnsweredOrThatWasGivenUpLeavesNoLock(t *testing.T) {
 	}
 	free("given-up")
 }
+
+func TestAGuardShowsNoToken(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	guard := lock(t, s.client(), "jobs/secret", kept)
+	defer func() { must(t, guard.Release(background)) }()
+	var log strings.Builder
+	slog.New(slog.NewTextHandler(&log, nil)).Info("got it", "guard", guard)
+	for _, shown := range []string{fmt.Sprint(guard), fmt.Sprintf("%+v", guard), fmt.Sprintf("%#v", guard), log.String()} {
+		if strings.Contains(shown, guard.Token()) || !strings.Contains(shown, "jobs/secret") {
+			t.Errorf("shown as %s", shown)
+		}
+	}
+}

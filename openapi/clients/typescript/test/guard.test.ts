@@ -5,6 +5,7 @@ import dns from "node:dns";
 import { syncBuiltinESMExports } from "node:module";
 import { after, before, test } from "node:test";
 import { setImmediate as turnOfTheLoop } from "node:timers/promises";
+import { inspect } from "node:util";
 
 import {
   Client,
@@ -73,6 +74,12 @@ test("a guard holds its lock for five times its ttl and leaves nothing", inTime,
   assert.equal((await client.status("reports/nightly")).state, "free");
   assert.equal(guard.signal.aborted, false);
   assert.throws(() => guard.check(), SetupError);
+});
+
+test("a guard and its client show no secret", inTime, async () => {
+  await using guard = await client.lock("secret");
+  const shown = [inspect(guard, { depth: 9, showHidden: true }), JSON.stringify(guard), String(guard)].join();
+  assert.ok(!shown.includes(guard.token), shown);
 });
 
 test("await using releases, and whoever is refused is told who holds the lock", inTime, async () => {
