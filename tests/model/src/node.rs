@@ -151,7 +151,7 @@ impl Node {
         let mark = match self.mark {
             _ if self.watermark == NO_TOKEN => Mark::Provisional(NO_TOKEN),
             Mark::Extended => Mark::Provisional(self.watermark),
-            _ if !rules.plain_fence_stays => Mark::Provisional(NO_TOKEN),
+            _ if !rules.plain_watermark_stays => Mark::Provisional(NO_TOKEN),
             Mark::Plain | Mark::Provisional(_) => Mark::Plain,
         };
         self.set_watermark(asked.token, mark, window);
@@ -251,7 +251,7 @@ impl Node {
             self.lock = None;
         }
         if same && mine.is_some_and(|lock| !lock.extended) {
-            if is_undo && rules.failed_try_takes_fence_back {
+            if is_undo && rules.undo_restores_watermark {
                 self.undo_watermark(rules, token);
             }
             // Any other release leaves the watermark alone here: the acquire that set this lock has
@@ -267,10 +267,10 @@ impl Node {
                 if marked || self.watermark < token {
                     self.set_watermark(token, Mark::Plain, window);
                 } else {
-                    if rules.release_settles_fence {
+                    if rules.release_settles_watermark {
                         self.settle_watermark();
                     }
-                    if rules.release_prolongs_fence {
+                    if rules.release_prolongs_watermark {
                         self.outlasts |= window.begun;
                     }
                 }
@@ -304,12 +304,12 @@ impl Node {
             Mark::Provisional(before)
                 if self.watermark == token
                     && before != NO_TOKEN
-                    && rules.fence_before_is_restored =>
+                    && rules.earlier_watermark_is_restored =>
             {
                 (before, Mark::Extended)
             }
             Mark::Provisional(_) if self.watermark == token => (NO_TOKEN, Mark::Plain),
-            _ if !rules.only_own_fence_goes => (NO_TOKEN, Mark::Plain),
+            _ if !rules.only_own_watermark_goes => (NO_TOKEN, Mark::Plain),
             mark => (self.watermark, mark),
         };
         if self.watermark == NO_TOKEN {
@@ -328,7 +328,7 @@ impl Node {
     pub fn lasting_watermark(&self, rules: &Rules) -> Token {
         match self.mark {
             Mark::Plain | Mark::Extended => self.watermark,
-            Mark::Provisional(before) if rules.fence_before_is_restored => before,
+            Mark::Provisional(before) if rules.earlier_watermark_is_restored => before,
             Mark::Provisional(_) => NO_TOKEN,
         }
     }
@@ -347,7 +347,7 @@ impl Node {
         self.admitted = true;
         self.lock = found;
         let Some(lock) = &mut self.lock else { return };
-        let released = self.watermark >= lock.token && rules.adoption_minds_releases;
+        let released = self.watermark >= lock.token && rules.recovery_minds_releases;
         if !stands || released || lock.owner == Owner::Nobody {
             *lock = Lock::blocker(lock.token, lock.guards);
         } else if self.watermark <= lock.token {

@@ -48,15 +48,15 @@ rules! {
     newest_marker_is_known
     /// Bootstrap means that a new cluster needs no quarantine. A gateway confirms it only when all
     /// nodes answer and are new.
-    word_needs_all_nodes
+    bootstrap_needs_all_nodes
     /// Bootstrap is confirmed only when every gateway, started with or without `--bootstrap`, has
     /// seen the nodes as new.
-    word_needs_witnesses
+    bootstrap_needs_witnesses
     /// A bootstrap confirmation ends only the quarantine that the gateway had probed, not a later
     /// quarantine of the same node.
-    word_names_quarantine
+    bootstrap_names_quarantine
     /// A gateway that has admitted its first node confirms no bootstrap any more.
-    word_ends_with_admission
+    bootstrap_ends_with_admission
     /// A gateway counts only quarantines whose marker names its own configuration.
     marker_names_configuration
     /// A change of configuration waits until every lock of the old configuration has ended.
@@ -86,55 +86,55 @@ rules! {
     undo_spares_extended
     /// A gateway answers with the grant of an earlier request only after a majority has extended
     /// that grant.
-    told_again_is_extended
+    returned_again_is_extended
     /// The undo of a failed proposal sets the watermark back to its value before the proposal.
-    failed_try_takes_fence_back
+    undo_restores_watermark
     /// An undo sets the watermark back only if no client ever received its T. The release of a lock
     /// that a client held never sets it back.
-    told_fence_stays
+    returned_watermark_stays
     /// An undo sets the watermark back only in two cases: there was no watermark before the
     /// proposal, or it had the mark of an extension.
-    plain_fence_stays
+    plain_watermark_stays
     /// An undo sets the watermark back only if its own proposal has set it.
-    only_own_fence_goes
+    only_own_watermark_goes
     /// If the earlier watermark had the mark of an extension, an undo restores that mark together
     /// with the T.
-    fence_before_is_restored
+    earlier_watermark_is_restored
     /// A release may find that a watermark at its T or above stands already. It then makes that
     /// watermark permanent, so that no undo sets it back.
-    release_settles_fence
+    release_settles_watermark
     /// A watermark outlives its lock, or the release that left it. It lasts until the node's clock
     /// refuses every acquire that the watermark kept out.
-    fence_outlives_lock
+    watermark_outlives_lock
     /// When a watermark expires, the node's clock refuses the repairs of two kinds of extensions:
     /// those that began before the watermark was set, and those that began while its lock still
     /// stood.
     late_repair_is_refused
     /// A release may rely on a watermark that stands already. It then prolongs that watermark to
     /// the life of a new one.
-    release_prolongs_fence
+    release_prolongs_watermark
     /// Recovery reads the other nodes only when no node accepts a token any more that the
     /// recovering node may have stored before its loss.
-    adoption_waits_for_clocks
+    recovery_waits_for_clocks
     /// Recovery reads the other nodes only when every round that was open at the loss has stopped
     /// counting answers.
-    adoption_waits_for_rounds
+    recovery_waits_for_rounds
     /// Recovery reads enough nodes: every grant that may have counted the recovering node's vote is
     /// on at least one of them.
-    adoption_needs_enough
+    recovery_needs_enough
     /// A lock that recovery finds on another node keeps other owners out of the recovering node.
     lost_locks_are_recovered
     /// A grant is recovered only if a majority without the recovering node stores it. So recovery
     /// never completes the majority of a grant.
-    adoption_needs_majority
+    recovery_needs_majority
     /// Several grants may have counted the lost vote. Then the recovering node gives the lock to
     /// nobody until all of them have ended.
-    adoption_blocks_longest
+    recovery_blocks_longest
     /// A later recovery treats a blocker that it reads (a record of nobody) like a grant.
-    adoption_remembers_blockers
+    recovery_remembers_kept_free_records
     /// If a release that may be for a grant has arrived at the recovering node, recovery does not
     /// set that grant again.
-    adoption_minds_releases
+    recovery_minds_releases
     /// After its admission a node catches up with every lock that a majority of the others stores.
     /// The next node is stopped only afterwards.
     admitted_is_caught_up
@@ -152,10 +152,10 @@ rules! {
 impl Rules {
     /// Whether a release may rely on an existing watermark until that watermark expires.
     pub fn watermarks_last(&self) -> bool {
-        self.told_fence_stays
-            && self.plain_fence_stays
-            && self.only_own_fence_goes
-            && self.release_settles_fence
+        self.returned_watermark_stays
+            && self.plain_watermark_stays
+            && self.only_own_watermark_goes
+            && self.release_settles_watermark
     }
 
     /// Whether a node refuses messages that were sent before it lost its data.

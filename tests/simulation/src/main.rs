@@ -33,7 +33,7 @@ Examples:
 
 Rules for --without: lock-is-kept, release-leaves-a-tombstone, release-keeps-newer,
 undo-is-exact, clock-is-checked, watermark-is-checked, marker-is-checked, quarantine-is-waited,
-lost-locks-are-recovered, name-is-followed, fence-outlives-lock; with --scenario moved:
+lost-locks-are-recovered, name-is-followed, watermark-outlives-lock; with --scenario moved:
 returned-waits, two-alive-are-noticed; with --scenario skews: marker-names-skew; with --scenario
 fast-clocks: rate-is-checked; with --scenario rolling: missing-is-repaired; with --scenario young:
 admitted-is-caught-up.

@@ -15,21 +15,21 @@ pub struct Rule(&'static str);
 
 impl Rule {
     /// A watermark outlives its lock, or the release that left it. For the core this is a duration.
-    pub const FENCE_OUTLIVES_LOCK: Self = Self("fence_outlives_lock");
+    pub const WATERMARK_OUTLIVES_LOCK: Self = Self("watermark_outlives_lock");
     /// A marker names the clock skew, so gateways with different clock skews do not vote together.
     /// For the core this is a field of the marker.
     pub const MARKER_NAMES_SKEW: Self = Self("marker_names_skew");
 
     /// All rules: the switches of the core, and the two rules that are no switches there.
     pub fn all() -> impl Iterator<Item = Self> {
-        let others = [Self::FENCE_OUTLIVES_LOCK, Self::MARKER_NAMES_SKEW];
+        let others = [Self::WATERMARK_OUTLIVES_LOCK, Self::MARKER_NAMES_SKEW];
         SafetyRules::NAMES.iter().map(|name| Self(name)).chain(others)
     }
 
     /// The same plan without this rule.
     pub fn off(self, plan: Plan) -> Plan {
         match self {
-            Self::FENCE_OUTLIVES_LOCK => Plan { fence_grace: Some(Duration::ZERO), ..plan },
+            Self::WATERMARK_OUTLIVES_LOCK => Plan { fence_grace: Some(Duration::ZERO), ..plan },
             Self::MARKER_NAMES_SKEW => Plan { marker_names_skew: false, ..plan },
             Self(name) => {
                 let rules = plan.rules.without(name).expect("a rule of the core");

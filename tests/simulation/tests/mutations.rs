@@ -63,7 +63,7 @@ fn without_the_watermark() {
 #[test]
 fn without_watermarks_that_outlive_their_locks() {
     assert_violated(
-        "fence-outlives-lock",
+        "watermark-outlives-lock",
         "storm",
         Plan::storm,
         &[Demand::Orphan, Demand::Fencing],

@@ -83,10 +83,10 @@ impl Eligibility {
         let nonce =
             if self.rules.quarantine_has_nonce { site.fresh_nonce() } else { Nonce(NONCES) };
         let view = &mut site.views[gateway];
-        if !self.rules.word_ends_with_admission {
+        if !self.rules.bootstrap_ends_with_admission {
             view.eligibility = view.eligibility.clone().expecting_bootstrap(g.bootstrap);
         }
-        let is_this = view.confirmed_new == marker || !self.rules.word_names_quarantine;
+        let is_this = view.confirmed_new == marker || !self.rules.bootstrap_names_quarantine;
         let confirmed_new = view.confirmed_new.is_some() && is_this;
         (view.session, view.put, view.waits) = (None, None, None);
         let now = Moment { monotonic: now, wall_micros: 0 };
@@ -100,7 +100,7 @@ impl Eligibility {
                 view.waits = Some(Waits { marker, is_new: suspicion == Suspicion::New, leases });
             }
             NextStep::Admit { marker } => {
-                g.denies_new |= self.rules.word_ends_with_admission;
+                g.denies_new |= self.rules.bootstrap_ends_with_admission;
                 view.session = Some(marker);
                 if !self.rules.newest_marker_is_known {
                     view.eligibility = self.decisions(g.is_new);
@@ -175,12 +175,15 @@ impl Eligibility {
                 actions.push(Action::Put { gateway, node });
             }
         }
-        let witnesses = |h: &usize| *h == at || self.rules.word_needs_witnesses;
+        let witnesses = |h: &usize| *h == at || self.rules.bootstrap_needs_witnesses;
         let is_new =
             |node: usize| (0..GATEWAYS).filter(witnesses).all(|h| s.waits_for_new(h, node));
         let mut nodes = 0..self.bounds.nodes;
-        let confirmed =
-            if self.rules.word_needs_all_nodes { nodes.all(is_new) } else { nodes.any(is_new) };
+        let confirmed = if self.rules.bootstrap_needs_all_nodes {
+            nodes.all(is_new)
+        } else {
+            nodes.any(is_new)
+        };
         if g.may_confirm_new && confirmed {
             actions.push(Action::Confirm(gateway));
         }
@@ -244,7 +247,7 @@ impl Eligibility {
             Action::Put { gateway, node } => next.sites[usize::from(node)].put_of(gateway.into()),
             Action::Confirm(gateway) => {
                 let at = usize::from(gateway);
-                next.gateways[at].may_confirm_new = !self.rules.word_ends_with_admission;
+                next.gateways[at].may_confirm_new = !self.rules.bootstrap_ends_with_admission;
                 for site in &mut next.sites {
                     let waits = site.views[at].waits.as_ref().filter(|waits| waits.is_new);
                     site.views[at].confirmed_new = waits.map(|waits| waits.marker.clone());

@@ -29,7 +29,7 @@ impl Locks {
             && rules.release_leaves_a_tombstone
             && rules.release_keeps_newer
             && rules.watermarks_last()
-            && (rules.fence_outlives_lock || !self.bounds.watermarks_end)
+            && (rules.watermark_outlives_lock || !self.bounds.watermarks_end)
     }
 
     pub(super) fn watermark_may_end(&self, site: &Site) -> bool {
@@ -39,7 +39,7 @@ impl Locks {
         let readings = (0..self.bounds.catch_ups).fold(0, |mask, i| mask | reading_bit(i));
         let all = readings | ((1 << self.bounds.renewals) - 1);
         let matters = site.node.outlasts != all
-            || !self.rules.fence_outlives_lock
+            || !self.rules.watermark_outlives_lock
             || !self.rules.late_repair_is_refused;
         self.bounds.watermarks_end && site.node.watermark != NO_TOKEN && !stands && matters
     }
@@ -48,7 +48,7 @@ impl Locks {
         let site = &mut s.sites[at];
         let (watermark, outlasts): (Token, u8) = (site.node.watermark, site.node.outlasts);
         site.node.end_watermark();
-        if !self.rules.fence_outlives_lock {
+        if !self.rules.watermark_outlives_lock {
             return;
         }
         let old_acquires = (0..PROPOSALS)

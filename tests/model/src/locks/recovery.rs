@@ -79,7 +79,7 @@ impl Locks {
     /// How many other nodes must be read, so that each grant that may have counted the recovering
     /// node's lost vote is on one of them.
     fn readers(&self) -> usize {
-        NODES - self.quorum.size() + usize::from(self.rules.adoption_needs_enough)
+        NODES - self.quorum.size() + usize::from(self.rules.recovery_needs_enough)
     }
 
     pub(super) fn enabled_recovery(&self, s: &State, actions: &mut Vec<Action>) {
@@ -119,10 +119,10 @@ impl Locks {
     }
 
     fn begin_recovery(&self, s: &mut State, suspicion: Suspicion) -> Found {
-        if self.rules.adoption_waits_for_clocks {
+        if self.rules.recovery_waits_for_clocks {
             s.oldest = s.oldest.max(suspicion.newest);
         }
-        if self.rules.adoption_waits_for_rounds {
+        if self.rules.recovery_waits_for_rounds {
             s.close_rounds(suspicion.rounds);
         }
         Found::default()
@@ -130,11 +130,12 @@ impl Locks {
 
     /// Combines the grants read so far with the grant of the next node.
     fn either(&self, found: Found, seen: Option<Lock>) -> Found {
-        let seen = seen
-            .filter(|lock| lock.owner != Owner::Nobody || self.rules.adoption_remembers_blockers);
+        let seen = seen.filter(|lock| {
+            lock.owner != Owner::Nobody || self.rules.recovery_remembers_kept_free_records
+        });
         let Some(seen) = seen else { return found };
         let Some(lock) = found.lock else { return Found { lock: Some(seen), copies: 1 } };
-        let guards = if self.rules.adoption_blocks_longest {
+        let guards = if self.rules.recovery_blocks_longest {
             lock.guards | seen.guards
         } else {
             lock.guards
@@ -157,7 +158,7 @@ impl Locks {
             return;
         };
         let stands =
-            usize::from(found.copies) >= self.quorum.size() || !self.rules.adoption_needs_majority;
+            usize::from(found.copies) >= self.quorum.size() || !self.rules.recovery_needs_majority;
         let lock = found.lock.filter(|_| self.rules.lost_locks_are_recovered);
         let window = self.window(s);
         s.sites[at].node.recover(&self.rules, window, lock, stands);

@@ -414,7 +414,7 @@ impl Locks {
     pub(super) fn scope(&self, release: Release) -> ReleaseScope {
         match release {
             Release::SentExactly => ReleaseScope::Grant,
-            _ if !self.rules.told_fence_stays => ReleaseScope::Proposal,
+            _ if !self.rules.returned_watermark_stays => ReleaseScope::Proposal,
             Release::Unsent | Release::Sent | Release::Arrived => ReleaseScope::Holder,
         }
     }
@@ -422,7 +422,7 @@ impl Locks {
     /// Whether an undo of this lock's proposal may still set back its watermark.
     fn may_undo_watermark(&self, proposals: &[Proposal; PROPOSALS], lock: Lock) -> bool {
         let may = |(i, t): (usize, &Proposal)| {
-            let untold = t.phase != Phase::Granted || !self.rules.told_fence_stays;
+            let untold = t.phase != Phase::Granted || !self.rules.returned_watermark_stays;
             (owner(i), t.token, t.nonce) == (lock.owner, lock.token, lock.nonce) && untold
         };
         !lock.extended && proposals.iter().enumerate().any(may)
@@ -747,7 +747,7 @@ impl Locks {
         let Some(other) = sibling(i) else { return };
         self.give_up(s, i);
         s.renewals[renewal].confirms = true;
-        if self.rules.told_again_is_extended {
+        if self.rules.returned_again_is_extended {
             s.renew(renewal, other as u8, &self.rules);
         } else {
             let r = &mut s.renewals[renewal];

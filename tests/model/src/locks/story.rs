@@ -117,7 +117,7 @@ impl Locks {
             }
             Action::Confirm { renewal, proposal } => {
                 let other = sibling(usize::from(proposal)).unwrap_or_default() as u8;
-                let asked = if self.rules.told_again_is_extended {
+                let asked = if self.rules.returned_again_is_extended {
                     ", and asks all nodes to extend it"
                 } else {
                     ""
