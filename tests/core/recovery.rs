@@ -109,7 +109,8 @@ async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
 
 fn assert_good(outcomes: &[Outcome]) {
     for outcome in outcomes {
-        assert_eq!(outcome.second_holders, 0);
+        let Outcome { slowest, second_holders, lost } = outcome;
+        assert_eq!(*second_holders, 0, "lost: {lost:?}, slowest vote: {slowest:?}");
         assert!(outcome.lost.is_none(), "{:?}", outcome.lost);
         assert!(outcome.slowest < SOON, "{:?}", outcome.slowest);
     }
