@@ -54,7 +54,7 @@ async fn tokens_increase_for_64_contenders_on_skewed_gateways() {
         gateway(&cluster, 0, SafetyRules::ALL).await,
         gateway(&cluster, HALF_A_SECOND, SafetyRules::ALL).await,
     ];
-    // The grants in order, each with its gateway and its token.
+    // All grants in the order in which they were made: the gateway's number and the fencing token.
     let grants = Arc::new(Mutex::new(Vec::new()));
     let count = Arc::new(AtomicUsize::new(0));
     let inside = Arc::new(AtomicBool::new(false));

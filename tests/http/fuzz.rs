@@ -3,9 +3,9 @@
 //! contract. The masters store only keys of locks that requests have named, and receive only the
 //! gateway's commands. Clients that hold locks keep them.
 //!
-//! If the HTTP library cannot read a request, it answers by itself: with 400, 414 or 431, without a
-//! body and without a request id. Then it closes the connection. The test accepts such an answer.
-//! If a request is incomplete, the test also accepts that no answer comes.
+//! If the HTTP library below the gateway cannot read a request, it answers by itself: with 400, 414
+//! or 431, without a body and without a request id, and it closes the connection. The test accepts
+//! such an answer. If a request is incomplete, the test also accepts that no answer comes.
 //!
 //! Every run draws new requests and prints its seed. `REDLOCK_FUZZ_SEED=<seed>` repeats the run.
 

@@ -134,7 +134,8 @@ async fn gateways_with_another_clock_skew_get_no_votes() {
 
     let reconfigure = |words: &[&str]| with(Launch::bare(words).nodes(&urls), "500ms").finish();
     let asked = reconfigure(&["reconfigure"]).await;
-    // The 6 s are twice the larger clock skew of 1.5 s, and 3 s for names that move.
+    // The wait is 6 s: two times the larger of both clock skews (1.5 s), plus 3 s for names that
+    // move.
     for word in ["stays; clock_skew 1s 500ms → 500ms", "no votes for 6s,"] {
         assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
     }

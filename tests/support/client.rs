@@ -272,8 +272,8 @@ impl Raw {
         assert!(text.starts_with("HTTP/1.1 100 "), "{text}");
     }
 
-    /// Reads the next answer. Its end is known from its length, from the status 204, or from the
-    /// end of the connection.
+    /// Reads the next answer. Its header shows where it ends: by Content-Length, or by the status
+    /// 204, which has no body. Without either the answer ends when the connection is closed.
     pub(crate) async fn answer(&mut self) -> Answer {
         match self.try_answer(false).await {
             Some(answer) => answer,

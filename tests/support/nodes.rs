@@ -147,8 +147,8 @@ impl Lock {
         Op::Inspect { keys: self.keys.clone() }
     }
 
-    /// Reads the watermark. An inspection returns the value of any key, so the operation names the
-    /// watermark's key like a lock's.
+    /// Reads the watermark. There is no operation for that. But an inspection returns the value of
+    /// any key that it names as the lock's, so this one names the watermark's key.
     pub(crate) fn inspect_fence(&self) -> Op {
         Op::Inspect { keys: Keys { lock: self.keys.fence.clone(), fence: self.keys.fence.clone() } }
     }

@@ -41,8 +41,8 @@ use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
 use crate::watchdogs::{WatchdogEvent, Watchdogs};
 
-/// How long before the deadline the watchdogs kill: at least the first time, and at most the
-/// second.
+/// The watchdogs begin to kill a part of the TTL before the deadline. That time is at least the
+/// first value and at most the second.
 const WATCHDOG_MARGIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 /// The runner kills this long before the watchdogs.
 const RUNNER_MARGIN: Duration = Duration::from_millis(150);

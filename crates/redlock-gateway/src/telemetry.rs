@@ -1,8 +1,8 @@
 //! The metrics of a gateway, and the set-up of its log and traces. The handle of each metric is
 //! made once. So a request only looks the handle up and adds to its value.
 //!
-//! No lock name, owner, token or raw path is ever a label. Only the log subscriber is global. So
-//! one process can run several gateways, as tests do.
+//! No lock name, owner, token or raw path is ever a label. Each gateway has metrics of its own, so
+//! one process can run several gateways, as tests do. Only the log is shared by the process.
 
 mod connections;
 mod describe;

@@ -232,8 +232,9 @@ struct SimNode {
 }
 
 impl SimNode {
-    /// Answers in place of a dead process. The tasks of such a process cannot be stopped, but they
-    /// must not act. So each of their calls gets an answer that leads to no further call.
+    /// If the gateway's process is dead, answers the call here and returns `None`. The tasks of a
+    /// dead process cannot be stopped, but they must reach no master. So each call gets an answer
+    /// that leads to no further call.
     fn unless_dead(&self, reply: Reply) -> Option<Reply> {
         if self.dead.load(Ordering::Relaxed) {
             reply.send(Vote::Missing);

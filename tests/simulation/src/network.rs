@@ -138,12 +138,13 @@ struct Link {
 
 struct Ended {
     why: String,
-    /// The number of messages that reach the master in all, including those that arrived before the
-    /// break.
+    /// The messages sent first reach the master in spite of the break, and all others are lost.
+    /// This is the number of those that reach it, counted from the start of the connection.
     survive: u64,
-    /// The earliest arrival of the first message still under way. Each further message follows a
-    /// millisecond after the one before it.
+    /// The earliest arrival of the first message that was still under way at the break. The next
+    /// messages arrive one millisecond apart.
     not_before: Instant,
+    /// The number of messages that had arrived before the break.
     arrived: u64,
 }
 

@@ -64,7 +64,8 @@ pub(crate) async fn bootstrap(nodes: &[Arc<dyn Node>]) -> Bootstrap {
 
 /// Waits until one of the statuses changes.
 pub(crate) async fn any_changed(statuses: &mut [watch::Receiver<NodeStatus>]) {
-    // The status of a node that is gone never changes again, so it must not end the wait.
+    // If a node was dropped, `changed` fails at once and always. That is no change, so this part
+    // then waits for ever.
     let changes = statuses.iter_mut().map(|status| {
         Box::pin(async {
             if status.changed().await.is_err() {

@@ -2,8 +2,9 @@
 //!
 //! Reading one node is one step. So a reading may combine states of nodes that never existed at the
 //! same time. When a majority of the others has returned the same grant, a repair with that grant
-//! is sent to the node. It arrives at any later time, or never. Its lock has the longest life of
-//! all copies, and the mark of an extension if one copy has it.
+//! is sent to the node. It arrives at any later time, or never. The
+//! repair sets the lock with the longest life of all copies that were read. It marks the lock as
+//! extended if one of these copies is.
 //!
 //! Any node may catch up at any time, because any node may have restarted with all its data. A node
 //! that was already read may lose its data before the other one is read. If the node that catches
