@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlock_core::clock::{Clock, SystemClock};
-use redlock_core::node::{Node, Op, SafetyRules, Task, Vote};
+use redlock_core::node::{Node, Op, Reply, SafetyRules, Task, Vote, Voter};
 use redlock_core::{Env, Lease};
 use tokio::time::Instant;
 
 use crate::core::repair::{CLUSTER, FiveNodes};
 use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{PATIENCE, eventually};
-use crate::support::nodes::{Recorder, intercepted, pass_on};
+use crate::support::nodes::{intercepted, pass_on};
 
 /// While asked to, holds inspections back and passes all other operations on. A repair begins with
 /// an inspection, so this holds repairs back.
@@ -21,14 +21,38 @@ use crate::support::nodes::{Recorder, intercepted, pass_on};
 struct HeldBack {
     inspections: AtomicBool,
     tasks: Mutex<Vec<(Arc<dyn Node>, Task)>>,
+    /// The nodes' votes on repairs.
+    repairs: Arc<Mutex<Vec<Vote>>>,
+}
+
+/// Records a vote on a repair, and passes it on. Other operations may be answered at the same time.
+struct Recorded {
+    votes: Arc<Mutex<Vec<Vote>>>,
+    reply: Mutex<Option<Reply>>,
+}
+
+impl Voter for Recorded {
+    fn vote(&self, _: usize, vote: Vote) {
+        self.votes.lock().unwrap().push(vote.clone());
+        if let Some(reply) = self.reply.lock().unwrap().take() {
+            reply.send(vote);
+        }
+    }
 }
 
 impl HeldBack {
-    fn submit(&self, node: &Arc<dyn Node>, task: Task) {
-        if matches!(*task.op, Op::Inspect { .. }) && self.inspections.load(Ordering::SeqCst) {
-            self.tasks.lock().unwrap().push((node.clone(), task));
-        } else {
-            pass_on(node, task);
+    fn submit(&self, node: &Arc<dyn Node>, mut task: Task) {
+        match *task.op {
+            Op::Inspect { .. } if self.inspections.load(Ordering::SeqCst) => {
+                self.tasks.lock().unwrap().push((node.clone(), task));
+            }
+            Op::Repair { .. } => {
+                let votes = self.repairs.clone();
+                let reply = Mutex::new(Some(task.reply));
+                task.reply = Reply::new(Arc::new(Recorded { votes, reply }), 0);
+                pass_on(node, task);
+            }
+            _ => pass_on(node, task),
         }
     }
 
@@ -59,19 +83,16 @@ impl Clock for SuspendedClock {
 }
 
 /// Node 4 has lost the lock. An extension has noticed the loss, and its repair is held back.
-async fn with_a_repair_in_flight(
-    rules: SafetyRules,
-) -> (FiveNodes, Lease, Arc<HeldBack>, Arc<Recorder>) {
+async fn with_a_repair_in_flight(rules: SafetyRules) -> (FiveNodes, Lease, Arc<HeldBack>) {
     with_a_repair_in_flight_by(rules, Arc::new(SystemClock)).await
 }
 
 async fn with_a_repair_in_flight_by(
     rules: SafetyRules,
     clock: Arc<dyn Clock>,
-) -> (FiveNodes, Lease, Arc<HeldBack>, Arc<Recorder>) {
+) -> (FiveNodes, Lease, Arc<HeldBack>) {
     let held = Arc::new(HeldBack::default());
-    let votes = Arc::new(Recorder::default());
-    let env = Env { observer: votes.clone(), clock, ..Env::default() };
+    let env = Env { clock, ..Env::default() };
     let slow = |node| {
         let held = held.clone();
         intercepted(node, move |node, task| held.submit(node, task))
@@ -85,23 +106,22 @@ async fn with_a_repair_in_flight_by(
         (held.tasks.lock().unwrap().len() == 1).then_some(())
     })
     .await;
-    (five, lease, held, votes)
+    (five, lease, held)
 }
 
 /// Lets the repair continue. Returns node 4's vote on it.
-async fn answer_to_the_repair(held: &HeldBack, votes: &Recorder) -> Vote {
-    votes.take_votes();
+async fn answer_to_the_repair(held: &HeldBack) -> Vote {
     assert_eq!(held.let_go(), 1);
-    eventually("the repair is answered", async || votes.take_votes().pop()).await
+    eventually("the repair is answered", async || held.repairs.lock().unwrap().pop()).await
 }
 
 /// The lock is released everywhere before its repair arrives. Returns the nodes that store the lock
 /// after the repair.
 async fn stored_after_a_late_repair(rules: SafetyRules) -> Vec<usize> {
-    let (five, lease, held, votes) = with_a_repair_in_flight(rules).await;
+    let (five, lease, held) = with_a_repair_in_flight(rules).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     five.locks.drained().await;
-    answer_to_the_repair(&held, &votes).await;
+    answer_to_the_repair(&held).await;
     (0..5).filter(|at| five.raw(*at).is_some()).collect()
 }
 
@@ -127,35 +147,33 @@ async fn a_repair_after_the_release_restores_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn nothing_is_repaired_after_the_extended_lease_has_ended() {
     let clock = Arc::new(SuspendedClock::default());
-    let (five, lease, held, votes) =
-        with_a_repair_in_flight_by(SafetyRules::ALL, clock.clone()).await;
+    let (five, lease, held) = with_a_repair_in_flight_by(SafetyRules::ALL, clock.clone()).await;
     clock.0.store(61, Ordering::SeqCst);
-    votes.take_votes();
     assert_eq!(held.let_go(), 1);
     // The nodes answer this inspection after the operations that were held back, because they
     // answer in order.
     five.locks.inspect(&five.lock).await;
     five.locks.drained().await;
-    assert_eq!(votes.take_votes().iter().filter(|vote| matches!(vote, Vote::Granted)).count(), 0);
+    assert!(held.repairs.lock().unwrap().is_empty(), "no repair was sent");
     assert_eq!(five.stored_on(&lease), [0, 1, 2, 3]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_repair_after_a_grant_to_another_changes_nothing() {
-    let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
+    let (five, lease, held) = with_a_repair_in_flight(SafetyRules::ALL).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     let next = five.held(&CLUSTER).await;
-    let vote = answer_to_the_repair(&held, &votes).await;
+    let vote = answer_to_the_repair(&held).await;
     assert!(matches!(vote, Vote::Held(_)), "{vote:?}");
     assert_eq!(five.stored_on(&next), [0, 1, 2, 3, 4]);
 
     // Here the next holder has released the lock, too.
-    let (five, lease, held, votes) = with_a_repair_in_flight(SafetyRules::ALL).await;
+    let (five, lease, held) = with_a_repair_in_flight(SafetyRules::ALL).await;
     five.locks.release(&five.lock, &lease.token).await.unwrap();
     let next = five.held(&CLUSTER).await;
     five.locks.release(&five.lock, &next.token).await.unwrap();
     five.locks.drained().await;
-    let vote = answer_to_the_repair(&held, &votes).await;
+    let vote = answer_to_the_repair(&held).await;
     assert!(matches!(vote, Vote::Stale { .. }), "{vote:?}");
     assert!((0..5).all(|at| five.raw(at).is_none()));
 }

@@ -289,10 +289,6 @@ impl Recorder {
     pub(crate) fn take_calls(&self) -> Vec<usize> {
         std::mem::take(&mut *self.calls.lock().unwrap()).into_values().flatten().collect()
     }
-
-    pub(crate) fn take_votes(&self) -> Vec<Vote> {
-        std::mem::take(&mut *self.votes.lock().unwrap())
-    }
 }
 
 impl Observer for Recorder {
