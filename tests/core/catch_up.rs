@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use crate::core::repair::granted_by_all;
 use crate::support::cluster::ClusterSettings;
 use crate::support::harness::{RedisOptions, RedisServer};
 use crate::support::nodes::{in_state, name, ttl};
@@ -210,8 +211,9 @@ async fn first_extended_while_away(sync: &str, millis: u64) -> usize {
     let mut held = Vec::new();
     for number in 0..LOCKS {
         let lock = name(&format!("short-{number}"));
-        let lease = gateway.acquire(&lock, ttl(millis), AcquireOptions::default()).await;
-        held.push((lock, lease.expect("all masters vote")));
+        let options = AcquireOptions::default;
+        let lease = granted_by_all(&gateway, &rolling.servers, &lock, ttl(millis), options).await;
+        held.push((lock, lease));
     }
     let is_away = Arc::<Notify>::default();
     let is_over = Arc::<AtomicBool>::default();

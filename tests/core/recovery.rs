@@ -20,7 +20,7 @@ use redlock_core::{AcquireOptions, Lease, LockError, LockName, Redlock};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::repair::{Extender, poll_for};
+use super::repair::{Extender, granted_by_all, poll_for};
 use crate::support::cluster::{ClusterSettings, marker, repeated};
 use crate::support::harness::{RedisServer, eventually, masters};
 use crate::support::nodes::{in_state, kept_free_record, name, now, record, ttl};
@@ -54,10 +54,7 @@ impl Five {
 
     async fn granted(&self, lock: &LockName, millis: u64) -> Lease {
         let options = AcquireOptions::default;
-        eventually("the lock is granted", async || {
-            self.locks[0].acquire(lock, ttl(millis), options()).await.ok()
-        })
-        .await
+        granted_by_all(&self.locks[0], &self.servers, lock, ttl(millis), options).await
     }
 
     /// Restarts masters without their data. Returns the time until both gateways let all of these
