@@ -11,25 +11,46 @@
 All times are floats in seconds. ``redlock_gateway._api`` is the generated code, with every other call.
 """
 
-from ._api.models import LockStatus
+from ._place import Waiting
 from .client import Client, Lock, current_guard
 from .clock import now
-from .errors import LockHeld, LockLost, Loss, Problem, RedlockError, Refused, SetupError, Unavailable
+from .errors import (
+    LockHeld,
+    LockHeldError,
+    LockLost,
+    LockLostError,
+    Loss,
+    Problem,
+    RedlockError,
+    Refused,
+    RefusedError,
+    SetupError,
+    Unavailable,
+    UnavailableError,
+)
 from .guard import Guard
+from .status import LockList, LockStatus, Waiter
 
 __all__ = [
     "Client",
     "Guard",
     "Lock",
     "LockHeld",
+    "LockHeldError",
+    "LockList",
     "LockLost",
+    "LockLostError",
     "LockStatus",
     "Loss",
     "Problem",
     "RedlockError",
     "Refused",
+    "RefusedError",
     "SetupError",
     "Unavailable",
+    "UnavailableError",
+    "Waiter",
+    "Waiting",
     "current_guard",
     "now",
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import ssl
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import httpx
@@ -17,7 +18,8 @@ from ._api.models import Lease
 from ._api.types import Response
 from ._background import Background, background, left_behind
 from .clock import finished, now
-from .errors import Loss, Problem, Refused, Unavailable
+from .errors import Loss, Problem, RefusedError, UnavailableError
+from .status import moment
 
 T = TypeVar("T")
 Api = _api.AuthenticatedClient | _api.Client
@@ -47,7 +49,8 @@ _LOSSES = {"lock_not_found", "not_holder", "max_hold_reached"}
 class Grant:
     """The part of a granted or extended lease that a guard needs."""
 
-    token: str
+    # A secret, so that a traceback with local variables leaves it out.
+    token: str = field(repr=False)
     fencing_token: int
     validity: float
     elapsed: float
@@ -123,6 +126,9 @@ def failure(response: httpx.Response) -> Failure:
             retry_after=_seconds(body.get("retry_after_ms")),
             holder=_text(body.get("holder")),
             expires_in=_seconds(body.get("expires_in_ms")),
+            acquired_at=moment(body.get("acquired_at")),
+            queue_position=_whole(body.get("queue_position")),
+            queue_place_expires=_seconds(_whole(body.get("queue_place_expires_ms"))),
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         problem = None
@@ -146,10 +152,35 @@ def _seconds(milliseconds: Any) -> float | None:
     return None if milliseconds is None else float(milliseconds) / 1000
 
 
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Returns whether there was no connection, so that no request was sent."""
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+
+
+def _words(error: BaseException) -> str:
+    inner: BaseException = error
+    while (earlier := inner.__cause__ or inner.__context__) is not None:
+        inner = earlier
+    if isinstance(inner, ConnectionError) and inner.errno is not None:
+        return os.strerror(inner.errno)
+    return f"{type(error).__name__}: {error}"
+
+
 async def _raise_failure(response: httpx.Response) -> None:
     if not response.is_success:
         await response.aread()
         raise failure(response)
+
+
+@dataclass
+class Route:
+    """The gateway that an acquisition asks: it stays there while that gateway answers."""
+
+    at: int
 
 
 class Gateways:
@@ -195,27 +226,36 @@ class Gateways:
         read: Callable[[Any], T],
         until: float,
         one_try: float,
+        *,
+        name: str | None,
+        route: Route | None = None,
+        hope: float = float("inf"),
     ) -> tuple[T, float]:
         """Asks one gateway after the other until one answers, with pauses.
 
         Returns the answer, and when its request was sent. A gateway may execute a request twice, so
-        it must be idempotent. Raises Refused and Unavailable.
+        it must be idempotent. ``route`` keeps several requests at one gateway. After ``hope`` it
+        asks no further round if no gateway has accepted a connection so far. Raises RefusedError
+        and UnavailableError about the lock ``name``.
         """
+        route = route or self.route()
         pause = _FIRST_PAUSE
+        is_anybody_there = False
         while True:
             heard: list[str] = []
             problem: Problem | None = None
             soonest = float("inf")
             for _ in self.urls:
-                at = self._current
+                at = route.at
                 sent = now()
                 if heard and until - sent < SHORTEST_TRY:
                     break
                 try:
                     return read(await self._try(send, at, min(sent + one_try, until))), sent
                 except Failure as failed:
+                    is_anybody_there = True
                     if failed.pause is None and failed.problem is not None:
-                        raise Refused(failed.problem) from None
+                        raise RefusedError(failed.problem, name) from None
                     log.debug("asking the next gateway after %s: %s", self.urls[at], failed)
                     problem = failed.problem or problem
                     soonest = min(soonest, failed.pause or 0.0)
@@ -223,17 +263,25 @@ class Gateways:
                 except Exception as error:
                     # After an error of a library below it is unknown whether the request was
                     # executed.
+                    is_anybody_there = is_anybody_there or not is_unreachable(error)
                     log.debug("asking the next gateway after %s: %r", self.urls[at], error)
                     soonest = 0.0
-                    heard.append(f"{self.urls[at]}: {type(error).__name__}: {error}")
+                    heard.append(f"{self.urls[at]}: {_words(error)}")
+                route.at = (at + 1) % len(self.urls)
                 # Another request may have moved on to the next gateway meanwhile.
                 if self._current == at:
-                    self._current = (at + 1) % len(self.urls)
+                    self._current = route.at
             rest = max(pause * random.uniform(0.5, 1.5), soonest)
-            if rest + SHORTEST_TRY >= until - now():
-                raise Unavailable(heard, problem)
+            if not is_anybody_there:
+                rest = min(rest, hope - now())
+            if rest <= 0 or rest + SHORTEST_TRY >= until - now():
+                raise UnavailableError(heard, problem, name)
             await asyncio.sleep(rest)
             pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def route(self) -> Route:
+        """Returns a route that begins at the gateway that answered last."""
+        return Route(self._current)
 
     async def _try(self, send: Send, at: int, until: float) -> Any:
         begin = now()

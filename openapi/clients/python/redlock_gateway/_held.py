@@ -15,7 +15,7 @@ from ._api.api.locks import extend_lock, release_lock
 from ._api.models import ExtendBody
 from ._ask import ONE_TRY, SHORTEST_TRY, Gateways, Grant, grant, is_loss, loss_of
 from .clock import now, reached
-from .errors import Loss, Refused, Unavailable
+from .errors import Loss, RefusedError, UnavailableError
 
 log = logging.getLogger("redlock_gateway")
 
@@ -38,8 +38,9 @@ async def release_until(gateways: Gateways, name: str, token: str, until: float)
             lambda _: None,
             until,
             ONE_TRY,
+            name=name,
         )
-    except Refused as refused:
+    except RefusedError as refused:
         if not is_loss(refused.problem):
             raise
 
@@ -48,12 +49,13 @@ async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) ->
     """Releases the grants of unanswered requests with this key. Without an answer the lock ends
     with its TTL.
     """
-    with suppress(Refused, Unavailable):
+    with suppress(RefusedError, UnavailableError):
         await gateways.ask(
             lambda api: release_lock.asyncio_detailed(name, client=api, idempotency_key=idempotency_key),
             lambda _: None,
             now() + ONE_TRY,
             ONE_TRY,
+            name=name,
         )
 
 
@@ -107,14 +109,15 @@ class Held:
                         grant,
                         given_up,
                         one_try,
+                        name=self.name,
                     )
-                except Refused as refused:
+                except RefusedError as refused:
                     if is_loss(refused.problem):
                         return loss_of(refused.problem)
                     # For example an expired key. The lock is ours until its deadline; the cause may
                     # be fixed by then.
-                    heard, has_said = str(refused), True
-                except Unavailable as unavailable:
+                    heard, has_said = str(refused.problem), True
+                except UnavailableError as unavailable:
                     # Keep an answer of a gateway rather than a later timeout: it says more.
                     if unavailable.problem is not None or not has_said:
                         heard, has_said = "; ".join(unavailable.heard), unavailable.problem is not None
@@ -138,11 +141,11 @@ class Held:
             self.extended.notify_all()
         for listener in listeners:
             listener(loss)
-        log.warning("the lock %r was lost: %s", self.name, loss)
+        log.warning("lock %r: the lock was lost: %s", self.name, loss)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
         """Calls the callback in its own thread. It may block without delaying other locks."""
-        self.listen(lambda loss: _call(callback, loss))
+        self.listen(lambda loss: _call(self.name, callback, loss))
 
     def listen(self, listener: Callable[[Loss], None]) -> None:
         """Calls the listener in the background thread, or at once after a loss. It must neither
@@ -175,7 +178,7 @@ class Held:
         until = min(max(self.lease[1], now() + 1.0), now() + _LONGEST_RELEASE)
         try:
             await release_until(self.gateways, self.name, self.token, until)
-        except Unavailable:
+        except UnavailableError:
             if self.loss is None:
                 raise
         self.is_done = True
@@ -185,7 +188,7 @@ class Held:
             try:
                 await self.release()
             except Exception as error:
-                log.warning("the lock %r was not released, and ends with its TTL: %s", self.name, error)
+                log.warning("lock %r: it was not released, and ends with its TTL: %s", self.name, error)
 
         # A garbage collection may call this anywhere, so it takes no mutex. A forked child has no
         # part in the lock.
@@ -193,12 +196,12 @@ class Held:
             asyncio.run_coroutine_threadsafe(release(), self._loop)
 
 
-def _call(callback: Callable[[Loss], object], loss: Loss) -> None:
+def _call(name: str, callback: Callable[[Loss], object], loss: Loss) -> None:
     def call() -> None:
         try:
             callback(loss)
         except BaseException:
-            log.exception("a callback of on_lost has failed")
+            log.exception("lock %r: a callback of on_lost has failed", name)
 
     try:
         threading.Thread(target=call, name="redlock-gateway-lost", daemon=True).start()

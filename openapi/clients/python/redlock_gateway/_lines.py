@@ -83,8 +83,12 @@ def _writer() -> _Writer:
 def _passes(line: logging.LogRecord) -> bool:
     if getattr(_here, "is_writer", False):
         return True
-    if line.name != _OURS and not getattr(_here, "is_diverted", False):
-        return True
+    if line.name != _OURS:
+        if not getattr(_here, "is_diverted", False):
+            return True
+        # httpx has a line at INFO for each request. Here such a line is a detail of this library.
+        if line.levelno <= logging.INFO and not logging.getLogger(_OURS).isEnabledFor(logging.DEBUG):
+            return False
     try:
         _writer().write(line)
     except RuntimeError:

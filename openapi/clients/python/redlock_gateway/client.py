@@ -15,23 +15,30 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
-from ._api.api.locks import acquire_lock, get_lock
-from ._api.models import AcquireBody, LockStatus
-from ._api.types import Response
-from ._ask import ALL_TRIES, ONE_TRY, Failure, Gateways, grant
+from ._api.api.locks import acquire_lock, get_lock, list_locks, release_lock
+from ._api.models import AcquireBody
+from ._api.types import UNSET, Response
+from ._ask import ALL_TRIES, ONE_TRY, Failure, Gateways, Send, grant, is_unreachable
 from ._background import background
 from ._held import Held, release_by_key
+from ._place import Place, Waiting, default_owner
 from .clock import now
-from .errors import LockHeld, Refused, SetupError, Unavailable
+from .errors import LockHeldError, RefusedError, SetupError, UnavailableError
 from .guard import Guard
+from .status import LockList, LockStatus, lock_list, lock_status
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 # All times are in seconds. A longer wait is split into several requests: many proxies end a request
 # that is silent for half a minute.
 _LONGEST_TURN = 20.0
 _SHORTEST_TURN = 0.1
+# The first request of a wait is short, so that the place in line is soon known.
+_FIRST_TURN = 1.0
+# The end of a timeout in which no answer waits any more: a tenth of it, and at most this.
+_LAST_ANSWER = 0.5
 # The same with several gateways, so that a hanging one cannot use up the time.
 _TURN_OF_SEVERAL = 5.0
 # For one request, in addition to its wait.
@@ -94,6 +101,8 @@ class Client:
         owner: str | None = None,
         metadata: Mapping[str, str] | None = None,
         margin: float | None = None,
+        timeout: float | None = None,
+        on_waiting: Callable[[Waiting], object] | None = None,
     ) -> Lock:
         """Returns a lock to acquire: ``with client.lock("a") as guard:`` or ``async with``.
 
@@ -102,14 +111,20 @@ class Client:
             ttl: How many seconds the lock outlives its holder. It is extended at a third of that.
             wait: How many seconds to wait while somebody else holds the lock; ``math.inf`` for no
                 limit.
-            owner: A label for people, shown to anybody who asks for the holder.
+            owner: A label for people, shown to anybody who asks for the holder. By default
+                ``user@host:pid program``; an empty text sends none.
             metadata: Stored beside the lock, for people.
             margin: How many seconds before its deadline a lock that could not be extended counts
                 as lost. Set it to the time that your work needs to stop, less than half of the TTL.
                 By default a tenth of the TTL, at most 2.
+            timeout: How many seconds the whole acquisition may take, with its wait, and with tries
+                at gateways that do not answer. By default ``wait`` and the time of several tries.
+            on_waiting: Called while the acquisition waits, with the place in line and the holder:
+                after a second, and then after each request. It runs in a thread of its own; while a
+                call runs, there is no other.
 
         """
-        return Lock(self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin)
+        return Lock(self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin, timeout, on_waiting)
 
     def locked(
         self,
@@ -120,14 +135,26 @@ class Client:
         owner: str | None = None,
         metadata: Mapping[str, str] | None = None,
         margin: float | None = None,
+        timeout: float | None = None,
+        on_waiting: Callable[[Waiting], object] | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorates a function or coroutine function: each call runs under the lock. Arguments are
         those of lock().
 
-        Inside the function ``current_guard()`` returns the guard. After a loss LockLost is raised instead of returning
-        the result.
+        Inside the function ``current_guard()`` returns the guard. After a loss LockLostError is raised instead of
+        returning the result.
         """
-        lock = functools.partial(self.lock, name, ttl=ttl, wait=wait, owner=owner, metadata=metadata, margin=margin)
+        lock = functools.partial(
+            self.lock,
+            name,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            metadata=metadata,
+            margin=margin,
+            timeout=timeout,
+            on_waiting=on_waiting,
+        )
         lock()
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -160,7 +187,7 @@ class Client:
         return decorate
 
     def status(self, name: str) -> LockStatus:
-        """Returns the state of a lock on the masters. Raises Refused, Unavailable."""
+        """Returns the state of a lock on the masters. Raises RefusedError, UnavailableError."""
         return background().run(self._status(name))
 
     async def astatus(self, name: str) -> LockStatus:
@@ -169,16 +196,54 @@ class Client:
 
     async def _status(self, name: str) -> LockStatus:
         _named(name)
-
-        def read(answer: object) -> LockStatus:
-            if not isinstance(answer, LockStatus):
-                raise ValueError("a lock's status was expected")
-            return answer
-
-        status, _ = await self._gateways.ask(
-            lambda api: get_lock.asyncio_detailed(name, client=api), read, now() + ALL_TRIES, ONE_TRY
+        return await self._asked(
+            lambda api: get_lock.asyncio_detailed(name, client=api), lambda answer: lock_status(answer.to_dict()), name
         )
-        return status
+
+    def list(self, prefix: str = "", *, limit: int = 100, cursor: str | None = None) -> LockList:
+        """Returns a page of the held locks whose names begin with ``prefix``.
+
+        Raises RefusedError, UnavailableError.
+
+        Args:
+            prefix: The beginning of the names; an empty text lists all locks.
+            limit: How many locks a page has at most, 1 to 1000.
+            cursor: ``next_cursor`` of the page before.
+
+        """
+        return background().run(self._list(prefix, limit, cursor))
+
+    async def alist(self, prefix: str = "", *, limit: int = 100, cursor: str | None = None) -> LockList:
+        """Does the same as list(), for asyncio."""
+        return await background().arun(self._list(prefix, limit, cursor))
+
+    async def _list(self, prefix: str, limit: int, cursor: str | None) -> LockList:
+        return await self._asked(
+            lambda api: list_locks.asyncio_detailed(
+                client=api, prefix=prefix or UNSET, limit=limit, cursor=UNSET if cursor is None else cursor
+            ),
+            lambda answer: lock_list(answer.to_dict()),
+            None,
+        )
+
+    def force_release(self, name: str) -> None:
+        """Takes a lock from its holder, whose guard reports the loss at its next extension.
+
+        Raises RefusedError with status 404 if nobody holds the lock; UnavailableError.
+        """
+        background().run(self._force_release(name))
+
+    async def aforce_release(self, name: str) -> None:
+        """Does the same as force_release(), for asyncio."""
+        await background().arun(self._force_release(name))
+
+    async def _force_release(self, name: str) -> None:
+        _named(name)
+        await self._asked(lambda api: release_lock.asyncio_detailed(name, client=api, force=True), lambda _: None, name)
+
+    async def _asked(self, send: Send, read: Callable[[Any], T], name: str | None) -> T:
+        answer, _ = await self._gateways.ask(send, read, now() + ALL_TRIES, ONE_TRY, name=name, hope=now())
+        return answer
 
     def close(self) -> None:
         """Closes the connections. Release all guards first, because none can be extended
@@ -218,23 +283,27 @@ class Lock:
         owner: str | None,
         metadata: Mapping[str, str] | None,
         margin: float | None,
+        timeout: float | None,
+        on_waiting: Callable[[Waiting], object] | None,
     ) -> None:
         _named(name)
         self._gateways, self._longest_turn, self._name = gateways, longest_turn, name
-        self._ttl = _span("ttl", ttl)
+        self._ttl = _span("ttl", ttl, name)
         if math.isnan(wait) or wait < 0:
-            raise SetupError(f"wait is {wait} s; it has to be 0 or more")
+            raise SetupError(f"wait is {wait} s; it has to be 0 or more", name)
         self._wait = wait
         self._margin = min(ttl / 10, _LONGEST_MARGIN) if margin is None else margin
         if not 0 <= self._margin < ttl / 2:
             raise SetupError(
-                f"margin is {self._margin} s and has to be 0 or more, and less than half of the ttl of {ttl} s"
+                f"margin is {self._margin} s and has to be 0 or more, and less than half of the ttl of {ttl} s", name
             )
-        self._labels: dict[str, Any] = {}
-        if owner is not None:
-            self._labels["owner"] = owner
-        if metadata:
-            self._labels["metadata"] = dict(metadata)
+        self._timeout = math.inf
+        if timeout is not None:
+            self._timeout = _span("timeout", timeout, name)
+            self._wait = min(wait, timeout - min(timeout / 10, _LAST_ANSWER))
+        self._owner = owner
+        self._metadata = dict(metadata) if metadata else None
+        self._on_waiting = on_waiting
         # The owner and guard of each open `with`. One lock may be open in several threads and
         # tasks.
         self._open: list[tuple[object, Guard]] = []
@@ -243,7 +312,7 @@ class Lock:
     def acquire(self) -> Guard:
         """Acquires the lock, and keeps it until the guard is released or dropped.
 
-        Raises LockHeld, Refused with what is allowed, Unavailable.
+        Raises LockHeldError, RefusedError with what is allowed, UnavailableError.
         """
         return background().run(self._acquire())
 
@@ -286,29 +355,40 @@ class Lock:
             return self._open.pop(mine[-1] if mine else 0)[1]
 
     async def _acquire(self) -> Guard:
-        # All repetitions use the same key, so each answer is about the same grant.
+        # All repetitions use the same key, so each answer is about the same grant, and all turns of
+        # a wait have the same place in line.
         idempotency_key = secrets.token_hex(16)
-        posts = _Posts()
+        posts, place = _Posts(), Place(self._name, self._on_waiting)
+        end = now() + self._timeout
         try:
-            return await self._asked(idempotency_key, posts)
-        except (Refused, Unavailable, asyncio.CancelledError):
+            return await self._asked(idempotency_key, posts, place, end)
+        except (RefusedError, UnavailableError, asyncio.CancelledError):
             # The lock may have been granted, and nobody has the token. That holds after lock_held
             # too: a gateway that still works on an unanswered POST may grant the lock when its
-            # holder releases it. The release is safe, because it takes only grants of this key.
-            if posts.may_be_granted:
+            # holder releases it. The release is safe, because it takes only grants of this key. It
+            # also gives up a place in line.
+            if posts.may_be_granted and now() < end:
                 await release_by_key(self._gateways, self._name, idempotency_key)
+            elif posts.may_be_granted or place.is_kept:
+                background().start(release_by_key(self._gateways, self._name, idempotency_key))
             raise
 
-    async def _asked(self, idempotency_key: str, posts: _Posts) -> Guard:
-        gateways = self._gateways
+    async def _asked(self, idempotency_key: str, posts: _Posts, place: Place, end: float) -> Guard:
+        gateways, route = self._gateways, self._gateways.route()
         count = len(gateways.urls)
-        longest = self._longest_turn
+        longest, first = self._longest_turn, _FIRST_TURN
         end_of_wait = now() + self._wait
         give_up = max(now() + _UNDECIDED, end_of_wait) + (min(longest, self._wait) + _ONE_TRY) * count
+        give_up = min(give_up, end)
+        labels: dict[str, Any] = {}
+        if owner := default_owner() if self._owner is None else self._owner:
+            labels["owner"] = owner
+        if self._metadata:
+            labels["metadata"] = self._metadata
         while (asked := now()) < give_up:
-            turn = min(max(end_of_wait - asked, 0.0), longest)
+            turn = min(max(end_of_wait - asked, 0.0), longest, first)
             times = {"ttl_ms": round(self._ttl * 1000), "wait_ms": round(turn * 1000)}
-            body = AcquireBody.from_dict({**times, **self._labels})
+            body = AcquireBody.from_dict({**times, **labels})
             try:
                 granted, sent = await gateways.ask(
                     lambda api, body=body: posts.send(  # type: ignore[misc]
@@ -319,16 +399,22 @@ class Lock:
                     grant,
                     give_up,
                     turn + _ONE_TRY,
+                    name=self._name,
+                    route=route,
+                    hope=end_of_wait,
                 )
-            except Refused as refused:
+            except RefusedError as refused:
                 problem = refused.problem
                 if problem.code == "invalid_wait" and longest > _SHORTEST_TURN:
                     longest = max(turn / 2, _SHORTEST_TURN)
                     continue
                 if problem.code != "lock_held":
                     raise
+                first = math.inf
+                place.refused(gateways.urls[route.at], problem)
                 if now() >= end_of_wait:
-                    raise LockHeld(problem) from None
+                    raise LockHeldError(problem, self._name) from None
+                place.tell()
                 # The answer came before the requested wait was over. Pause before the next request.
                 if now() - asked < turn / 2:
                     pause = 1.0 if problem.retry_after is None else problem.retry_after
@@ -338,7 +424,7 @@ class Lock:
             # a new grant.
             if granted.deadline(sent, self._ttl) > now():
                 return Guard(Held(gateways, self._name, granted, sent, self._ttl, self._margin))
-        raise Unavailable(["answers took longer than the lock lives"])
+        raise UnavailableError(["answers took longer than the lock lives"], name=self._name)
 
 
 class _Posts:
@@ -350,7 +436,9 @@ class _Posts:
 
     @property
     def may_be_granted(self) -> bool:
-        """Returns whether a POST may have been granted the lock: not every one was refused."""
+        """Returns whether a POST may have been granted the lock: not every one was refused, or not
+        sent.
+        """
         return self._refused < self._sent
 
     async def send(self, post: Coroutine[Any, Any, Response[Any]]) -> Response[Any]:
@@ -360,6 +448,9 @@ class _Posts:
             return await post
         except Failure as failed:
             self._refused += failed.is_refusal
+            raise
+        except Exception as error:
+            self._refused += is_unreachable(error)
             raise
 
 
@@ -371,9 +462,9 @@ def _who() -> object:
     return (threading.get_ident(), task)
 
 
-def _span(what: str, seconds: float) -> float:
+def _span(what: str, seconds: float, name: str | None = None) -> float:
     if not math.isfinite(seconds) or seconds <= 0:
-        raise SetupError(f"{what} is {seconds} s; it has to be finite and more than 0")
+        raise SetupError(f"{what} is {seconds} s; it has to be finite and more than 0", name)
     return seconds
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal
 
 
@@ -26,6 +27,12 @@ class Problem:
     """The holder's label."""
     expires_in: float | None = None
     """When the holder's lock expires unless it is extended, in seconds."""
+    acquired_at: datetime | None = None
+    """Since when the holder has the lock."""
+    queue_position: int | None = None
+    """The place of this request in this gateway's line for the lock; 1 is next."""
+    queue_place_expires: float | None = None
+    """How long the gateway keeps that place, in seconds. None: it keeps none."""
 
     def __str__(self) -> str:
         return f"{self.code} ({self.status}): {self.detail}"
@@ -54,6 +61,9 @@ class Loss:
 class RedlockError(Exception):
     """The base class of all errors of this library."""
 
+    name: str | None = None
+    """The lock's name; None if the error is about no single lock."""
+
     # Without this, exceptions with fields beside the message cannot be pickled.
     def __reduce__(self) -> Any:
         return _again, (type(self), self.args, self.__dict__)
@@ -66,15 +76,24 @@ def _again(kind: type[RedlockError], args: tuple[object, ...], fields: dict[str,
     return error
 
 
+def _about(name: str | None, text: str) -> str:
+    return text if name is None else f"lock {name!r}: {text}"
+
+
 class SetupError(RedlockError, ValueError):
     """An argument cannot work; no request was sent."""
 
+    def __init__(self, message: str, name: str | None = None) -> None:
+        super().__init__(_about(name, message))
+        self.name = name
 
-class Refused(RedlockError):
+
+class RefusedError(RedlockError):
     """A gateway refuses the request; a repetition would be refused too."""
 
-    def __init__(self, problem: Problem, message: str | None = None) -> None:
-        super().__init__(message or str(problem))
+    def __init__(self, problem: Problem, name: str | None = None) -> None:
+        super().__init__(_about(name, str(problem)))
+        self.name = name
         self.problem = problem
         """The whole answer."""
 
@@ -99,15 +118,8 @@ class Refused(RedlockError):
         return self.problem.retry_after
 
 
-class LockHeld(Refused):
+class LockHeldError(RefusedError):
     """Somebody else held the lock until the wait ended."""
-
-    def __init__(self, problem: Problem) -> None:
-        who = repr(problem.holder) if problem.holder else "somebody"
-        message = f"{who} holds the lock"
-        if problem.expires_in is not None:
-            message += f"; it expires in {problem.expires_in:.1f} s unless it is extended"
-        super().__init__(problem, message)
 
     @property
     def holder(self) -> str | None:
@@ -119,12 +131,23 @@ class LockHeld(Refused):
         """When the holder's lock expires unless it is extended, in seconds."""
         return self.problem.expires_in
 
+    @property
+    def acquired_at(self) -> datetime | None:
+        """Since when the holder has the lock, if the gateway says so."""
+        return self.problem.acquired_at
 
-class Unavailable(RedlockError):
+    @property
+    def position(self) -> int | None:
+        """The last place in the gateway's line for the lock, if the gateway says so; 1 is next."""
+        return self.problem.queue_position
+
+
+class UnavailableError(RedlockError):
     """No gateway decided."""
 
-    def __init__(self, heard: list[str], problem: Problem | None = None) -> None:
-        super().__init__("no gateway decided: " + "; ".join(heard))
+    def __init__(self, heard: list[str], problem: Problem | None = None, name: str | None = None) -> None:
+        super().__init__(_about(name, "no gateway decided: " + "; ".join(heard)))
+        self.name = name
         self.heard = heard
         """The last answer or failure of each URL."""
         self.problem = problem
@@ -146,10 +169,18 @@ class Unavailable(RedlockError):
         return None if self.problem is None else self.problem.retry_after
 
 
-class LockLost(RedlockError):
+class LockLostError(RedlockError):
     """The lock was lost: work under it may have overlapped with another holder's."""
 
-    def __init__(self, loss: Loss) -> None:
-        super().__init__(f"the lock was lost: {loss}")
+    def __init__(self, loss: Loss, name: str | None = None) -> None:
+        super().__init__(_about(name, f"the lock was lost: {loss}"))
+        self.name = name
         self.loss = loss
         """Why."""
+
+
+# The former names of the exceptions.
+Refused = RefusedError
+LockHeld = LockHeldError
+Unavailable = UnavailableError
+LockLost = LockLostError

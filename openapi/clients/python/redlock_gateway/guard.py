@@ -15,7 +15,7 @@ from typing import Any
 from ._background import background
 from ._held import Held
 from .clock import now
-from .errors import LockLost, Loss, Refused, Unavailable
+from .errors import LockLostError, Loss, RefusedError, UnavailableError
 
 log = logging.getLogger("redlock_gateway")
 
@@ -56,7 +56,7 @@ class Guard:
     """A held lock, extended at a third of its validity until it is released or lost.
 
     ``with guard:`` and ``async with guard:`` release the lock at the end. After a loss the block
-    raises LockLost, even if the work succeeded. A loss cancels the body of an ``async with`` at
+    raises LockLostError, even if the work succeeded. A loss cancels the body of an ``async with`` at
     once. A dropped guard is released in the background. A guard cannot stop work that does not
     check it: give ``fencing_token`` to each resource you write to.
     """
@@ -115,12 +115,12 @@ class Guard:
         return self._held.loss
 
     def check(self) -> None:
-        """Raises LockLost unless the lock is ours at this moment, by the clock too."""
+        """Raises LockLostError unless the lock is ours at this moment, by the clock too."""
         loss = self._held.loss_now()
         if loss is None and self._held.is_released:
             loss = Loss("released", "it was released by its own guard")
         if loss is not None:
-            raise LockLost(loss)
+            raise LockLostError(loss, self.name)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
         """Calls the callback once on a loss, in its own thread; at once if the lock is lost
@@ -163,7 +163,7 @@ class Guard:
         """Releases the lock, trying for 5 s at most. Raises nothing if it is no longer held: call
         check() before.
 
-        Raises Unavailable if no gateway confirmed the release (the lock then ends with its TTL), and Refused.
+        Raises UnavailableError if no gateway confirmed the release (the lock then ends with its TTL), and RefusedError.
         """
         if self._held.process == os.getpid():
             background().run(self._held.release(), to_the_end=True)
@@ -182,9 +182,9 @@ class Guard:
         loss = self._held.loss_now()
         try:
             self.release()
-        except (Refused, Unavailable) as failed:
+        except (RefusedError, UnavailableError) as failed:
             self._not_released(failed)
-        _raise_lost(loss, error)
+        _raise_lost(self.name, loss, error)
 
     async def __aenter__(self) -> Guard:
         self._body = _Body()
@@ -201,19 +201,19 @@ class Guard:
         is_ours = body.end()
         try:
             await self.arelease()
-        except (Refused, Unavailable) as failed:
+        except (RefusedError, UnavailableError) as failed:
             self._not_released(failed)
-        _raise_lost(loss, error, is_ours)
+        _raise_lost(self.name, loss, error, is_ours)
 
     def _not_released(self, why: Exception) -> None:
         # The lock was ours until the work was done, so a failed release is no error. The lock ends
         # with its TTL.
-        log.warning("the lock %r was not released, and ends with its TTL: %s", self.name, why)
+        log.warning("the lock was not released, and ends with its TTL: %s", why)
 
 
-def _raise_lost(loss: Loss | None, error: BaseException | None, is_ours: bool = False) -> None:
-    # SystemExit, KeyboardInterrupt and cancellations by others pass unchanged, as does LockLost.
-    if loss is None or isinstance(error, LockLost):
+def _raise_lost(name: str, loss: Loss | None, error: BaseException | None, is_ours: bool = False) -> None:
+    # SystemExit, KeyboardInterrupt and cancellations by others pass unchanged, as does LockLostError.
+    if loss is None or isinstance(error, LockLostError):
         return
     if error is None or isinstance(error, Exception) or is_ours:
-        raise LockLost(loss) from error
+        raise LockLostError(loss, name) from error

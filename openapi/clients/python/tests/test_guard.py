@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import fcntl
 import gc
+import json
 import logging
 import os
 import pickle
+import pprint
 import socket
 import sys
 import threading
@@ -26,14 +28,15 @@ from servers import PATIENCE, Servers
 from redlock_gateway import (
     Client,
     Guard,
-    LockHeld,
-    LockLost,
+    LockHeldError,
+    LockLostError,
     Loss,
-    Refused,
+    RefusedError,
     SetupError,
-    Unavailable,
+    UnavailableError,
     current_guard,
 )
+from redlock_gateway._ask import Grant
 from redlock_gateway._background import background
 
 # A busy machine may not run a process for a second: it would lose a lock of that length, and rightly.
@@ -83,7 +86,7 @@ class Scenario(unittest.TestCase):
 
     def is_free(self) -> bool:
         # On a busy machine it may be unknown for a moment.
-        return str(self.client.status(self.name).state) == "free"
+        return self.client.status(self.name).state == "free"
 
     def lost(self, guard: Guard, within: float = PATIENCE) -> Loss:
         self.assertTrue(guard.lost.wait(within), "it is told")
@@ -100,7 +103,48 @@ class Guards(Scenario):
                 guard.check()
                 status = self.client.status(self.name)
                 self.assertEqual(("host-7", guard.fencing_token), (status.owner, status.fencing_token))
-        self.assertEqual("free", str(self.client.status(self.name).state))
+        self.assertEqual("free", self.client.status(self.name).state)
+
+    def test_status_and_list_have_none_for_what_is_absent(self) -> None:
+        status = self.client.status(self.name)
+        self.assertEqual((None, None, None, ()), (status.owner, status.metadata, status.expires_in, status.waiters))
+        assert status.nodes is not None
+        self.assertEqual(3, len(status.nodes))
+        with self.client.lock(self.name, owner="host-7", metadata={"run": "17"}) as guard:
+            page = self.client.list(self.name[:-1])
+            self.assertEqual((None, 1), (page.next_cursor, len(page.locks)))
+            held = page.locks[0]
+            self.assertEqual(
+                (self.name, "held", "host-7", {"run": "17"}, guard.fencing_token, None, None),
+                (held.name, held.state, held.owner, held.metadata, held.fencing_token, held.key, held.nodes),
+            )
+            assert held.acquired_at is not None and held.expires_in is not None
+            self.assertTrue(0 < held.expires_in <= 30 and held.acquired_at.utcoffset() is not None)
+            next_page = asyncio.run(self.client.alist(self.name, limit=1))
+            self.assertEqual([self.name], [each.name for each in next_page.locks])
+            self.assertEqual((), self.client.list("nothing/").locks)
+
+    def test_force_release_takes_the_lock_away(self) -> None:
+        guard = self.client.lock(self.name, ttl=TTL).acquire()
+        self.client.force_release(self.name)
+        self.assertEqual("gone", self.lost(guard, TTL).kind)
+        with self.assertRaisesRegex(RefusedError, f"lock '{self.name}': lock_not_found"):
+            self.client.force_release(self.name)
+
+    def test_shows_no_token(self) -> None:
+        with self.client.lock(self.name) as guard:
+            with self.assertLogs("anybody") as said:
+                logging.getLogger("anybody").warning("got %s %r", guard, guard)
+            shown = [repr(guard), str(guard), f"{guard}", *said.output, pprint.pformat(guard), pprint.pformat([guard])]
+            shown += [
+                repr(guard._held),
+                repr(vars(guard)),
+                repr(Grant("1.secret", 1, 1.0, 0.0)),
+                json.dumps(guard, default=repr),
+            ]
+            for each in shown:
+                self.assertNotIn(guard.token, each)
+                self.assertNotIn("1.secret", each)
 
     def test_is_told_of_the_loss_when_the_lock_is_taken_away(self) -> None:
         guard = self.client.lock(self.name, ttl=TTL).acquire()
@@ -109,13 +153,13 @@ class Guards(Scenario):
         take_away(guard)
         loss = self.lost(guard, TTL)
         self.assertEqual("gone", loss.kind)
-        with self.assertRaisesRegex(LockLost, "released by somebody else"):
+        with self.assertRaisesRegex(LockLostError, "released by somebody else"):
             guard.check()
         guard.release()
         self.until(lambda: told == [loss])
 
     def test_is_told_who_has_it_when_it_is_anothers(self) -> None:
-        with self.assertRaises(LockLost) as raised, self.client.lock(self.name, ttl=TTL) as guard:
+        with self.assertRaises(LockLostError) as raised, self.client.lock(self.name, ttl=TTL) as guard:
             take_away(guard)
             with self.client.lock(self.name, owner="bob"):
                 self.lost(guard, TTL)
@@ -151,9 +195,9 @@ class Guards(Scenario):
             servers.do("swallow", count=2)
             with client.lock(self.name) as guard:
                 status = self.client.status(self.name)
-                self.assertEqual(("held", guard.fencing_token), (str(status.state), status.fencing_token))
+                self.assertEqual(("held", guard.fencing_token), (status.state, status.fencing_token))
                 servers.do("swallow", count=1)
-            self.assertEqual("free", str(self.client.status(self.name).state))
+            self.assertEqual("free", self.client.status(self.name).state)
 
     def test_a_gateway_that_refuses_connections_is_passed_over(self) -> None:
         with Client(["http://127.0.0.1:1", servers.urls[0]]) as client, client.lock(self.name):
@@ -184,18 +228,18 @@ class Guards(Scenario):
         guard.release()
 
     def test_work_that_ended_after_the_loss_is_reported_lost(self) -> None:
-        with self.assertRaises(LockLost), self.client.lock(self.name, ttl=TTL) as guard:
+        with self.assertRaises(LockLostError), self.client.lock(self.name, ttl=TTL) as guard:
             take_away(guard)
             self.lost(guard, TTL)
-        with self.assertRaises(LockLost) as raised, self.client.lock(self.name, ttl=TTL) as guard:
+        with self.assertRaises(LockLostError) as raised, self.client.lock(self.name, ttl=TTL) as guard:
             take_away(guard)
             self.lost(guard, TTL)
             raise ZeroDivisionError
         self.assertIsInstance(raised.exception.__cause__, ZeroDivisionError)
 
     def test_a_refusal_says_what_is_allowed(self) -> None:
-        def refusal(key: str | None, name: str, ttl: float = 60) -> Refused:
-            with Client(servers.keyed, key=key) as client, self.assertRaises(Refused) as raised:
+        def refusal(key: str | None, name: str, ttl: float = 60) -> RefusedError:
+            with Client(servers.keyed, key=key) as client, self.assertRaises(RefusedError) as raised:
                 client.lock(name, ttl=ttl).acquire()
             return raised.exception
 
@@ -236,7 +280,7 @@ class Guards(Scenario):
 
     def test_who_is_refused_is_told_who_holds_the_lock(self) -> None:
         with self.client.lock(self.name, owner="alice"):
-            with self.assertRaisesRegex(LockHeld, "'alice' holds the lock; it expires in") as raised:
+            with self.assertRaisesRegex(LockHeldError, f"lock '{self.name}': .*\"alice\"") as raised:
                 self.client.lock(self.name).acquire()
             held = raised.exception
             self.assertEqual(("alice", 409, "lock_held"), (held.holder, held.status, held.code))
@@ -245,14 +289,14 @@ class Guards(Scenario):
             self.assertEqual((str(held), held.problem), (str(again), again.problem))
 
     def test_nobody_there_is_told_with_what_was_heard(self) -> None:
-        with Client("http://127.0.0.1:1") as client, self.assertRaisesRegex(Unavailable, "127.0.0.1:1"):
+        with Client("http://127.0.0.1:1") as client, self.assertRaisesRegex(UnavailableError, "127.0.0.1:1"):
             client.status("a")
 
     def test_a_wait_in_turns_gets_the_lock(self) -> None:
         first = self.client.lock(self.name).acquire()
         with Client(servers.urls, longest_turn=0.2) as client, ThreadPoolExecutor(1) as thread:
             begin = time.monotonic()
-            self.assertRaises(LockHeld, client.lock(self.name, wait=0.5).acquire)
+            self.assertRaises(LockHeldError, client.lock(self.name, wait=0.5).acquire)
             self.assertGreater(time.monotonic() - begin, 0.45)
             second = thread.submit(client.lock(self.name, wait=PATIENCE).acquire)
             threading.Timer(0.7, first.release).start()
@@ -277,14 +321,14 @@ class Guards(Scenario):
     def test_a_released_guard_does_not_say_that_it_holds(self) -> None:
         with self.client.lock(self.name) as guard:
             pass
-        with self.assertRaisesRegex(LockLost, "released by its own guard"):
+        with self.assertRaisesRegex(LockLostError, "released by its own guard"):
             guard.check()
         self.assertFalse(guard.lost.is_set())
 
     def test_a_decorated_function_runs_under_the_lock(self) -> None:
         @self.client.locked(self.name, owner="decorated")
         def work(number: int) -> int:
-            self.assertRaises(LockHeld, self.client.lock(self.name).acquire)
+            self.assertRaises(LockHeldError, self.client.lock(self.name).acquire)
             self.assertEqual(self.name, current_guard().name)
             return number + 1
 
@@ -422,7 +466,7 @@ class Reachability(Scenario):
         with Client(servers.proxy) as client:
             servers.do("swallow", count=1_000_000)
             try:
-                self.assertRaises(Unavailable, client.lock(self.name, ttl=60).acquire)
+                self.assertRaises(UnavailableError, client.lock(self.name, ttl=60).acquire)
                 self.until(self.is_free, 5)
             finally:
                 servers.do("swallow", count=0)
@@ -432,7 +476,7 @@ class Reachability(Scenario):
             servers.do("swallow", count=1)
             servers.do("refuse", status=403)
             try:
-                self.assertRaises(Refused, client.lock(self.name, ttl=60).acquire)
+                self.assertRaises(RefusedError, client.lock(self.name, ttl=60).acquire)
                 self.until(self.is_free, 5)
             finally:
                 servers.do("refuse", status=0)
@@ -459,7 +503,7 @@ class AsyncGuards(Scenario):
                 await asyncio.to_thread(take_away, guard)
                 await asyncio.sleep(PATIENCE)
 
-        with self.assertRaises(LockLost) as raised:
+        with self.assertRaises(LockLostError) as raised:
             asyncio.run(work())
         self.assertEqual("gone", raised.exception.loss.kind)
         self.assertIsInstance(raised.exception.__cause__, asyncio.CancelledError)
@@ -473,7 +517,7 @@ class AsyncGuards(Scenario):
                 except asyncio.CancelledError:
                     pass
 
-        self.assertRaises(LockLost, asyncio.run, work())
+        self.assertRaises(LockLostError, asyncio.run, work())
 
     def test_who_cancels_for_a_reason_of_their_own_gets_it(self) -> None:
         async def work(entered: asyncio.Event) -> None:
@@ -488,7 +532,7 @@ class AsyncGuards(Scenario):
             task.cancel()
             with self.assertRaises(asyncio.CancelledError):
                 await task
-            self.assertEqual("free", str((await self.client.astatus(self.name)).state))
+            self.assertEqual("free", (await self.client.astatus(self.name)).state)
 
         asyncio.run(main())
 

@@ -6,14 +6,19 @@ import contextlib
 import fcntl
 import json
 import os
+import pickle
+import re
+import socket
 import subprocess
 import sys
 import threading
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
-from redlock_gateway import Client, LockHeld, Refused, Unavailable
+import redlock_gateway
+from redlock_gateway import Client, LockHeldError, RefusedError, UnavailableError
 
 # The answers of a gateway by status. 0 closes the connection without an answer, 502 is a proxy's page.
 CODES = {
@@ -39,25 +44,40 @@ LEASE = {
 }
 
 
-class Scripted:
-    """A gateway that answers each method with the next status of its script; the last one repeats."""
+Answer = int | tuple[int, dict[str, Any]]
 
-    def __init__(self, **script: list[int]) -> None:
+
+class Scripted:
+    """A gateway that answers each method with the next status of its script; the last one repeats. A
+    status may come with further fields of the problem.
+    """
+
+    def __init__(self, **script: Sequence[Answer]) -> None:
         self.seen: list[tuple[str, str | None]] = []
-        seen = self.seen
+        self.bodies: list[Any] = []
+        seen, bodies, left = self.seen, self.bodies, {method: list(answers) for method, answers in script.items()}
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                bodies.append(json.loads(body or "null"))
                 seen.append((self.command, self.headers.get("Idempotency-Key")))
-                statuses = script[self.command]
-                status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
+                answers = left[self.command]
+                answer = answers.pop(0) if len(answers) > 1 else answers[0]
+                status, more = answer if isinstance(answer, tuple) else (answer, {})
                 if status == 0:
                     self.close_connection = True
                     return
-                problem = {"type": "t", "title": "t", "status": status, "code": CODES.get(status), "detail": "d"}
+                problem = {
+                    "type": "t",
+                    "title": "t",
+                    "status": status,
+                    "code": CODES.get(status),
+                    "detail": "d",
+                    **more,
+                }
                 page = json.dumps(LEASE if status < 300 else problem) if status != 502 else "<html>"
                 body = b"" if status == 204 else page.encode()
                 self.send_response(status)
@@ -83,7 +103,7 @@ class Scripted:
 
 
 @contextlib.contextmanager
-def scripted(**script: list[int]) -> Iterator[Scripted]:
+def scripted(**script: Sequence[Answer]) -> Iterator[Scripted]:
     server = Scripted(**script)
     try:
         yield server
@@ -100,7 +120,7 @@ class Refusals(unittest.TestCase):
                     scripted(POST=[unanswered, status], DELETE=[204]) as server,
                     Client(server.url) as client,
                 ):
-                    with self.assertRaises(LockHeld if status == 409 else Refused):
+                    with self.assertRaises(LockHeldError if status == 409 else RefusedError):
                         client.lock("a").acquire()
                     self.assertEqual(["POST", "POST", "DELETE"], [method for method, _ in server.seen])
                     self.assertEqual(1, len({key for _, key in server.seen}), "the key of the POSTs")
@@ -112,7 +132,7 @@ class Refusals(unittest.TestCase):
                 scripted(POST=[429, status], DELETE=[204]) as server,
                 Client(server.url) as client,
             ):
-                self.assertRaises(Refused, client.lock("a").acquire)
+                self.assertRaises(RefusedError, client.lock("a").acquire)
                 self.assertEqual(["POST", "POST"], [method for method, _ in server.seen])
 
     def test_unanswered_release_by_key_ends_in_time(self) -> None:
@@ -122,21 +142,21 @@ class Refusals(unittest.TestCase):
             def acquire() -> None:
                 try:
                     client.lock("a").acquire()
-                except (Refused, Unavailable) as error:
+                except (RefusedError, UnavailableError) as error:
                     done.append(error)
 
             thread = threading.Thread(target=acquire)
             thread.start()
             thread.join(4)
             self.assertFalse(thread.is_alive(), "the release by key takes 2 s at most")
-            self.assertIsInstance(done[0], Refused, "the refusal is reported")
+            self.assertIsInstance(done[0], RefusedError, "the refusal is reported")
 
 
 # The program of a user whose standard error is a full pipe that nobody reads. It reports each step
 # on its standard output.
 PROGRAM = """
 import asyncio, os, sys
-from redlock_gateway import Client, LockLost
+from redlock_gateway import Client, LockLostError
 
 kind, url = sys.argv[1:]
 client = Client(url)
@@ -155,7 +175,7 @@ def lose():
             guard.on_lost(lambda loss: sys.stdin.read(1) or 1 / 0)  # Its exception is logged.
             guard.lost.wait()
             print("told", flush=True)
-    except LockLost:
+    except LockLostError:
         pass
 
 if kind == "with":
@@ -217,6 +237,51 @@ class UnreadLog(unittest.TestCase):
                 [sys.executable, "-c", program, "with", server.url], capture_output=True, text=True, timeout=20
             )
         self.assertIn("was not released", user.stderr)
+
+
+class Messages(unittest.TestCase):
+    def test_program_that_logs_at_info_sees_no_line_of_each_request(self) -> None:
+        with scripted(POST=[201], DELETE=[204]) as server:
+            said = {}
+            for level in ["INFO", "DEBUG"]:
+                setup = f"import logging, httpx; logging.basicConfig(level=logging.{level})\n"
+                own = f"httpx.post({server.url!r} + '/own')\n"
+                user = subprocess.run(
+                    [sys.executable, "-c", setup + own + PROGRAM.replace("os._exit(0)", ""), "with", server.url],
+                    capture_output=True,
+                    text=True,
+                    timeout=20,
+                )
+                said[level] = [line for line in user.stderr.splitlines() if line.startswith("INFO:httpx")]
+        self.assertEqual(1, len(said["INFO"]), "the request of the program itself")
+        self.assertGreater(len(said["DEBUG"]), 2, "the requests of the library are details")
+
+    def test_every_message_has_the_name_of_the_lock(self) -> None:
+        with scripted(POST=[(409, {"holder": "bob", "detail": '"bob" holds it'}), 403], DELETE=[204]) as server:
+            with Client(server.url) as client:
+                with self.assertRaises(LockHeldError) as held:
+                    client.lock("jobs/a").acquire()
+                with self.assertRaises(RefusedError) as refused:
+                    client.lock("jobs/a").acquire()
+        self.assertEqual("lock 'jobs/a': lock_held (409): \"bob\" holds it", str(held.exception))
+        self.assertEqual("lock 'jobs/a': forbidden (403): d", str(refused.exception))
+        again = pickle.loads(pickle.dumps(held.exception))
+        self.assertEqual(("jobs/a", "bob", str(held.exception)), (again.name, again.holder, str(again)))
+
+    def test_former_names_of_exceptions_still_work(self) -> None:
+        self.assertIs(redlock_gateway.LockHeld, LockHeldError)
+        self.assertIs(redlock_gateway.Refused, RefusedError)
+        self.assertIs(redlock_gateway.Unavailable, UnavailableError)
+        self.assertIs(redlock_gateway.LockLost, redlock_gateway.LockLostError)
+
+    def test_default_owner_names_user_host_process_and_program(self) -> None:
+        with scripted(POST=[201], DELETE=[204]) as server, Client(server.url) as client:
+            for owner in [None, "", "me"]:
+                client.lock("a", owner=owner).acquire().release()
+            default, none, given = (body for body in server.bodies if body)
+        self.assertRegex(default["owner"], rf"^.+@{re.escape(socket.gethostname())}:{os.getpid()} .+$")
+        self.assertNotIn("owner", none)
+        self.assertEqual("me", given["owner"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,188 @@
+"""Waits in turns, and acquisitions that nobody answers."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+import unittest
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from servers import PATIENCE, Servers
+from test_refusals import scripted
+
+from redlock_gateway import Client, LockHeldError, SetupError, UnavailableError, Waiting
+
+# The answer to a turn of a wait. The short pause makes the test fast.
+TURN = {"retry_after_ms": 10, "holder": "A", "acquired_at": "2026-01-02T03:04:05.678Z", "queue_place_expires_ms": 10000}
+
+
+def nowhere() -> str:
+    """A URL where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        return f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+
+class Lines(logging.Handler):
+    """The log lines of the library. Another thread writes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: queue.Queue[str] = queue.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.put(record.getMessage())
+
+
+class Turns(unittest.TestCase):
+    def test_turns_of_a_wait_have_one_key_and_one_gateway(self) -> None:
+        held = (409, {**TURN, "queue_position": 2})
+        told: queue.Queue[Waiting] = queue.Queue()
+        with (
+            scripted(POST=[held, held, held, 201], DELETE=[204]) as first,
+            scripted(POST=[201], DELETE=[204]) as second,
+            Client([first.url, second.url]) as client,
+            client.lock("a", wait=60, on_waiting=told.put),
+        ):
+            pass
+        self.assertEqual(["POST"] * 4 + ["DELETE"], [method for method, _ in first.seen])
+        self.assertEqual([], second.seen)
+        self.assertEqual(1, len({key for _, key in first.seen[:4]}))
+        self.assertEqual([1000, 5000, 5000], [body["wait_ms"] for body in first.bodies[:3]])
+        since = datetime(2026, 1, 2, 3, 4, 5, 678000, timezone.utc)
+        self.assertEqual(Waiting("a", 2, "A", since, first.url), told.get(timeout=PATIENCE))
+
+    def test_lost_place_is_said_once(self) -> None:
+        log = logging.getLogger("redlock_gateway")
+        lines = Lines()
+        log.addHandler(lines)
+        self.addCleanup(log.removeHandler, lines)
+        with (
+            scripted(POST=[(409, {**TURN, "queue_position": 3}), 0]) as first,
+            scripted(
+                POST=[(409, {**TURN, "queue_position": 7}), (409, {**TURN, "queue_position": 6}), 201], DELETE=[204]
+            ) as second,
+            Client([first.url, second.url]) as client,
+            client.lock("a", wait=60),
+        ):
+            self.assertEqual(
+                f"lock 'a': place in line lost: {first.url} does not answer; now 7th in line at {second.url}",
+                lines.lines.get(timeout=PATIENCE),
+            )
+        self.assertTrue(lines.lines.empty())
+
+    def test_failed_wait_gives_its_place_up(self) -> None:
+        held = (409, {**TURN, "queue_position": 2})
+        with scripted(POST=[held], DELETE=[204]) as server, Client(server.url) as client:
+            with self.assertRaises(LockHeldError) as raised:
+                client.lock("a", wait=0.1).acquire()
+            self.assertEqual(("a", 2, "A"), (raised.exception.name, raised.exception.position, raised.exception.holder))
+            end = time.monotonic() + PATIENCE
+            while server.seen[-1][0] != "DELETE":
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.01)
+            self.assertEqual(server.seen[0][1], server.seen[-1][1])
+
+    def test_blocking_on_waiting_delays_no_grant(self) -> None:
+        held = (409, {**TURN, "queue_position": 2})
+        is_over = threading.Event()
+        self.addCleanup(is_over.set)
+        calls: list[Waiting] = []
+
+        def block(waiting: Waiting) -> None:
+            calls.append(waiting)
+            is_over.wait()
+
+        with (
+            scripted(POST=[held, held, held, 201], DELETE=[204]) as server,
+            Client(server.url) as client,
+            client.lock("a", wait=60, on_waiting=block),
+        ):
+            self.assertEqual(1, len(calls))
+
+
+class Nobody(unittest.TestCase):
+    def test_nothing_listening_is_said_at_once(self) -> None:
+        urls = [nowhere(), nowhere()]
+        with Client(urls) as client:
+            asks: list[Callable[[], object]] = [client.lock("a").acquire, lambda: client.status("a"), client.list]
+            for ask in asks:
+                begin = time.monotonic()
+                with self.assertRaises(UnavailableError) as raised:
+                    ask()
+                self.assertLess(time.monotonic() - begin, 1)
+                for url in urls:
+                    self.assertIn(f"{url}: Connection refused", str(raised.exception))
+
+    def test_wait_outlasts_a_gateway_that_is_not_there(self) -> None:
+        with Client(nowhere()) as client:
+            begin = time.monotonic()
+            self.assertRaises(UnavailableError, client.lock("a", wait=1).acquire)
+            self.assertTrue(1 <= time.monotonic() - begin < 2, time.monotonic() - begin)
+
+    def test_timeout_bounds_the_whole_acquisition(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            urls = [f"http://127.0.0.1:{silent.getsockname()[1]}"] * 2
+            with Client(urls) as client:
+                begin = time.monotonic()
+                with self.assertRaisesRegex(UnavailableError, "lock 'a': .* did not answer within"):
+                    client.lock("a", wait=60, timeout=1).acquire()
+                self.assertLess(time.monotonic() - begin, 1.5)
+                for timeout in [0, -1, float("nan"), float("inf")]:
+                    with self.assertRaisesRegex(SetupError, f"lock 'a': timeout is {timeout} s"):
+                        client.lock("a", timeout=timeout)
+
+
+class Line(unittest.TestCase):
+    servers: Servers
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.servers = Servers()
+        cls.addClassCleanup(cls.servers.close)
+
+    def test_first_come_is_first_served_over_several_turns(self) -> None:
+        """A begins to wait before B. Both wait for more than three turns, with two URLs each."""
+        places: queue.Queue[tuple[str, Waiting]] = queue.Queue()
+        order: list[str] = []
+
+        def wait(who: str) -> None:
+            with Client(self.servers.urls, longest_turn=1) as client:
+                with client.lock("fifo", wait=60, owner=who, on_waiting=lambda waiting: places.put((who, waiting))):
+                    order.append(who)
+
+        def place(who: str, turns: int) -> Waiting:
+            while True:
+                whose, waiting = places.get(timeout=PATIENCE)
+                turns -= whose == who
+                if turns == 0:
+                    return waiting
+
+        with Client(self.servers.urls[0]) as holder:
+            held = holder.lock("fifo", owner="holder").acquire()
+            first = threading.Thread(target=wait, args=["A"])
+            first.start()
+            self.assertEqual("holder", place("A", 1).holder)
+            second = threading.Thread(target=wait, args=["B"])
+            second.start()
+            waiting = place("B", 4)
+            self.assertEqual((2, self.servers.urls[0]), (waiting.position, waiting.gateway))
+            self.assertEqual(["A", "B"], [each.owner for each in holder.status("fifo").waiters])
+            held.release()
+            first.join(PATIENCE)
+            second.join(PATIENCE)
+        self.assertEqual(["A", "B"], order)
+
+    def test_timeout_leaves_time_to_say_who_holds_the_lock(self) -> None:
+        with Client(self.servers.urls) as client, client.lock("held", owner="alice"):
+            begin = time.monotonic()
+            with self.assertRaisesRegex(LockHeldError, "lock 'held': .*\"alice\""):
+                client.lock("held", wait=60, timeout=3).acquire()
+            self.assertTrue(2 < time.monotonic() - begin < 3.5)
+
+
+if __name__ == "__main__":
+    unittest.main()
