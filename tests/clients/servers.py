@@ -25,6 +25,7 @@ JSON object in each line. It carries out each order and answers with a line, {} 
 At the end of stdin all servers end.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -44,11 +45,19 @@ DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 
 
 def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """Ports that no other program takes before they are used. They are below those of outgoing
+    connections, and each process has a block of its own.
+    """
+    for block in range(2000):
+        first = 10_000 + (os.getpid() + block) % 2000 * 10
+        with contextlib.ExitStack() as bound:
+            try:
+                for port in range(first, first + count):
+                    bound.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+        return list(range(first, first + count))
+    raise RuntimeError("no block of ports is free")
 
 
 def wait_until(what, is_so, process):

@@ -54,7 +54,7 @@ type Config struct {
 	// gateways. 0 is 20 s, or 5 s with several gateways, so that a hanging one cannot use up the
 	// time.
 	Turn time.Duration
-	// Logger gets losses, and locks that were not released. Nil logs nothing.
+	// Logger gets losses, locks that were not released, and lost places in line. Nil logs nothing.
 	Logger *slog.Logger
 }
 
@@ -155,36 +155,58 @@ func checkURL(text string) error {
 
 // question is one request. A gateway may execute it twice, so it must be idempotent.
 type question struct {
+	// The lock that errors name; empty if the request is about no single lock.
+	name string
 	send func(ctx context.Context, gateway *api.Client) (*http.Response, error)
-	// Nil if the answer has no body.
-	answer *api.Lease
+	// Reads the body of the answer. Nil if the answer has none.
+	read   func(body []byte) error
 	until  moment
 	oneTry time.Duration
+	// After this moment no further round is asked if no gateway has accepted a connection so far. 0
+	// is until.
+	hope moment
+	// Keeps several requests at one gateway; may be nil.
+	route *route
 	// Gets each failure; may be nil.
 	heard func(what string)
 	// Becomes true if a gateway may have executed a failed request; may be nil.
 	unsettled *bool
 }
 
+// route is the gateway that an acquisition asks: it stays there while that gateway answers.
+type route struct {
+	at int64
+}
+
+func (c *Client) newRoute() *route {
+	return &route{at: c.current.Load()}
+}
+
 // ask asks one gateway after the other until one answers, with pauses. It returns when the answered
 // request was sent.
 func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 	pause := firstPause
+	route := q.route
+	if route == nil {
+		route = c.newRoute()
+	}
+	isAnybodyThere := false
 	for {
-		unavailable := &UnavailableError{}
+		unavailable := &UnavailableError{Name: q.name}
 		soonest := time.Duration(-1)
 		for range c.gateways {
 			limit := min(q.oneTry, q.until.left())
 			if limit < shortestTry && len(unavailable.What) > 0 {
 				break
 			}
-			at := c.current.Load()
+			at := route.at
 			sent := now()
 			failure := c.try(ctx, c.gateways[at], q, max(limit, shortestTry))
 			if failure == nil {
 				return sent, nil
 			}
-			if q.unsettled != nil && !failure.isRefusal() {
+			isAnybodyThere = isAnybodyThere || !failure.isUnreachable
+			if q.unsettled != nil && !failure.isRefusal() && !failure.isUnreachable {
 				*q.unsettled = true
 			}
 			if ctx.Err() != nil {
@@ -192,7 +214,7 @@ func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 			}
 			asked, again := failure.pause()
 			if !again {
-				return sent, &RefusedError{*failure.problem}
+				return sent, &RefusedError{Name: q.name, Problem: *failure.problem}
 			}
 			if q.heard != nil {
 				q.heard(failure.String())
@@ -204,11 +226,15 @@ func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 			if failure.problem != nil {
 				unavailable.Last = failure.problem
 			}
+			route.at = (at + 1) % int64(len(c.gateways))
 			// Another request may have moved on to the next gateway meanwhile.
-			c.current.CompareAndSwap(at, (at+1)%int64(len(c.gateways)))
+			c.current.CompareAndSwap(at, route.at)
 		}
 		rest := max(time.Duration(float64(pause)*(0.5+rand.Float64())), soonest)
-		if rest+shortestTry >= q.until.left() {
+		if !isAnybodyThere && q.hope != 0 {
+			rest = min(rest, q.hope.left())
+		}
+		if rest == 0 || rest+shortestTry >= q.until.left() {
 			return 0, unavailable
 		}
 		if !sleep(ctx, rest) {
@@ -241,25 +267,38 @@ func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit
 		if errors.As(err, &inner) {
 			err = inner.Err
 		}
-		return unclear("failed: %v", err)
+		failed := unclear("failed: %v", err)
+		var dial *net.OpError
+		failed.isUnreachable = errors.As(err, &dial) && dial.Op == "dial"
+		return failed
 	}
 	if response.StatusCode/100 != 2 {
 		return refusal(gateway.Server, response, body)
 	}
-	if q.answer == nil {
+	if q.read == nil {
 		if response.StatusCode != http.StatusNoContent {
 			return unclear("answered %s, as no gateway does", response.Status)
 		}
 		return nil
 	}
-	*q.answer = api.Lease{}
-	if err := json.Unmarshal(body, q.answer); err != nil {
-		return unclear("answered %s, without a lease: %v", response.Status, err)
-	}
-	if !isToken(q.answer.Token) {
-		return unclear("answered %s, with a malformed token", response.Status)
+	if err := q.read(body); err != nil {
+		return unclear("answered %s, but not as a gateway does: %v", response.Status, err)
 	}
 	return nil
+}
+
+// readLease returns a function that reads a granted or extended lock.
+func readLease(lease *api.Lease) func(body []byte) error {
+	return func(body []byte) error {
+		*lease = api.Lease{}
+		if err := json.Unmarshal(body, lease); err != nil {
+			return err
+		}
+		if !isToken(lease.Token) {
+			return errors.New("its token is malformed")
+		}
+		return nil
+	}
 }
 
 // failure is a failed request.
@@ -267,10 +306,17 @@ type failure struct {
 	// Nil if it is unknown whether the request was executed: no answer, or none of a gateway.
 	problem *Problem
 	unclear string
+	// There was no connection, so no request was sent.
+	isUnreachable bool
 }
 
 func refusal(server string, response *http.Response, body []byte) *failure {
-	var parsed api.Problem
+	var parsed struct {
+		api.Problem
+		AcquiredAt          time.Time `json:"acquired_at"`
+		QueuePosition       int       `json:"queue_position"`
+		QueuePlaceExpiresMs int64     `json:"queue_place_expires_ms"`
+	}
 	if json.Unmarshal(body, &parsed) == nil && parsed.Code != "" {
 		return &failure{problem: &Problem{
 			Status:     response.StatusCode,
@@ -280,6 +326,10 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 			Holder:     valueOf(parsed.Holder),
 			ExpiresIn:  milliseconds(valueOf(parsed.ExpiresInMs)),
 			RetryAfter: milliseconds(valueOf(parsed.RetryAfterMs)),
+			AcquiredAt: parsed.AcquiredAt,
+
+			QueuePosition:     parsed.QueuePosition,
+			QueuePlaceExpires: milliseconds(parsed.QueuePlaceExpiresMs),
 		}}
 	}
 	// A proxy's own page. Some proxies send Retry-After.
@@ -343,7 +393,11 @@ func (c *Client) warn(what, name string, err error) <-chan struct{} {
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
-		c.log.Warn(what, "name", name, "error", err)
+		if err == nil {
+			c.log.Warn(what, "name", name)
+		} else {
+			c.log.Warn(what, "name", name, "error", err)
+		}
 	}()
 	return written
 }

@@ -28,6 +28,13 @@ type Problem struct {
 	ExpiresIn time.Duration
 	// RetryAfter is when trying again makes sense; 0 if unknown.
 	RetryAfter time.Duration
+	// AcquiredAt is since when the holder has the lock; zero if unknown.
+	AcquiredAt time.Time
+	// QueuePosition is the place of this request in this gateway's line for the lock; 1 is next, 0
+	// is unknown.
+	QueuePosition int
+	// QueuePlaceExpires is how long the gateway keeps that place; 0 if it keeps none.
+	QueuePlaceExpires time.Duration
 }
 
 // String returns code, status and detail, for people.
@@ -43,25 +50,25 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	text := fmt.Sprintf("the lock %q is held by %s", e.Name, label(e.Holder))
-	if e.ExpiresIn > 0 {
-		text += fmt.Sprintf("; it expires in %.1f s unless it is extended", e.ExpiresIn.Seconds())
-	}
-	return text
+	return about(e.Name, e.String())
 }
 
 // RefusedError reports that the gateway refuses the request; a repetition would be refused too.
 // Detail says what is allowed.
 type RefusedError struct {
+	// Name is the name of the lock; empty if the request was about no single lock.
+	Name string
 	Problem
 }
 
 func (e *RefusedError) Error() string {
-	return "the gateway refused: " + e.String()
+	return about(e.Name, e.String())
 }
 
 // UnavailableError reports that no gateway decided.
 type UnavailableError struct {
+	// Name is the name of the lock; empty if the request was about no single lock.
+	Name string
 	// What is the last answer or failure of each URL.
 	What []string
 	// Last is the last answer of a gateway; nil if there was none.
@@ -69,7 +76,7 @@ type UnavailableError struct {
 }
 
 func (e *UnavailableError) Error() string {
-	return "no gateway decided: " + strings.Join(e.What, "; ")
+	return about(e.Name, "no gateway decided: "+strings.Join(e.What, "; "))
 }
 
 // SetupError reports that an argument cannot work; no request was sent.
@@ -118,6 +125,14 @@ func (e *LostError) Error() string {
 		Unconfirmed: "no gateway has confirmed an extension before its deadline",
 	}[e.Reason]
 	return fmt.Sprintf("the lock %q was lost: %s (%s)", e.Name, why, e.Detail)
+}
+
+// about puts the name of the lock in front, if there is one.
+func about(name, text string) string {
+	if name == "" {
+		return text
+	}
+	return fmt.Sprintf("lock %q: %s", name, text)
 }
 
 func label(holder string) string {

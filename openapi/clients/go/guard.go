@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -168,6 +169,7 @@ func (g *Guard) Release(ctx context.Context) error {
 		until = min(until, now().add(oneRelease))
 	}
 	_, err := g.client.ask(ctx, question{
+		name: g.name,
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
 			return gateway.ReleaseLock(ctx, g.name, &api.ReleaseLockParams{LockToken: &g.token})
 		},
@@ -212,11 +214,12 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 		}
 		var lease api.Lease
 		sent, err := g.client.ask(ctx, question{
+			name: g.name,
 			send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
 				return gateway.ExtendLock(
 					ctx, g.name, &api.ExtendLockParams{LockToken: g.token}, api.ExtendBody{TTLMs: count(g.ttl)})
 			},
-			answer: &lease,
+			read:   readLease(&lease),
 			until:  giveUp,
 			oneTry: min(max(left/shareOfATry, shortestTry), longestTry),
 			heard:  g.hear,
@@ -236,7 +239,7 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 		case refused != nil:
 			// For example an expired key. The lock is ours until its deadline; the cause may be
 			// fixed by then.
-			g.hear(refused.String())
+			g.hear(refused.Problem.String())
 		}
 		if !sleep(ctx, min(giveUp.left()/8, longestTry)) {
 			return false
@@ -314,8 +317,10 @@ func (g *Guard) String() string {
 	return fmt.Sprintf("Guard of %q, %s to its deadline", g.name, g.Left().Round(time.Millisecond))
 }
 
-// GoString is String: %#v shows no token either.
-func (g *Guard) GoString() string { return g.String() }
+// Format is String for every verb: none of them shows the token.
+func (g *Guard) Format(state fmt.State, _ rune) {
+	_, _ = io.WriteString(state, g.String())
+}
 
 // LogValue is what [log/slog] shows of a guard: its lock and its fencing token, without the token.
 func (g *Guard) LogValue() slog.Value {

@@ -443,7 +443,16 @@ func TestAGuardShowsNoToken(t *testing.T) {
 	defer func() { must(t, guard.Release(background)) }()
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("got it", "guard", guard)
-	for _, shown := range []string{fmt.Sprint(guard), fmt.Sprintf("%+v", guard), fmt.Sprintf("%#v", guard), log.String()} {
+	var structured strings.Builder
+	slog.New(slog.NewJSONHandler(&structured, nil)).Info("got it", "guard", guard)
+	all := []string{log.String(), structured.String()}
+	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d", "%x"} {
+		all = append(all, fmt.Sprintf(verb, guard))
+	}
+	if nested := fmt.Sprintf("%+v", struct{ Guard *redlock.Guard }{guard}); strings.Contains(nested, guard.Token()) {
+		t.Errorf("shown as %s", nested)
+	}
+	for _, shown := range all {
 		if strings.Contains(shown, guard.Token()) || !strings.Contains(shown, "jobs/secret") {
 			t.Errorf("shown as %s", shown)
 		}

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
@@ -16,6 +17,12 @@ import (
 
 const (
 	shortestTurn = 100 * time.Millisecond
+	// A longer wait could not be added to a moment.
+	longestWait = 100 * 365 * 24 * time.Hour
+	// The first request of a wait is short, so that the place in line is soon known.
+	firstTurn = time.Second
+	// The end of a timeout in which no answer waits any more: a tenth of it, and at most this.
+	lastAnswer = 500 * time.Millisecond
 	// For one request to acquire, in addition to its wait.
 	oneAcquisition = 5 * time.Second
 	// How long to ask for a lock that no gateway decides about, also without a wait.
@@ -28,10 +35,11 @@ const (
 type Option func(*request)
 
 type request struct {
-	ttl, wait, margin time.Duration
-	hasMargin         bool
-	owner             string
-	metadata          map[string]string
+	ttl, wait, margin, timeout time.Duration
+	hasMargin, hasTimeout      bool
+	owner                      string
+	metadata                   map[string]string
+	onWaiting                  func(Waiting)
 }
 
 // TTL is how long the lock outlives its holder: 30 s by default, in whole milliseconds. The guard
@@ -41,13 +49,27 @@ func TTL(ttl time.Duration) Option {
 }
 
 // Wait is how long to wait for the lock while somebody else holds it. By default 0: [Client.Lock]
-// returns at once. A wait that is longer than the gateway allows is split into several requests.
-// Each of them starts at the end of the queue.
+// returns at once. A wait of more than a second is split into several requests. They stay at one
+// gateway while it answers, and it keeps the place in line between them.
 func Wait(wait time.Duration) Option {
-	return func(r *request) { r.wait = max(0, wait) }
+	return func(r *request) { r.wait = wait }
 }
 
-// Owner is a label for people, shown to anybody who asks for the holder.
+// Timeout is how long the whole acquisition may take, with its wait, and with tries at gateways that
+// do not answer. By default there is no limit but the wait and the time of several tries.
+func Timeout(timeout time.Duration) Option {
+	return func(r *request) { r.timeout, r.hasTimeout = timeout, true }
+}
+
+// OnWaiting is called while the acquisition waits, with the place in line and the holder: after a
+// second, and then after each request. The goroutine of [Client.Lock] calls it, so it has to return
+// soon: the gateway keeps the place for some seconds only.
+func OnWaiting(told func(Waiting)) Option {
+	return func(r *request) { r.onWaiting = told }
+}
+
+// Owner is a label for people, shown to anybody who asks for the holder. By default it is
+// "user@host:pid program"; an empty label sends none.
 func Owner(label string) Option {
 	return func(r *request) { r.owner = label }
 }
@@ -73,24 +95,40 @@ func Margin(margin time.Duration) Option {
 // Lock returns one of these errors: a [*HeldError]; a [*RefusedError], whose text says what is
 // allowed; an [*UnavailableError]; a [*SetupError]; or the error of ctx.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Guard, error) {
-	r := request{ttl: 30 * time.Second}
+	r := request{ttl: 30 * time.Second, owner: defaultOwner()}
 	for _, option := range options {
 		option(&r)
 	}
-	// Such a name would change the path of the URL, and the gateway could not refuse it.
-	if name == "" || name == "." || name == ".." {
-		return nil, &SetupError{fmt.Sprintf("%q is no name of a lock: it would change the path of the URL", name)}
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	refused := func(format string, values ...any) error {
+		return &SetupError{about(name, fmt.Sprintf(format, values...))}
 	}
 	if !r.hasMargin {
 		r.margin = min(r.ttl/10, longestMargin)
 	} else if r.margin < 0 || r.margin >= r.ttl-r.margin {
-		return nil, &SetupError{fmt.Sprintf("the margin is %v; it has to be 0 or more, and less than half of the TTL of %v", r.margin, r.ttl)}
+		return nil, refused("the margin is %v; it has to be 0 or more, and less than half of the TTL of %v", r.margin, r.ttl)
+	}
+	if r.wait < 0 {
+		return nil, refused("the wait is %v; it has to be 0 or more", r.wait)
+	}
+	if r.hasTimeout && r.timeout <= 0 {
+		return nil, refused("the timeout is %v; it has to be more than 0", r.timeout)
 	}
 	lease, sent, err := c.acquire(ctx, name, r)
 	if err != nil {
 		return nil, err
 	}
 	return newGuard(ctx, c, name, r, lease, sent), nil
+}
+
+func checkName(name string) error {
+	// Such a name would change the path of the URL, and the gateway could not refuse it.
+	if name == "" || name == "." || name == ".." {
+		return &SetupError{fmt.Sprintf("%q is no name of a lock: it would change the path of the URL", name)}
+	}
+	return nil
 }
 
 // WithLock runs work under the lock. A loss cancels the context of work, and [context.Cause] is
@@ -133,19 +171,26 @@ func (c *Client) WithLock(
 func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease, moment, error) {
 	random := make([]byte, 16)
 	_, _ = rand.Read(random) // It never fails.
-	// All repetitions use the same key, so each answer is about the same grant.
+	// All repetitions use the same key, so each answer is about the same grant, and all turns of a
+	// wait have the same place in line.
 	key := hex.EncodeToString(random)
 	unsettled := false
-	lease, sent, err := c.granted(ctx, name, r, key, &unsettled)
-	if err != nil && unsettled {
+	place := &place{client: c, name: name}
+	end := moment(math.MaxInt64)
+	if r.timeout > 0 {
+		end = now().add(min(r.timeout, longestWait))
+	}
+	lease, sent, err := c.granted(ctx, name, r, key, &unsettled, place, end)
+	switch {
+	case err == nil:
+	case unsettled && ctx.Err() == nil && !end.hasPassed():
 		// The lock may have been granted, and nobody has the token. That holds after lock_held too:
 		// a gateway that still works on an unanswered POST may grant the lock when its holder
 		// releases it. The release is safe, because it takes only grants of this key.
-		if ctx.Err() != nil {
-			go c.releaseByKey(context.WithoutCancel(ctx), name, key)
-		} else {
-			c.releaseByKey(ctx, name, key)
-		}
+		c.releaseByKey(ctx, name, key)
+	case unsettled || place.isKept:
+		// The release by key also gives up the place in line.
+		go c.releaseByKey(context.WithoutCancel(ctx), name, key)
 	}
 	return lease, sent, err
 }
@@ -154,6 +199,7 @@ func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease
 // ends with its TTL.
 func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
 	_, _ = c.ask(ctx, question{
+		name: name,
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
 			return gateway.ReleaseLock(ctx, name, &api.ReleaseLockParams{IdempotencyKey: &key})
 		},
@@ -164,28 +210,37 @@ func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
 
 // granted sets unsettled if a POST may have been granted the lock, and its lease is of no use.
 func (c *Client) granted(
-	ctx context.Context, name string, r request, key string, unsettled *bool,
+	ctx context.Context, name string, r request, key string, unsettled *bool, place *place, end moment,
 ) (api.Lease, moment, error) {
 	var lease api.Lease
 	params := api.AcquireLockParams{IdempotencyKey: &key}
-	endOfWait := now().add(r.wait)
-	longest := c.turn
+	route := c.newRoute()
+	wait := min(r.wait, longestWait)
+	if r.timeout > 0 {
+		wait = min(wait, r.timeout-min(r.timeout/10, lastAnswer))
+	}
+	endOfWait := now().add(wait)
+	longest, first := c.turn, firstTurn
 	giveUp := max(now().add(undecided), endOfWait).
-		add((min(longest, r.wait) + oneAcquisition) * time.Duration(len(c.gateways)))
+		add((min(longest, wait) + oneAcquisition) * time.Duration(len(c.gateways)))
+	giveUp = min(giveUp, end)
 	for !giveUp.hasPassed() {
 		asked := now()
-		turn := min(endOfWait.left(), longest)
+		turn := min(endOfWait.left(), longest, first)
 		body := api.AcquireBody{TTLMs: count(r.ttl), WaitMs: count(turn), Metadata: r.metadata}
 		if r.owner != "" {
 			body.Owner = &r.owner
 		}
 		sent, err := c.ask(ctx, question{
+			name: name,
 			send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
 				return gateway.AcquireLock(ctx, name, &params, body)
 			},
-			answer:    &lease,
+			read:      readLease(&lease),
 			until:     giveUp,
 			oneTry:    turn + oneAcquisition,
+			hope:      endOfWait,
+			route:     route,
 			unsettled: unsettled,
 		})
 		var refused *RefusedError
@@ -203,9 +258,18 @@ func (c *Client) granted(
 			longest = max(turn/2, shortestTurn)
 		case refused.Code != "lock_held":
 			return lease, sent, err
-		case endOfWait.hasPassed():
-			return lease, sent, &HeldError{Name: name, Problem: refused.Problem}
-		case now().since(asked) < turn/2:
+		default:
+			first = longest
+			place.refused(strings.TrimSuffix(c.gateways[route.at].Server, "/"), refused.Problem)
+			if endOfWait.hasPassed() {
+				return lease, sent, &HeldError{Name: name, Problem: refused.Problem}
+			}
+			if r.onWaiting != nil {
+				r.onWaiting(place.last)
+			}
+			if now().since(asked) >= turn/2 {
+				break
+			}
 			// The answer came before the requested wait was over. Pause before the next request.
 			pause := refused.RetryAfter
 			if pause == 0 {
@@ -216,7 +280,7 @@ func (c *Client) granted(
 			}
 		}
 	}
-	return lease, 0, &UnavailableError{What: []string{"answers took longer than the lock lives"}}
+	return lease, 0, &UnavailableError{Name: name, What: []string{"answers took longer than the lock lives"}}
 }
 
 // validity returns how long a lease may be trusted, and until when. sent is when the request was

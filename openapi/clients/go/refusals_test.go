@@ -30,7 +30,17 @@ type scripted struct {
 	// The methods and the idempotency keys of all requests.
 	methods []string
 	keys    []string
+	// The bodies of the POSTs.
+	bodies []api.AcquireBody
 }
+
+// turn makes the status of an answer to a turn of a wait, with a place in line.
+func turn(position int) int {
+	return turns + position
+}
+
+// turns is above all statuses.
+const turns = 1000
 
 var codes = map[int]string{
 	400: "invalid_body", 401: "unauthenticated", 403: "forbidden", 404: "lock_not_found",
@@ -45,6 +55,11 @@ func follow(t *testing.T, script script) *scripted {
 		defer s.state.Unlock()
 		s.methods = append(s.methods, request.Method)
 		s.keys = append(s.keys, request.Header.Get("Idempotency-Key"))
+		if request.Method == http.MethodPost {
+			var body api.AcquireBody
+			_ = json.NewDecoder(request.Body).Decode(&body)
+			s.bodies = append(s.bodies, body)
+		}
 		statuses := script[request.Method]
 		status := statuses[0]
 		if len(statuses) > 1 {
@@ -53,13 +68,21 @@ func follow(t *testing.T, script script) *scripted {
 		switch {
 		case status == 0:
 			panic(http.ErrAbortHandler)
+		case status > turns:
+			writer.WriteHeader(http.StatusConflict)
+			// The short pause makes the tests fast.
+			_ = json.NewEncoder(writer).Encode(map[string]any{
+				"type": "t", "title": "t", "status": 409, "code": "lock_held", "detail": "d", "retry_after_ms": 10,
+				"holder": "A", "acquired_at": "2026-01-02T03:04:05.678Z",
+				"queue_position": status - turns, "queue_place_expires_ms": 10_000,
+			})
 		case status == http.StatusNoContent:
 			writer.WriteHeader(status)
 		case status == http.StatusBadGateway:
 			writer.WriteHeader(status)
 			_, _ = writer.Write([]byte("<html>"))
 		default:
-			var body any = api.Lease{Token: "1.1", FencingToken: 1, ValidityMs: 900}
+			var body any = api.Lease{Token: "1.1", FencingToken: 1, ValidityMs: 30_000}
 			if status >= 300 {
 				body = map[string]any{"type": "t", "title": "t", "status": status, "code": codes[status], "detail": "d"}
 			}

@@ -58,7 +58,11 @@ def tearDownModule() -> None:
 def take_away(guard: Guard) -> None:
     """By somebody else, with its own token."""
     url = f"{servers.urls[1]}/locks/{guard.name}"
-    assert httpx.delete(url, headers={"Lock-Token": guard.token}).status_code == 204
+    # On a busy machine the masters may not answer in time (503). Asked again, they may have released
+    # the lock already (404).
+    while (status := httpx.delete(url, headers={"Lock-Token": guard.token}).status_code) == 503:
+        pass
+    assert status in (204, 404), status
 
 
 def take_away_quietly(guard: Guard) -> None:

@@ -36,7 +36,7 @@ LEASE = {
     "token": "1.1",
     "fencing_token": 1,
     "ttl_ms": 900,
-    "validity_ms": 900,
+    "validity_ms": 30000,
     "elapsed_ms": 0,
     "expires_at": "2030-01-01T00:00:00Z",
     "nodes_granted": 1,
