@@ -1,9 +1,20 @@
 import { now, reached } from "./clock.js";
 import { LockHeldError, RefusedError, SetupError, UnavailableError } from "./errors.js";
-import { ALL_TRIES, type Answer, Gateways, isRefusal, type Limits, ONE_TRY, pathOf, type Try } from "./gateways.js";
+import {
+  ALL_TRIES,
+  type Answer,
+  Gateways,
+  isRefusal,
+  isUnreachable,
+  type Limits,
+  ONE_TRY,
+  pathOf,
+  type Try,
+} from "./gateways.js";
 import type { components } from "./generated/openapi.js";
 import { Guard, release } from "./guard.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
+import { defaultOwner, Place, type Waiting } from "./place.js";
 
 /**
  * A longer wait is split into several requests: many proxies end a request that is silent for half
@@ -11,6 +22,10 @@ import { deadlineOf, type Granted, granted } from "./lease.js";
  */
 const LONGEST_TURN = 20_000;
 const SHORTEST_TURN = 100;
+/** The first request of a wait is short, so that the place in line is soon known. */
+const FIRST_TURN = 1_000;
+/** The end of a timeout in which no answer waits any more: a tenth of it, and at most this. */
+const LAST_ANSWER = 500;
 /** The same with several gateways, so that a hanging one cannot use up the time. */
 const TURN_OF_SEVERAL = 5_000;
 /** For one request, in addition to its wait. */
@@ -41,8 +56,9 @@ export interface ClientOptions {
    */
   readonly maxTurnMs?: number | undefined;
   /**
-   * Called for every loss, and for every lock that could not be released; for a log. Its exceptions
-   * are ignored. It must not block, because a blocked event loop extends no lock.
+   * Called for every loss, for every lock that could not be released, and for every lost place in
+   * line; for a log. Its exceptions are ignored. It must not block, because a blocked event loop
+   * extends no lock.
    */
   readonly warn?: ((message: string, error: Error) => void) | undefined;
 }
@@ -59,7 +75,20 @@ export interface LockOptions {
    * allowed. By default 0: `lock` rejects at once.
    */
   readonly waitMs?: number | undefined;
-  /** A label for people, shown to anybody who asks for the holder. */
+  /**
+   * The longest time of the whole acquisition in milliseconds, with its wait, and with tries at
+   * gateways that do not answer. By default `waitMs` and the time of several tries.
+   */
+  readonly timeoutMs?: number | undefined;
+  /**
+   * Called while the acquisition waits, with the place in line and the holder: after a second, and
+   * then after each request. Its exceptions are ignored, and it must not block.
+   */
+  readonly onWaiting?: ((waiting: Waiting) => void) | undefined;
+  /**
+   * A label for people, shown to anybody who asks for the holder. By default `user@host:pid
+   * program`, and none in a browser; an empty text sends none.
+   */
   readonly owner?: string | undefined;
   /** Stored beside the lock, for people. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
@@ -94,7 +123,9 @@ export class Client {
    * @throws {SetupError} with the value, if an option cannot work.
    */
   constructor(options: ClientOptions | string) {
-    const { url, key, maxTurnMs, warn } = typeof options === "string" ? { url: options } : options;
+    const given: ClientOptions = typeof options === "string" ? { url: options } : options;
+    checkUnits(given, ["maxTurn"]);
+    const { url, key, maxTurnMs, warn } = given;
     this.#gateways = new Gateways(typeof url === "string" ? [url] : url, key);
     const longest = this.#gateways.count > 1 ? TURN_OF_SEVERAL : LONGEST_TURN;
     this.#longestTurn = milliseconds("maxTurnMs", maxTurnMs ?? longest, SHORTEST_TURN);
@@ -110,13 +141,17 @@ export class Client {
    * @throws {SetupError} if an option cannot work.
    */
   async lock(name: string, options: LockOptions = {}): Promise<Guard> {
-    const ttl = milliseconds("ttlMs", options.ttlMs ?? 30_000, 1);
-    const wait = options.waitMs === Infinity ? Infinity : milliseconds("waitMs", options.waitMs ?? 0, 0);
-    const margin = milliseconds("marginMs", options.marginMs ?? Math.floor(Math.min(ttl / 10, LONGEST_MARGIN)), 0);
+    checkUnits(options, ["ttl", "wait", "margin", "timeout"], name);
+    const ttl = milliseconds("ttlMs", options.ttlMs ?? 30_000, 1, name);
+    const wait = options.waitMs === Infinity ? Infinity : milliseconds("waitMs", options.waitMs ?? 0, 0, name);
+    const { timeoutMs } = options;
+    const timeout = timeoutMs === undefined ? Infinity : milliseconds("timeoutMs", timeoutMs, 1, name);
+    const least = Math.floor(Math.min(ttl / 10, LONGEST_MARGIN));
+    const margin = milliseconds("marginMs", options.marginMs ?? least, 0, name);
     if (margin >= ttl / 2) {
-      throw new SetupError(`marginMs is ${margin}; it has to be less than half of ttlMs, which is ${ttl}`);
+      throw new SetupError(`marginMs is ${margin}; it has to be less than half of ttlMs, which is ${ttl}`, name);
     }
-    const { lease, sent, deadline } = await this.#acquired(name, ttl, wait, options);
+    const { lease, sent, deadline } = await this.#acquired(name, ttl, wait, timeout, options);
     if (options.signal?.aborted) {
       void release(this.#gateways, name, { "Lock-Token": lease.token }, deadline).catch(() => {});
       throw options.signal.reason;
@@ -159,7 +194,7 @@ export class Client {
   async status(name: string): Promise<LockStatus> {
     const params = { path: pathOf(name) };
     const { api } = this.#gateways;
-    return this.#asked((to) => api.GET("/locks/{name}", { ...to, params }), body<LockStatus>);
+    return this.#asked((to) => api.GET("/locks/{name}", { ...to, params }), body<LockStatus>, name);
   }
 
   /**
@@ -185,32 +220,40 @@ export class Client {
     await this.#asked(
       (to) => api.DELETE("/locks/{name}", { ...to, params }),
       () => {},
+      name,
     );
   }
 
-  async #asked<T>(send: (to: Try) => Promise<Answer>, read: (data: unknown) => T): Promise<T> {
-    return (await this.#gateways.ask(send, read, { until: now() + ALL_TRIES, oneTry: ONE_TRY })).answer;
+  async #asked<T>(send: (to: Try) => Promise<Answer>, read: (data: unknown) => T, lock?: string): Promise<T> {
+    const limits: Limits = { until: now() + ALL_TRIES, oneTry: ONE_TRY, lock, hope: now() };
+    return (await this.#gateways.ask(send, read, limits)).answer;
   }
 
   async #acquired(
     name: string,
     ttl: number,
     wait: number,
+    timeout: number,
     options: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
-    // All repetitions use the same key, so each answer is about the same grant.
+    // All repetitions use the same key, so each answer is about the same grant, and all turns of a
+    // wait have the same place in line.
     const header = { "Idempotency-Key": globalThis.crypto.randomUUID() };
     const params = { path: pathOf(name), header };
     const posts = new Posts();
+    const place = new Place(name, { onWaiting: options.onWaiting, warn: this.#warn });
+    const end = now() + timeout;
+    const patience = Math.min(wait, timeout - Math.min(timeout / 10, LAST_ANSWER));
     try {
-      return await this.#granted(params, posts, ttl, wait, options);
+      return await this.#granted(params, posts, place, ttl, patience, end, options);
     } catch (error) {
-      if (posts.mayBeGranted) {
+      if (posts.mayBeGranted || place.isKept) {
         // The lock may have been granted, and nobody has the token. That holds after lock_held too:
         // a gateway that still works on an unanswered POST may grant the lock when its holder
-        // releases it. The release is safe, because it takes only grants of this key.
+        // releases it. The release is safe, because it takes only grants of this key. It also gives
+        // up a place in line.
         const released = release(this.#gateways, name, header, now() + ONE_TRY).catch(() => {});
-        if (!options.signal?.aborted) {
+        if (posts.mayBeGranted && !options.signal?.aborted && now() < end) {
           await released;
         }
       }
@@ -221,19 +264,24 @@ export class Client {
   async #granted(
     params: { path: { name: string }; header: { "Idempotency-Key": string } },
     posts: Posts,
+    place: Place,
     ttl: number,
     wait: number,
-    { owner, metadata, signal }: LockOptions,
+    end: number,
+    { owner = defaultOwner(), metadata, signal }: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
     const { api, count } = this.#gateways;
-    const described = { ...(owner !== undefined && { owner }), ...(metadata !== undefined && { metadata }) };
+    const route = this.#gateways.route();
+    const lock = params.path.name;
+    const described = { ...(owner && { owner }), ...(metadata !== undefined && { metadata }) };
     let longest = this.#longestTurn;
-    const endOfWait = now() + wait;
-    const giveUp = Math.max(now() + UNDECIDED, endOfWait) + (Math.min(longest, wait) + ONE_GRANT) * count;
+    let first = FIRST_TURN;
+    const hope = now() + wait;
+    const giveUp = Math.min(Math.max(now() + UNDECIDED, hope) + (Math.min(longest, wait) + ONE_GRANT) * count, end);
     while (now() < giveUp) {
       const asked = now();
-      const turn = Math.max(0, Math.floor(Math.min(endOfWait - asked, longest)));
-      const limits: Limits = { until: giveUp, oneTry: turn + ONE_GRANT, signal };
+      const turn = Math.max(0, Math.floor(Math.min(hope - asked, longest, first)));
+      const limits: Limits = { until: giveUp, oneTry: turn + ONE_GRANT, signal, lock, route, hope };
       const body = { ttl_ms: ttl, wait_ms: turn, ...described };
       try {
         const { answer, sent } = await this.#gateways.ask(
@@ -253,17 +301,24 @@ export class Client {
         }
         if (error.code === "invalid_wait" && longest > SHORTEST_TURN) {
           longest = Math.max(turn / 2, SHORTEST_TURN);
-        } else if (error.code !== "lock_held") {
+          continue;
+        }
+        if (error.code !== "lock_held") {
           throw error;
-        } else if (now() >= endOfWait) {
-          throw new LockHeldError(error.problem);
-        } else if (now() - asked < turn / 2) {
+        }
+        first = Infinity;
+        place.refused(this.#gateways.at(route), error.problem);
+        if (now() >= hope) {
+          throw new LockHeldError(error.problem, lock);
+        }
+        place.tell();
+        if (now() - asked < turn / 2) {
           // The answer came before the requested wait was over. Pause before the next request.
-          await reached(Math.min(now() + (error.retryAfterMs ?? 1_000), endOfWait), signal);
+          await reached(Math.min(now() + (error.retryAfterMs ?? 1_000), hope), signal);
         }
       }
     }
-    throw new UnavailableError(["answers took longer than the lock lives"]);
+    throw new UnavailableError(["answers took longer than the lock lives"], lock);
   }
 }
 
@@ -272,25 +327,41 @@ class Posts {
   #sent = 0;
   #refused = 0;
 
-  /** Whether a POST may have been granted the lock: not every one was refused. */
+  /** Whether a POST may have been granted the lock: not every one was refused, or not sent. */
   get mayBeGranted(): boolean {
     return this.#refused < this.#sent;
   }
 
   async send(post: Promise<Answer>): Promise<Answer> {
     this.#sent++;
-    const answer = await post;
-    if (isRefusal(answer)) {
-      this.#refused++;
+    try {
+      const answer = await post;
+      if (isRefusal(answer)) {
+        this.#refused++;
+      }
+      return answer;
+    } catch (error) {
+      if (isUnreachable(error)) {
+        this.#refused++;
+      }
+      throw error;
     }
-    return answer;
+  }
+}
+
+/** Refuses a time without its unit, which would be ignored otherwise. */
+function checkUnits(options: object, without: readonly string[], lock?: string): void {
+  for (const option of without) {
+    if (option in options) {
+      throw new SetupError(`there is no option ${option}: times are in milliseconds, so it is ${option}Ms`, lock);
+    }
   }
 }
 
 /** Checks an option. Only whole, finite milliseconds reach the gateway unchanged. */
-function milliseconds(option: string, value: number, least: number): number {
+function milliseconds(option: string, value: number, least: number, lock?: string): number {
   if (!Number.isSafeInteger(value) || value < least) {
-    throw new SetupError(`${option} is ${value}; it has to be a whole number of milliseconds, ${least} or more`);
+    throw new SetupError(`${option} is ${value}; it has to be a whole number of milliseconds, ${least} or more`, lock);
   }
   return value;
 }

@@ -19,11 +19,25 @@ export interface Problem {
   readonly holder?: string;
   /** When the holder's lock expires unless it is extended, in milliseconds. */
   readonly expires_in_ms?: number;
+  /** Since when the holder has the lock (RFC 3339). */
+  readonly acquired_at?: string;
+  /** The place of this request in this gateway's line for the lock; 1 is next. */
+  readonly queue_position?: number;
+  /** How long the gateway keeps that place, in milliseconds. Absent if it keeps none. */
+  readonly queue_place_expires_ms?: number;
 }
 
 /** The base class of all errors of this package. */
 export class RedlockError extends Error {
   override readonly name: string = "RedlockError";
+  /** The lock's name; undefined if the error is about no single lock. */
+  readonly lock: string | undefined;
+
+  /** @internal */
+  constructor(message: string, lock?: string, options?: ErrorOptions) {
+    super(lock === undefined ? message : `lock ${JSON.stringify(lock)}: ${message}`, options);
+    this.lock = lock;
+  }
 }
 
 /** An argument cannot work; no request was sent. */
@@ -41,8 +55,8 @@ export class RefusedError extends RedlockError {
   readonly problem: Problem;
 
   /** @internal */
-  constructor(problem: Problem, message = `${problem.code} (${problem.status}): ${problem.detail}`) {
-    super(message);
+  constructor(problem: Problem, lock?: string) {
+    super(`${problem.code} (${problem.status}): ${problem.detail}`, lock);
     this.problem = problem;
   }
 
@@ -76,14 +90,6 @@ export class RefusedError extends RedlockError {
 export class LockHeldError extends RefusedError {
   override readonly name = "LockHeldError";
 
-  /** @internal */
-  constructor(problem: Problem) {
-    const who = problem.holder === undefined ? "somebody" : JSON.stringify(problem.holder);
-    const left = problem.expires_in_ms;
-    const when = left === undefined ? "" : `; it expires in ${(left / 1000).toFixed(1)} s unless it is extended`;
-    super(problem, `${who} holds the lock${when}`);
-  }
-
   /** The holder's label. */
   get holder(): string | undefined {
     return this.problem.holder;
@@ -92,6 +98,16 @@ export class LockHeldError extends RefusedError {
   /** When the holder's lock expires unless it is extended, in milliseconds. */
   get expiresInMs(): number | undefined {
     return this.problem.expires_in_ms;
+  }
+
+  /** Since when the holder has the lock (RFC 3339), if the gateway says so. */
+  get acquiredAt(): string | undefined {
+    return this.problem.acquired_at;
+  }
+
+  /** The last place in the gateway's line for the lock, if the gateway says so; 1 is next. */
+  get position(): number | undefined {
+    return this.problem.queue_position;
   }
 }
 
@@ -102,8 +118,8 @@ export class UnavailableError extends RedlockError {
   readonly heard: readonly string[];
 
   /** @internal */
-  constructor(heard: readonly string[]) {
-    super(`no gateway decided: ${heard.join("; ")}`);
+  constructor(heard: readonly string[], lock?: string) {
+    super(`no gateway decided: ${heard.join("; ")}`, lock);
     this.heard = heard;
   }
 }
@@ -124,7 +140,7 @@ export type LossKind = "gone" | "taken" | "max_hold" | "unconfirmed";
 export class LockLostError extends RedlockError {
   override readonly name = "LockLostError";
   /** The lock's name. */
-  readonly lock: string;
+  declare readonly lock: string;
   /** The kind of loss, for programs. */
   readonly kind: LossKind;
   /** The reason, for people. */
@@ -134,8 +150,7 @@ export class LockLostError extends RedlockError {
 
   /** @internal */
   constructor(lock: string, kind: LossKind, detail: string, holder?: string, options?: ErrorOptions) {
-    super(`the lock ${JSON.stringify(lock)} was lost: ${detail}`, options);
-    this.lock = lock;
+    super(`the lock was lost: ${detail}`, lock, options);
     this.kind = kind;
     this.detail = detail;
     this.holder = holder;

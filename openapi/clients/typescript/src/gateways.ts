@@ -33,6 +33,11 @@ export interface Answer {
   response: Response;
 }
 
+/** The gateway that an acquisition asks: it stays there while that gateway answers. */
+export interface Route {
+  at: number;
+}
+
 export interface Limits {
   /** All waiting ends at this moment. */
   until: number;
@@ -40,10 +45,19 @@ export interface Limits {
   oneTry: number;
   /** Ends everything: its reason is thrown. */
   signal?: AbortSignal | undefined;
+  /** The lock that errors name. */
+  lock?: string | undefined;
+  /** Keeps several requests at one gateway. */
+  route?: Route | undefined;
+  /**
+   * After this moment no further round is asked if no gateway has accepted a connection so far. By
+   * default `until`.
+   */
+  hope?: number | undefined;
 }
 
 /** A failed request: a problem, or an outcome that leaves open whether the request was executed. */
-type Failure = { problem: Problem } | { unclear: string };
+type Failure = { problem: Problem } | { unclear: string; isUnreachable?: boolean };
 
 export class Gateways {
   readonly api: Api<paths>;
@@ -73,6 +87,16 @@ export class Gateways {
     return this.#urls.length;
   }
 
+  /** Returns a route that begins at the gateway that answered last. */
+  route(): Route {
+    return { at: this.#current };
+  }
+
+  /** Returns the URL of the gateway that a route has reached. */
+  at({ at }: Route): string {
+    return this.#urls[at]!;
+  }
+
   /**
    * Asks one gateway after the other until one answers, with pauses. Returns the answer, and when
    * its request was sent. A gateway may execute a request twice, so it must be idempotent. `read`
@@ -81,44 +105,49 @@ export class Gateways {
   async ask<T>(
     send: (to: Try) => Promise<Answer>,
     read: (data: unknown) => T,
-    { until, oneTry, signal }: Limits,
+    { until, oneTry, signal, lock, route = this.route(), hope = until }: Limits,
   ): Promise<{ answer: T; sent: number }> {
     let pause = FIRST_PAUSE;
+    let isAnybodyThere = false;
     for (;;) {
       const heard: string[] = [];
       let soonest = Infinity;
       for (let asked = 0; asked < this.#urls.length; asked++) {
         signal?.throwIfAborted();
-        const at = this.#current;
+        const { at } = route;
         const baseUrl = this.#urls[at]!;
         const sent = now();
         if (heard.length > 0 && until - sent < SHORTEST_TRY) {
-          throw new UnavailableError(heard);
+          throw new UnavailableError(heard, lock);
         }
         const result = await attempt(baseUrl, send, read, Math.min(oneTry, until - sent), signal);
         if ("answer" in result) {
           return { answer: result.answer, sent };
         }
         signal?.throwIfAborted();
+        isAnybodyThere ||= !("isUnreachable" in result);
         if ("problem" in result) {
-          const refused = new RefusedError(result.problem);
-          if (!mayPass(refused.status)) {
-            throw refused;
+          if (!mayPass(result.problem.status)) {
+            throw new RefusedError(result.problem, lock);
           }
-          heard.push(refused.message);
-          soonest = Math.min(soonest, refused.retryAfterMs ?? 0);
+          heard.push(new RefusedError(result.problem).message);
+          soonest = Math.min(soonest, result.problem.retry_after_ms ?? 0);
         } else {
           heard.push(result.unclear);
           soonest = 0;
         }
+        route.at = (at + 1) % this.#urls.length;
         // Another request may have moved on to the next gateway meanwhile.
         if (this.#current === at) {
-          this.#current = (at + 1) % this.#urls.length;
+          this.#current = route.at;
         }
       }
-      const rest = Math.max(pause * (0.5 + Math.random()), soonest);
-      if (rest + SHORTEST_TRY >= until - now()) {
-        throw new UnavailableError(heard);
+      let rest = Math.max(pause * (0.5 + Math.random()), soonest);
+      if (!isAnybodyThere) {
+        rest = Math.min(rest, hope - now());
+      }
+      if (rest <= 0 || rest + SHORTEST_TRY >= until - now()) {
+        throw new UnavailableError(heard, lock);
       }
       await reached(now() + rest, signal);
       pause = Math.min(pause * 2, LONGEST_PAUSE);
@@ -190,14 +219,36 @@ async function attempt<T>(
       return { unclear: `${url} answered ${response.status}: ${words(unreadable)}` };
     }
   } catch (thrown) {
-    return {
-      unclear: isLate ? `${url} did not answer within ${(limit / 1000).toFixed(1)} s` : `${url}: ${words(thrown)}`,
-    };
+    if (isLate) {
+      return { unclear: `${url} did not answer within ${(limit / 1000).toFixed(1)} s` };
+    }
+    return { unclear: `${url}: ${words(thrown)}`, ...(isUnreachable(thrown) && { isUnreachable: true }) };
   } finally {
     // This ends the timer too.
     end();
     signal?.removeEventListener("abort", end);
   }
+}
+
+/** Codes of Node.js for a connection that did not come about. */
+const UNREACHABLE: readonly unknown[] = [
+  "ECONNREFUSED",
+  "EHOSTUNREACH",
+  "ENETUNREACH",
+  "ENOTFOUND",
+  "EAI_AGAIN",
+  "UND_ERR_CONNECT_TIMEOUT",
+];
+
+/** Returns whether there was no connection, so that no request was sent. */
+export function isUnreachable(thrown: unknown): boolean {
+  if (thrown instanceof AggregateError) {
+    return thrown.errors.every(isUnreachable);
+  }
+  if (!(thrown instanceof Error)) {
+    return false;
+  }
+  return UNREACHABLE.includes((thrown as Error & { code?: unknown }).code) || isUnreachable(thrown.cause);
 }
 
 /** Returns the text of the innermost cause: the text of fetch itself is only "fetch failed". */

@@ -4,6 +4,7 @@ import { now, reached } from "./clock.js";
 import { LockLostError, RefusedError, SetupError, UnavailableError } from "./errors.js";
 import { type Gateways, ONE_TRY, pathOf, SHORTEST_TRY } from "./gateways.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
+import { later } from "./place.js";
 
 /**
  * One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
@@ -118,7 +119,7 @@ export class Guard implements AsyncDisposable {
       throw loss;
     }
     if (this.#release !== undefined) {
-      throw new SetupError(`the lock ${JSON.stringify(this.name)} was released before this`);
+      throw new SetupError("it was released before this", this.name);
     }
   }
 
@@ -141,7 +142,7 @@ export class Guard implements AsyncDisposable {
       this.#stop.abort();
       this.#next.resolve(false);
       this.#release = this.#ask().catch((error: unknown) => {
-        this.#warn(`the lock ${JSON.stringify(this.name)} was not released, and ends with its TTL`, error as Error);
+        this.#warn(`lock ${JSON.stringify(this.name)}: it was not released, and ends with its TTL`, error as Error);
         if (!isLost) {
           throw error;
         }
@@ -192,18 +193,13 @@ export class Guard implements AsyncDisposable {
     this.#stop.abort();
     this.#next.resolve(false);
     this.#loss.abort(loss);
-    this.#warn("a lock was lost", loss);
+    this.#warn(`lock ${JSON.stringify(this.name)}: the lock was lost`, loss);
   }
 
-  /**
-   * Called in a later turn of the event loop: a log that blocks must delay neither those who await
-   * the loss nor those who await the release. An exception of the log, now or later, must not reach
-   * the caller.
-   */
   #warn(message: string, error: Error): void {
     const { warn } = this.#held;
     if (warn !== undefined) {
-      setTimeout(() => void new Promise<unknown>((resolve) => resolve(warn(message, error))).catch(() => {}), 0);
+      later(() => warn(message, error));
     }
   }
 
@@ -226,7 +222,7 @@ export class Guard implements AsyncDisposable {
           const { answer, sent } = await gateways.ask(
             (to) => gateways.api.PATCH("/locks/{name}", { ...to, params, body: { ttl_ms: ttl } }),
             granted,
-            { until: givenUp, oneTry, signal: stop },
+            { until: givenUp, oneTry, signal: stop, lock: name },
           );
           this.#extend(sent, deadlineOf(answer, sent, ttl));
           isConfirmed = true;
@@ -290,7 +286,7 @@ export async function release(
     await gateways.ask(
       (to) => gateways.api.DELETE("/locks/{name}", { ...to, params }),
       () => {},
-      { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY },
+      { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY, lock: name },
     );
   } catch (error) {
     if (!(error instanceof RefusedError && LOSSES.includes(error.code))) {

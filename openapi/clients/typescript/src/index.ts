@@ -43,3 +43,4 @@ export {
 } from "./errors.js";
 export type { components, operations, paths } from "./generated/openapi.js";
 export type { Guard } from "./guard.js";
+export type { Waiting } from "./place.js";

@@ -2,68 +2,13 @@
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { createServer } from "node:http";
-import type { AddressInfo } from "node:net";
 import { test } from "node:test";
 
 import { Client, LockHeldError, RefusedError } from "redlock-gateway";
 
+import { methods, scripted } from "./scripted.js";
+
 const inTime = { timeout: 60_000 };
-
-const CODES: Record<number, string> = {
-  400: "invalid_body",
-  401: "unauthenticated",
-  403: "forbidden",
-  404: "lock_not_found",
-  409: "lock_held",
-  413: "body_too_large",
-  422: "new",
-  429: "rate_limited",
-};
-const LEASE = { token: "1.1", fencing_token: 1, validity_ms: 30_000, elapsed_ms: 0 };
-
-type Script = Partial<Record<"POST" | "PATCH" | "DELETE", number[]>>;
-
-interface Scripted extends AsyncDisposable {
-  url: string;
-  /** The method and the idempotency key of each request. */
-  seen: [string, string | undefined][];
-}
-
-/**
- * A gateway that answers each method with the next status of its script; the last one repeats. 0
- * closes the connection without an answer, 502 is a proxy's page.
- */
-async function scripted(script: Script): Promise<Scripted> {
-  const seen: Scripted["seen"] = [];
-  const server = createServer((request, response) => {
-    request.resume().on("end", () => {
-      seen.push([request.method!, request.headers["idempotency-key"] as string | undefined]);
-      const statuses = script[request.method as keyof Script]!;
-      const status = statuses.length > 1 ? statuses.shift()! : statuses[0]!;
-      if (status === 0) {
-        request.socket.destroy();
-        return;
-      }
-      const problem = { type: "t", title: "t", status, code: CODES[status], detail: "d" };
-      const page = JSON.stringify(status < 300 ? LEASE : problem);
-      response.writeHead(status, { "content-type": "application/json" });
-      response.end(status === 204 ? undefined : status === 502 ? "<html>" : page);
-    });
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const { port } = server.address() as AddressInfo;
-  return {
-    url: `http://127.0.0.1:${port}`,
-    seen,
-    async [Symbol.asyncDispose]() {
-      server.closeAllConnections();
-      await new Promise((resolve) => server.close(resolve));
-    },
-  };
-}
-
-const methods = ({ seen }: Scripted): string[] => seen.map(([method]) => method);
 
 test("a refusal after a lost answer releases by key", inTime, async () => {
   for (const unanswered of [0, 502]) {
