@@ -2,25 +2,14 @@
 
 import assert from "node:assert/strict";
 import { Console } from "node:console";
-import dns from "node:dns";
-import { syncBuiltinESMExports } from "node:module";
 import { PassThrough } from "node:stream";
 import { after, before, test } from "node:test";
 import { setImmediate as turnOfTheLoop } from "node:timers/promises";
 import { format, inspect } from "node:util";
 
-import {
-  Client,
-  type Guard,
-  LockHeldError,
-  LockLostError,
-  now,
-  RefusedError,
-  SetupError,
-  UnavailableError,
-} from "redlock-gateway";
+import { Client, type Guard, LockHeldError, LockLostError, now, RefusedError, SetupError } from "redlock-gateway";
 
-import { eventually, PATIENCE, type Servers, start } from "./servers.js";
+import { eventually, extended, PATIENCE, type Servers, start } from "./servers.js";
 
 const TTL = 1_000;
 /** Where a lock has to be kept: a busy machine lets nothing run for half a second. */
@@ -34,12 +23,6 @@ before(async () => {
   client = new Client({ url: servers.places.gateways });
 });
 after(() => servers.end());
-
-async function extended(guard: Guard, times: number): Promise<void> {
-  for (let time = 0; time < times; time++) {
-    assert.ok(await guard.extended(), guard.loss?.message);
-  }
-}
 
 /** What somebody else does who knows no guard. */
 async function http(method: string, name: string, { token, body }: { token?: string; body?: object } = {}) {
@@ -312,22 +295,6 @@ test("with two of three masters stopped the loss is told before the deadline", i
   }
 });
 
-test("a lock is extended when names cannot be resolved any more", { timeout: 60_000 }, async (context) => {
-  // Between two extensions the connection is idle for longer than Node.js keeps it by itself, which is 4 s.
-  const { port } = new URL(servers.places.gateways[0]);
-  const guard = await new Client(`http://localhost:${port}`).lock("unresolved", { ttlMs: 18_000 });
-  context.mock.method(dns, "lookup", (...given: unknown[]) => {
-    (given.at(-1) as (error: Error) => void)(new Error("no name server"));
-  });
-  syncBuiltinESMExports();
-  await assert.rejects(
-    fetch(`http://localhost:${port}/livez`, { headers: { connection: "close" } }).then((r) => r.text()),
-  );
-  await extended(guard, 1);
-  guard.check();
-  await guard.release();
-});
-
 test("a warn that throws leaves the loss told and no rejection unhandled", inTime, async () => {
   const rejected: unknown[] = [];
   const hear = (reason: unknown): unknown => rejected.push(reason);
@@ -345,49 +312,4 @@ test("a warn that throws leaves the loss told and no rejection unhandled", inTim
   await turnOfTheLoop();
   process.off("unhandledRejection", hear);
   assert.deepEqual(rejected, []);
-});
-
-test("a release without a gateway ends after five seconds at most", { timeout: 60_000 }, async () => {
-  const said: string[] = [];
-  const guard = await new Client({
-    url: servers.places.gateways,
-    warn: (message) => said.push(message),
-  }).lock("left", { ttlMs: 60_000 });
-  await servers.order({ do: "stop-gateway", index: 0 });
-  await servers.order({ do: "stop-gateway", index: 1 });
-  try {
-    const begin = performance.now();
-    await guard[Symbol.asyncDispose]();
-    assert.ok(performance.now() - begin < 6_000, `${performance.now() - begin} ms`);
-    // The line comes in a later turn of the event loop.
-    await eventually("the line", async () => said.some((message) => message.includes("ends with its TTL")));
-  } finally {
-    await servers.order({ do: "continue-gateway", index: 0 });
-    await servers.order({ do: "continue-gateway", index: 1 });
-  }
-});
-
-test("an acquire that nobody answered, or that was given up, leaves no lock", { timeout: 60_000 }, async () => {
-  const swallowed = new Client(servers.places.proxy);
-  const isFree = async (name: string): Promise<boolean> => (await client.status(name)).state === "free";
-  await servers.order({ do: "swallow", count: 1_000_000 });
-  try {
-    await assert.rejects(swallowed.lock("unanswered", { ttlMs: 60_000 }), UnavailableError);
-    await eventually("it is free", () => isFree("unanswered"));
-    await assert.rejects(swallowed.lock("given-up", { ttlMs: 60_000, signal: AbortSignal.timeout(1_000) }));
-    await eventually("it is free", () => isFree("given-up"));
-  } finally {
-    await servers.order({ do: "swallow", count: 0 });
-  }
-});
-
-test("a refusal after a lost answer leaves no lock", inTime, async () => {
-  await servers.order({ do: "swallow", count: 1 });
-  await servers.order({ do: "refuse", status: 403 });
-  try {
-    await assert.rejects(new Client(servers.places.proxy).lock("refused", { ttlMs: 60_000 }), RefusedError);
-    await eventually("it is free", async () => (await client.status("refused")).state === "free");
-  } finally {
-    await servers.order({ do: "refuse", status: 0 });
-  }
 });

@@ -1,8 +1,11 @@
 // Real masters and gateways, started by the script that REDLOCK_SERVERS names.
 
+import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
+
+import type { Guard } from "redlock-gateway";
 
 /** For what comes soon, but when the machine is busy. In milliseconds. */
 export const PATIENCE = 30_000;
@@ -69,5 +72,12 @@ export async function eventually(what: string, isSo: () => Promise<boolean>): Pr
     if (performance.now() > end) {
       throw new Error(`${what}: not within ${PATIENCE} ms`);
     }
+  }
+}
+
+/** Waits for so many extensions. */
+export async function extended(guard: Guard, times: number): Promise<void> {
+  for (let time = 0; time < times; time++) {
+    assert.ok(await guard.extended(), guard.loss?.message);
   }
 }
