@@ -311,12 +311,7 @@ type failure struct {
 }
 
 func refusal(server string, response *http.Response, body []byte) *failure {
-	var parsed struct {
-		api.Problem
-		AcquiredAt          time.Time `json:"acquired_at"`
-		QueuePosition       int       `json:"queue_position"`
-		QueuePlaceExpiresMs int64     `json:"queue_place_expires_ms"`
-	}
+	var parsed api.Problem
 	if json.Unmarshal(body, &parsed) == nil && parsed.Code != "" {
 		return &failure{problem: &Problem{
 			Status:     response.StatusCode,
@@ -326,10 +321,10 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 			Holder:     valueOf(parsed.Holder),
 			ExpiresIn:  milliseconds(valueOf(parsed.ExpiresInMs)),
 			RetryAfter: milliseconds(valueOf(parsed.RetryAfterMs)),
-			AcquiredAt: parsed.AcquiredAt,
+			AcquiredAt: valueOf(parsed.AcquiredAt),
 
-			QueuePosition:     parsed.QueuePosition,
-			QueuePlaceExpires: milliseconds(parsed.QueuePlaceExpiresMs),
+			QueuePosition:     int(valueOf(parsed.QueuePosition)),
+			QueuePlaceExpires: milliseconds(int64(valueOf(parsed.QueuePlaceExpiresMs))),
 		}}
 	}
 	// A proxy's own page. Some proxies send Retry-After.

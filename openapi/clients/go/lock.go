@@ -175,31 +175,32 @@ func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease
 	// wait have the same place in line.
 	key := hex.EncodeToString(random)
 	unsettled := false
-	place := &place{client: c, name: name}
+	route, place := c.newRoute(), &place{client: c, name: name}
 	end := moment(math.MaxInt64)
 	if r.timeout > 0 {
 		end = now().add(min(r.timeout, longestWait))
 	}
-	lease, sent, err := c.granted(ctx, name, r, key, &unsettled, place, end)
+	lease, sent, err := c.granted(ctx, name, r, key, &unsettled, route, place, end)
 	switch {
 	case err == nil:
 	case unsettled && ctx.Err() == nil && !end.hasPassed():
 		// The lock may have been granted, and nobody has the token. That holds after lock_held too:
 		// a gateway that still works on an unanswered POST may grant the lock when its holder
 		// releases it. The release is safe, because it takes only grants of this key.
-		c.releaseByKey(ctx, name, key)
+		c.releaseByKey(ctx, name, key, route)
 	case unsettled || place.isKept:
 		// The release by key also gives up the place in line.
-		go c.releaseByKey(context.WithoutCancel(ctx), name, key)
+		go c.releaseByKey(context.WithoutCancel(ctx), name, key, route)
 	}
 	return lease, sent, err
 }
 
 // releaseByKey releases the grants of unanswered requests with this key. Without an answer the lock
 // ends with its TTL.
-func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
+func (c *Client) releaseByKey(ctx context.Context, name string, key string, route *route) {
 	_, _ = c.ask(ctx, question{
-		name: name,
+		name:  name,
+		route: route,
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
 			return gateway.ReleaseLock(ctx, name, &api.ReleaseLockParams{IdempotencyKey: &key})
 		},
@@ -210,11 +211,10 @@ func (c *Client) releaseByKey(ctx context.Context, name string, key string) {
 
 // granted sets unsettled if a POST may have been granted the lock, and its lease is of no use.
 func (c *Client) granted(
-	ctx context.Context, name string, r request, key string, unsettled *bool, place *place, end moment,
+	ctx context.Context, name string, r request, key string, unsettled *bool, route *route, place *place, end moment,
 ) (api.Lease, moment, error) {
 	var lease api.Lease
 	params := api.AcquireLockParams{IdempotencyKey: &key}
-	route := c.newRoute()
 	wait := min(r.wait, longestWait)
 	if r.timeout > 0 {
 		wait = min(wait, r.timeout-min(r.timeout/10, lastAnswer))

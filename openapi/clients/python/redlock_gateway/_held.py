@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from ._api.api.locks import extend_lock, release_lock
 from ._api.models import ExtendBody
-from ._ask import ONE_TRY, SHORTEST_TRY, Gateways, Grant, grant, is_loss, loss_of
+from ._ask import ONE_TRY, SHORTEST_TRY, Gateways, Grant, Route, grant, is_loss, loss_of
 from .clock import now, reached
 from .errors import Loss, RefusedError, UnavailableError
 
@@ -45,7 +45,7 @@ async def release_until(gateways: Gateways, name: str, token: str, until: float)
             raise
 
 
-async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) -> None:
+async def release_by_key(gateways: Gateways, route: Route, name: str, idempotency_key: str) -> None:
     """Releases the grants of unanswered requests with this key. Without an answer the lock ends
     with its TTL.
     """
@@ -56,6 +56,7 @@ async def release_by_key(gateways: Gateways, name: str, idempotency_key: str) ->
             now() + ONE_TRY,
             ONE_TRY,
             name=name,
+            route=route,
         )
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ._api.api.locks import acquire_lock, get_lock, list_locks, release_lock
 from ._api.models import AcquireBody
 from ._api.types import UNSET, Response
-from ._ask import ALL_TRIES, ONE_TRY, Failure, Gateways, Send, grant, is_unreachable
+from ._ask import ALL_TRIES, ONE_TRY, Failure, Gateways, Route, Send, grant, is_unreachable
 from ._background import background
 from ._held import Held, release_by_key
 from ._place import Place, Waiting, default_owner
@@ -358,23 +358,23 @@ class Lock:
         # All repetitions use the same key, so each answer is about the same grant, and all turns of
         # a wait have the same place in line.
         idempotency_key = secrets.token_hex(16)
-        posts, place = _Posts(), Place(self._name, self._on_waiting)
+        route, posts, place = self._gateways.route(), _Posts(), Place(self._name, self._on_waiting)
         end = now() + self._timeout
         try:
-            return await self._asked(idempotency_key, posts, place, end)
+            return await self._asked(idempotency_key, route, posts, place, end)
         except (RefusedError, UnavailableError, asyncio.CancelledError):
             # The lock may have been granted, and nobody has the token. That holds after lock_held
             # too: a gateway that still works on an unanswered POST may grant the lock when its
             # holder releases it. The release is safe, because it takes only grants of this key. It
             # also gives up a place in line.
             if posts.may_be_granted and now() < end:
-                await release_by_key(self._gateways, self._name, idempotency_key)
+                await release_by_key(self._gateways, route, self._name, idempotency_key)
             elif posts.may_be_granted or place.is_kept:
-                background().start(release_by_key(self._gateways, self._name, idempotency_key))
+                background().start(release_by_key(self._gateways, route, self._name, idempotency_key))
             raise
 
-    async def _asked(self, idempotency_key: str, posts: _Posts, place: Place, end: float) -> Guard:
-        gateways, route = self._gateways, self._gateways.route()
+    async def _asked(self, idempotency_key: str, route: Route, posts: _Posts, place: Place, end: float) -> Guard:
+        gateways = self._gateways
         count = len(gateways.urls)
         longest, first = self._longest_turn, _FIRST_TURN
         end_of_wait = now() + self._wait

@@ -9,6 +9,7 @@ import {
   type Limits,
   ONE_TRY,
   pathOf,
+  type Route,
   type Try,
 } from "./gateways.js";
 import type { components } from "./generated/openapi.js";
@@ -240,19 +241,20 @@ export class Client {
     // wait have the same place in line.
     const header = { "Idempotency-Key": globalThis.crypto.randomUUID() };
     const params = { path: pathOf(name), header };
+    const route = this.#gateways.route();
     const posts = new Posts();
     const place = new Place(name, { onWaiting: options.onWaiting, warn: this.#warn });
     const end = now() + timeout;
     const patience = Math.min(wait, timeout - Math.min(timeout / 10, LAST_ANSWER));
     try {
-      return await this.#granted(params, posts, place, ttl, patience, end, options);
+      return await this.#granted(params, route, posts, place, ttl, patience, end, options);
     } catch (error) {
       if (posts.mayBeGranted || place.isKept) {
         // The lock may have been granted, and nobody has the token. That holds after lock_held too:
         // a gateway that still works on an unanswered POST may grant the lock when its holder
         // releases it. The release is safe, because it takes only grants of this key. It also gives
         // up a place in line.
-        const released = release(this.#gateways, name, header, now() + ONE_TRY).catch(() => {});
+        const released = release(this.#gateways, name, header, now() + ONE_TRY, route).catch(() => {});
         if (posts.mayBeGranted && !options.signal?.aborted && now() < end) {
           await released;
         }
@@ -263,6 +265,7 @@ export class Client {
 
   async #granted(
     params: { path: { name: string }; header: { "Idempotency-Key": string } },
+    route: Route,
     posts: Posts,
     place: Place,
     ttl: number,
@@ -271,7 +274,6 @@ export class Client {
     { owner = defaultOwner(), metadata, signal }: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
     const { api, count } = this.#gateways;
-    const route = this.#gateways.route();
     const lock = params.path.name;
     const described = { ...(owner && { owner }), ...(metadata !== undefined && { metadata }) };
     let longest = this.#longestTurn;

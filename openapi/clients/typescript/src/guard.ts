@@ -2,7 +2,7 @@ import "./dispose.js";
 
 import { now, reached } from "./clock.js";
 import { LockLostError, RefusedError, SetupError, UnavailableError } from "./errors.js";
-import { type Gateways, ONE_TRY, pathOf, SHORTEST_TRY } from "./gateways.js";
+import { type Gateways, ONE_TRY, pathOf, type Route, SHORTEST_TRY } from "./gateways.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 import { later } from "./place.js";
 
@@ -280,13 +280,14 @@ export async function release(
   name: string,
   header: { "Lock-Token": string } | { "Idempotency-Key": string },
   until: number,
+  route?: Route,
 ): Promise<void> {
   const params = { path: pathOf(name), header };
   try {
     await gateways.ask(
       (to) => gateways.api.DELETE("/locks/{name}", { ...to, params }),
       () => {},
-      { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY, lock: name },
+      { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY, lock: name, route },
     );
   } catch (error) {
     if (!(error instanceof RefusedError && LOSSES.includes(error.code))) {
