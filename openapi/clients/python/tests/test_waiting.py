@@ -9,6 +9,7 @@ import threading
 import time
 import unittest
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 
 from servers import PATIENCE, Servers
@@ -175,6 +176,63 @@ class Line(unittest.TestCase):
             first.join(PATIENCE)
             second.join(PATIENCE)
         self.assertEqual(["A", "B"], order)
+
+    def test_twenty_waiters_are_served_in_order_after_five_turns(self) -> None:
+        turns = threading.Semaphore(0)
+        order: list[str] = []
+
+        def wait(who: str, count: Callable[[Waiting], object] | None) -> None:
+            with Client(self.servers.urls, longest_turn=1) as client:
+                with client.lock("twenty", wait=120, owner=who, on_waiting=count):
+                    order.append(who)
+
+        names = [f"waiter-{number}" for number in range(20)]
+        with Client(self.servers.urls[0]) as holder, ThreadPoolExecutor(len(names)) as threads:
+            held = holder.lock("twenty").acquire()
+            results = []
+            for number, who in enumerate(names, 1):
+                is_last = number == len(names)
+                results.append(threads.submit(wait, who, (lambda _: turns.release()) if is_last else None))
+                self.until(lambda so_far=number: holder.status("twenty").waiters_total == so_far)  # type: ignore[misc]
+            for _ in range(5):
+                self.assertTrue(turns.acquire(timeout=PATIENCE))
+            self.assertEqual(names, [each.owner for each in holder.status("twenty").waiters])
+            held.release()
+            for result in results:
+                result.result(4 * PATIENCE)
+        self.assertEqual(names, order)
+
+    def test_waiters_of_a_killed_gateway_are_told_and_served_by_another(self) -> None:
+        log = logging.getLogger("redlock_gateway")
+        lines = Lines()
+        log.addHandler(lines)
+        self.addCleanup(log.removeHandler, lines)
+        first, second = self.servers.urls
+        told: queue.Queue[Waiting] = queue.Queue()
+
+        def wait() -> None:
+            with Client([first, second], longest_turn=1) as client:
+                with client.lock("killed", wait=120, on_waiting=told.put):
+                    pass
+
+        with Client(second) as holder, ThreadPoolExecutor(2) as threads:
+            held = holder.lock("killed").acquire()
+            results = [threads.submit(wait) for _ in range(2)]
+            self.assertEqual({first}, {told.get(timeout=PATIENCE).gateway for _ in results})
+            with self.servers.during("kill-gateway", "start-gateway", index=0):
+                for _ in results:
+                    said = lines.lines.get(timeout=PATIENCE)
+                    self.assertRegex(said, f"place in line lost: {first} does not answer; now .* in line at {second}")
+                held.release()
+                for result in results:
+                    result.result(PATIENCE)
+        self.assertTrue(lines.lines.empty())
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        end = time.monotonic() + PATIENCE
+        while not is_so():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
 
     def test_timeout_leaves_time_to_say_who_holds_the_lock(self) -> None:
         with Client(self.servers.urls) as client, client.lock("held", owner="alice"):
