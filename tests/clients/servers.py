@@ -186,6 +186,8 @@ class Servers:
         *master_ports, first, second, keyed = free_ports(6)
         self.masters = [self.start_master(port) for port in master_ports]
         nodes = [argument for port in master_ports for argument in ("--node", f"redis://127.0.0.1:{port}")]
+        # A busy machine may let a master wait for longer than the default.
+        nodes += ["--node-timeout", "200ms"]
         # A gateway decides only once whether all masters are new. So the first gateway starts
         # alone.
         self.arguments = [nodes, nodes]
