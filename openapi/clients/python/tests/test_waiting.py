@@ -202,7 +202,7 @@ class Line(unittest.TestCase):
                 result.result(4 * PATIENCE)
         self.assertEqual(names, order)
 
-    def test_waiters_of_a_killed_gateway_are_told_and_served_by_another(self) -> None:
+    def test_waiters_of_a_killed_gateway_are_told_and_served(self) -> None:
         log = logging.getLogger("redlock_gateway")
         lines = Lines()
         log.addHandler(lines)
