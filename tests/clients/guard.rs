@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redlock_client::{Client, Error, Guard, Loss};
+use redlock_client::{Client, Error, Guard, Loss, LossReason};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -83,7 +83,7 @@ async fn a_guard_reports_a_lock_released_by_another() {
     let message = guard.cancellation();
     assert_eq!(gateway.delete("a", guard.token()).await.status, 204);
     let loss = timeout(TTL, guard.lost()).await.expect("at the next extension");
-    assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
+    assert!(matches!(loss.reason, LossReason::Gone { .. }), "{loss}");
     assert!(message.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
     guard.release().await.expect("a release after the loss succeeds");
 }
@@ -98,7 +98,7 @@ async fn work_under_a_lost_lock_is_cancelled() {
             std::future::pending::<()>().await;
         })
         .await;
-    assert!(matches!(result, Err(Error::Lost(Loss::Gone { .. }))), "{result:?}");
+    assert!(matches!(result, Err(Error::Lost(Loss { reason: LossReason::Gone { .. }, .. }))), "{result:?}");
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn a_guard_without_masters_is_lost_before_its_deadline() {
     let left = guard.deadline().left();
     servers[..2].iter().for_each(|server| server.cont());
     assert!(
-        matches!(loss, Loss::Unconfirmed { .. }) && loss.to_string().contains("outcome_unknown"),
+        matches!(loss.reason, LossReason::Unconfirmed { .. }) && loss.to_string().contains("outcome_unknown"),
         "{loss}"
     );
     assert!(

@@ -45,12 +45,17 @@ mod guard;
 mod http;
 mod lock;
 mod log;
+mod owner;
+mod tls;
+mod waiting;
 
 pub use redlock_api::{
     Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode,
 };
 
 pub use self::client::{Answer, Client, ClientBuilder};
-pub use self::error::{Error, Loss};
+pub use self::error::{Error, Loss, LossReason};
 pub use self::guard::Guard;
 pub use self::lock::{Grant, Lock};
+pub use self::owner::default_owner;
+pub use self::waiting::Waiting;

@@ -1,0 +1,179 @@
+//! What a waiting acquire tells: its place in line, and who holds the lock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use redlock_api::Problem;
+
+use crate::client::{Client, Route};
+
+/// The state of an acquire that waits, as of the gateway's last answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The name of the lock.
+    pub name: String,
+    /// The place in the gateway's line; 1 is next. `None` if the gateway does not tell.
+    pub position: Option<u64>,
+    /// The holder's label.
+    pub holder: Option<String>,
+    /// Since when the holder has the lock, RFC 3339.
+    pub acquired_at: Option<String>,
+    /// The URL of the gateway that has this acquire in its line.
+    pub gateway: String,
+    /// What went wrong since the last answer: the place in line was lost, or no gateway answers.
+    pub trouble: Option<String>,
+}
+
+/// One line for people, without the name of the lock.
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(trouble) = &self.trouble {
+            return f.write_str(trouble);
+        }
+        match self.position {
+            Some(position) => write!(f, "{} in line", ordinal(position))?,
+            None => f.write_str("waiting")?,
+        }
+        match &self.holder {
+            Some(label) => write!(f, ", held by {label:?}")?,
+            None => f.write_str(", held by somebody")?,
+        }
+        match &self.acquired_at {
+            Some(at) => write!(f, " since {}", time_of(at)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A function that is called with each [`Waiting`].
+#[derive(Clone)]
+pub(crate) struct Callback(Arc<dyn Fn(&Waiting) + Send + Sync>);
+
+impl fmt::Debug for Callback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Callback")
+    }
+}
+
+impl Callback {
+    pub(crate) fn new(callback: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(callback))
+    }
+
+    pub(crate) fn call(&self, waiting: &Waiting) {
+        (self.0)(waiting);
+    }
+}
+
+/// The place of one acquire, over all of its requests.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// The index of the gateway, and the position in its line.
+    last: Option<(usize, u64)>,
+    /// Whether it was reported that no gateway answers.
+    is_silence_reported: bool,
+}
+
+impl Place {
+    /// Notes an answer that the lock is held.
+    pub(crate) fn held(
+        &mut self,
+        client: &Client,
+        route: &Route,
+        name: &str,
+        problem: &Problem,
+    ) -> Waiting {
+        self.is_silence_reported = false;
+        let position = problem.queue_position;
+        let trouble = self.last.zip(position).and_then(|((gateway, before), now)| {
+            let now_in_line = ordinal(now);
+            if gateway != route.at {
+                let why = route.last_failure.as_deref().unwrap_or("another gateway answers");
+                let to = client.url(route.at);
+                Some(format!("place in line lost: {why}; now {now_in_line} in line at {to}"))
+            } else if now > before {
+                let at = client.url(gateway);
+                Some(format!("place in line lost at {at}; now {now_in_line} in line"))
+            } else {
+                None
+            }
+        });
+        self.last = position.map(|position| (route.at, position)).or(self.last);
+        Waiting {
+            name: name.to_owned(),
+            position,
+            holder: problem.holder.clone(),
+            acquired_at: problem.acquired_at.clone(),
+            gateway: client.url(route.at).to_owned(),
+            trouble,
+        }
+    }
+
+    /// Notes that no gateway answers. Returns something only the first time.
+    pub(crate) fn silent(
+        &mut self,
+        client: &Client,
+        route: &Route,
+        name: &str,
+        heard: &[String],
+    ) -> Option<Waiting> {
+        let is_new = !std::mem::replace(&mut self.is_silence_reported, true);
+        is_new.then(|| Waiting {
+            name: name.to_owned(),
+            position: None,
+            holder: None,
+            acquired_at: None,
+            gateway: client.url(route.at).to_owned(),
+            trouble: Some(format!("no gateway answers, asking again: {}", heard.join("; "))),
+        })
+    }
+}
+
+/// `1st`, `2nd`, `3rd`, `11th`.
+fn ordinal(number: u64) -> String {
+    let ending = match (number % 10, number % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
+/// A moment (RFC 3339) for people: the time of day, and the date unless that is today.
+pub(crate) fn time_of(moment: &str) -> String {
+    let today = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    match moment.trim_end_matches('Z').split_once('T') {
+        Some((date, time)) if moment.ends_with('Z') => {
+            let time = time.split('.').next().unwrap_or(time);
+            match today.starts_with(date) {
+                true => format!("{time} UTC"),
+                false => format!("{date} {time} UTC"),
+            }
+        }
+        _ => moment.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinals_end_as_in_english() {
+        let shown = [1, 2, 3, 4, 11, 12, 13, 21, 22, 101, 111, 112].map(ordinal).join(" ");
+        assert_eq!(shown, "1st 2nd 3rd 4th 11th 12th 13th 21st 22nd 101st 111th 112th");
+    }
+
+    #[test]
+    fn times_of_other_days_have_a_date() {
+        let today = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+        let today = format!("{}T12:03:11.250Z", &today[..10]);
+        assert_eq!(time_of(&today), "12:03:11 UTC");
+        assert_eq!(time_of("2020-01-02T03:04:05Z"), "2020-01-02 03:04:05 UTC");
+        assert_eq!(time_of("yesterday"), "yesterday");
+    }
+}
