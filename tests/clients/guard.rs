@@ -98,7 +98,10 @@ async fn work_under_a_lost_lock_is_cancelled() {
             std::future::pending::<()>().await;
         })
         .await;
-    assert!(matches!(result, Err(Error::Lost(Loss { reason: LossReason::Gone { .. }, .. }))), "{result:?}");
+    assert!(
+        matches!(result, Err(Error::Lost(Loss { reason: LossReason::Gone { .. }, .. }))),
+        "{result:?}"
+    );
 }
 
 #[tokio::test]
@@ -112,7 +115,8 @@ async fn a_guard_without_masters_is_lost_before_its_deadline() {
     let left = guard.deadline().left();
     servers[..2].iter().for_each(|server| server.cont());
     assert!(
-        matches!(loss.reason, LossReason::Unconfirmed { .. }) && loss.to_string().contains("outcome_unknown"),
+        matches!(loss.reason, LossReason::Unconfirmed { .. })
+            && loss.to_string().contains("outcome_unknown"),
         "{loss}"
     );
     assert!(

@@ -49,20 +49,6 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub expires_in_ms: Option<u64>,
-    /// Since when the holder has the lock, by the wall clock of the gateway that granted it,
-    /// RFC 3339.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime, required = false))]
-    pub acquired_at: Option<String>,
-    /// The place of this request in this gateway's line for the lock; 1 is next.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
-    pub queue_position: Option<u64>,
-    /// How long the gateway keeps that place for a repeated request with the same
-    /// `Idempotency-Key`, in milliseconds. Absent when no place is kept.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
-    pub queue_place_expires_ms: Option<u64>,
     /// The answer of each node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]

@@ -346,7 +346,7 @@ impl Client {
             let is_unreachable =
                 round.is_unreachable && matches!(if_unreachable, IfUnreachable::Fail);
             if is_unreachable || pause + SHORTEST_TRY >= until.left() {
-                return Err(Error::Unavailable { name: call.name.clone(), what: round.heard });
+                return Err(round.unavailable(call.name.clone()));
             }
             tokio::time::sleep(pause).await;
         }
@@ -434,6 +434,13 @@ pub(crate) struct FailedRound {
     pub(crate) retry_after: Duration,
     /// Whether no gateway accepted a connection, so that nothing was sent.
     pub(crate) is_unreachable: bool,
+}
+
+impl FailedRound {
+    pub(crate) fn unavailable(self, name: Option<String>) -> Error {
+        let Self { heard, is_unreachable, .. } = self;
+        Error::Unavailable { name, what: heard, is_unreachable }
+    }
 }
 
 /// The pauses between rounds.

@@ -64,9 +64,19 @@ pub enum Error {
     #[non_exhaustive]
     Refused { name: Option<String>, problem: Box<Problem> },
     /// No gateway decided. `what` has the last answer or failure of each URL.
-    #[error("{}no gateway decided: {}", of_some(.name), .what.join("; "))]
+    #[error(
+        "{}no gateway {}: {}",
+        of_some(.name),
+        if *.is_unreachable { "can be reached" } else { "decided" },
+        .what.join("; ")
+    )]
     #[non_exhaustive]
-    Unavailable { name: Option<String>, what: Vec<String> },
+    Unavailable {
+        name: Option<String>,
+        what: Vec<String>,
+        /// Whether no gateway accepted a connection, so that nothing was sent.
+        is_unreachable: bool,
+    },
     /// The lock was lost earlier.
     #[error("{0}")]
     Lost(Loss),

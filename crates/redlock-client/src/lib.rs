@@ -46,6 +46,7 @@ mod http;
 mod lock;
 mod log;
 mod owner;
+mod place;
 mod tls;
 mod waiting;
 

@@ -17,7 +17,8 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::http::Call;
-use crate::waiting::{Callback, Place, Waiting};
+use crate::place::Place;
+use crate::waiting::{Callback, Waiting};
 use crate::{log, owner};
 
 /// The wait of the first request. It is short, so that a person soon sees the place in line.
@@ -293,8 +294,7 @@ impl Lock {
                     let is_over = round.is_unreachable
                         && (end_of_wait.has_passed() || self.needs_gateway && !was_answered);
                     if is_over || pause + SHORTEST_TRY >= give_up.left() {
-                        let name = Some(name.clone());
-                        return Err(Error::Unavailable { name, what: round.heard });
+                        return Err(round.unavailable(Some(name.clone())));
                     }
                     if !end_of_wait.has_passed()
                         && let Some(waiting) = place.silent(&self.client, route, name, &round.heard)
@@ -335,7 +335,7 @@ impl Lock {
             }
         }
         let what = vec!["answers took longer than the lock lives".into()];
-        Err(Error::Unavailable { name: Some(name.clone()), what })
+        Err(Error::Unavailable { name: Some(name.clone()), what, is_unreachable: false })
     }
 
     fn report(&self, waiting: &Waiting) {

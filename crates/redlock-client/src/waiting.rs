@@ -1,12 +1,8 @@
-//! What a waiting acquire tells: its place in line, and who holds the lock.
+//! What a waiting acquire reports: its place in line, and who holds the lock.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
-
-use redlock_api::Problem;
-
-use crate::client::{Client, Route};
 
 /// The state of an acquire that waits, as of the gateway's last answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,72 +63,8 @@ impl Callback {
     }
 }
 
-/// The place of one acquire, over all of its requests.
-#[derive(Debug, Default)]
-pub(crate) struct Place {
-    /// The index of the gateway, and the position in its line.
-    last: Option<(usize, u64)>,
-    /// Whether it was reported that no gateway answers.
-    is_silence_reported: bool,
-}
-
-impl Place {
-    /// Notes an answer that the lock is held.
-    pub(crate) fn held(
-        &mut self,
-        client: &Client,
-        route: &Route,
-        name: &str,
-        problem: &Problem,
-    ) -> Waiting {
-        self.is_silence_reported = false;
-        let position = problem.queue_position;
-        let trouble = self.last.zip(position).and_then(|((gateway, before), now)| {
-            let now_in_line = ordinal(now);
-            if gateway != route.at {
-                let why = route.last_failure.as_deref().unwrap_or("another gateway answers");
-                let to = client.url(route.at);
-                Some(format!("place in line lost: {why}; now {now_in_line} in line at {to}"))
-            } else if now > before {
-                let at = client.url(gateway);
-                Some(format!("place in line lost at {at}; now {now_in_line} in line"))
-            } else {
-                None
-            }
-        });
-        self.last = position.map(|position| (route.at, position)).or(self.last);
-        Waiting {
-            name: name.to_owned(),
-            position,
-            holder: problem.holder.clone(),
-            acquired_at: problem.acquired_at.clone(),
-            gateway: client.url(route.at).to_owned(),
-            trouble,
-        }
-    }
-
-    /// Notes that no gateway answers. Returns something only the first time.
-    pub(crate) fn silent(
-        &mut self,
-        client: &Client,
-        route: &Route,
-        name: &str,
-        heard: &[String],
-    ) -> Option<Waiting> {
-        let is_new = !std::mem::replace(&mut self.is_silence_reported, true);
-        is_new.then(|| Waiting {
-            name: name.to_owned(),
-            position: None,
-            holder: None,
-            acquired_at: None,
-            gateway: client.url(route.at).to_owned(),
-            trouble: Some(format!("no gateway answers, asking again: {}", heard.join("; "))),
-        })
-    }
-}
-
 /// `1st`, `2nd`, `3rd`, `11th`.
-fn ordinal(number: u64) -> String {
+pub(crate) fn ordinal(number: u64) -> String {
     let ending = match (number % 10, number % 100) {
         (_, 11..=13) => "th",
         (1, _) => "st",
