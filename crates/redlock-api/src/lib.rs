@@ -27,7 +27,7 @@ mod problem;
 
 pub use self::health::{Health, NodeHealth};
 pub use self::locks::{
-    AcquireBody, ExtendBody, Lease, LockList, LockState, LockStatus, NodeAnswer,
+    AcquireBody, ExtendBody, Lease, LockList, LockState, LockStatus, NodeAnswer, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 

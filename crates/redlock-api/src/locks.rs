@@ -17,7 +17,8 @@ pub struct AcquireBody {
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000))]
     pub ttl_ms: Option<Value>,
     /// How long to wait while the lock is held, in milliseconds, up to the configured
-    /// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
+    /// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
+    /// repeated request with the same `Idempotency-Key` keeps its place in that order.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000))]
     pub wait_ms: Option<Value>,
@@ -109,7 +110,9 @@ impl fmt::Debug for Lease {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "name": "reports/nightly", "state": "held", "owner": "nightly-report on host-7", "metadata": { "run": "4711" },
     "fencing_token": 1763725165123456u64, "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z",
-    "nodes": [{ "node": "10.0.0.1:6379", "state": "held" }]
+    "nodes": [{ "node": "10.0.0.1:6379", "state": "held" }],
+    "waiters": [{ "owner": "hourly-report on host-3", "waiting_since": "2025-11-21T11:39:31.456Z", "is_away": false }],
+    "waiters_total": 1
 })))]
 pub struct LockStatus {
     /// The lock's name.
@@ -144,6 +147,31 @@ pub struct LockStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]
     pub nodes: Option<Vec<NodeAnswer>>,
+    /// The first 100 in this gateway's line for the lock, in order. Absent when nobody waits here,
+    /// and in listings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub waiters: Vec<Waiter>,
+    /// The length of that line. Absent when nobody waits here, and in listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub waiters_total: Option<u64>,
+}
+
+/// A request that waits for a lock at this gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "owner": "hourly-report on host-3", "waiting_since": "2025-11-21T11:39:31.456Z", "is_away": false })))]
+pub struct Waiter {
+    /// The label from the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub owner: Option<String>,
+    /// When the first request with this `Idempotency-Key` began to wait, by the gateway's wall
+    /// clock, RFC 3339.
+    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
+    pub waiting_since: String,
+    /// Whether the last request has ended and the gateway keeps its place for the next one.
+    pub is_away: bool,
 }
 
 /// The majority's view.

@@ -15,8 +15,9 @@ pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "type": "urn:redlock:problem:lock_held", "title": "The lock is held", "status": 409, "code": "lock_held",
-    "detail": "\"nightly-report on host-7\" holds it; it may expire in 21400 ms",
-    "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "nightly-report on host-7", "expires_in_ms": 21400
+    "detail": "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s",
+    "request_id": "5f2b7c0e9a3d4418", "retry_after_ms": 5000, "holder": "nightly-report on host-7", "expires_in_ms": 21400,
+    "acquired_at": "2025-11-21T11:39:25.123Z", "queue_position": 3, "queue_place_expires_ms": 10000
 })))]
 pub struct Problem {
     /// The URI of the kind of error.
@@ -49,6 +50,19 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub expires_in_ms: Option<u64>,
+    /// When the holder acquired the lock, by the wall clock of its gateway, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime, required = false))]
+    pub acquired_at: Option<String>,
+    /// The place of a request with `wait_ms` in this gateway's line for the lock: 1 is served next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub queue_position: Option<u64>,
+    /// How long this gateway keeps the place, in milliseconds from now. A repeated request with the
+    /// same `Idempotency-Key` and `wait_ms` takes the place up again. Absent when no place is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub queue_place_expires_ms: Option<u64>,
     /// The answer of each node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]

@@ -124,9 +124,21 @@ pub struct HeldBy {
     /// The shortest time until a majority of nodes can be free without a release; `None` when the
     /// lock never expires.
     pub expires_in: Option<Duration>,
+    /// The place in line of the request that was refused; `None` unless the request waited.
+    pub line: Option<LinePlace>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
     /// lock.
     pub(crate) owner: Option<Owner>,
+}
+
+/// The place in line of a waiter that left without a grant, in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinePlace {
+    /// 1 for the next one to be served.
+    pub position: usize,
+    /// For how long the place is kept for the next request of the same owner; `None` if it is not
+    /// kept.
+    pub kept_for: Option<Duration>,
 }
 
 impl HeldBy {
@@ -141,9 +153,10 @@ impl HeldBy {
                 info: info.to_vec(),
                 fencing: Some(token.fencing()),
                 expires_in,
+                line: None,
                 owner: Some(*token.owner()),
             },
-            None => Self { info: Vec::new(), fencing: None, expires_in, owner: None },
+            None => Self { expires_in, ..Self::default() },
         }
     }
 }

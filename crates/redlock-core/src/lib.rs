@@ -141,7 +141,7 @@ mod wait;
 pub use builder::RedlockBuilder;
 pub use cluster::bootstrap::Bootstrap;
 pub use cluster::reconfigure;
-pub use error::{HeldBy, LockError, NodeAnswer, NodeReport, WaitLimit};
+pub use error::{HeldBy, LinePlace, LockError, NodeAnswer, NodeReport, WaitLimit};
 pub use guard::LockGuard;
 pub use model::retry::RetryPolicy;
 pub use model::types::{
@@ -156,4 +156,5 @@ pub use operations::list::{InvalidCursor, ListCursor, LockPage};
 pub use redlock::Redlock;
 pub use round::votes::LockState;
 pub use settings::{Env, Settings, SettingsError};
-pub use wait::Waiting;
+pub use wait::places::PlacePermit;
+pub use wait::{Waiter, Waiting};

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -24,7 +25,8 @@ use crate::operations::list::{self, ListCursor, ListParams, LockPage};
 use crate::operations::release;
 use crate::settings::{Env, Settings, SettingsError};
 use crate::shared::Shared;
-use crate::wait::{WaitRegistry, Waiting};
+use crate::wait::places::PlacePermit;
+use crate::wait::{Waiter, WaitRegistry, Waiting};
 
 /// The longest time that a listing may take, whatever its `patience`.
 const MAX_LISTING: Duration = Duration::from_secs(3600);
@@ -70,8 +72,19 @@ impl Redlock {
         ttl: Ttl,
         options: AcquireOptions,
     ) -> Result<Lease, LockError> {
-        acquire::acquire(&self.shared, AcquireParams::new(&self.shared, name, ttl, options)?, None)
-            .await
+        let params = AcquireParams::new(&self.shared, name, ttl, options)?;
+        let place = self.place_of(&params);
+        let result = acquire::acquire(&self.shared, params, None).await;
+        if let (Ok(_), Some((lock, owner))) = (&result, place) {
+            self.waiters.give_up(&lock, &owner);
+        }
+        result
+    }
+
+    /// The lock and the owner of a request that may have a kept place.
+    fn place_of(&self, params: &AcquireParams) -> Option<(Bytes, Owner)> {
+        (params.owner_is_shared && self.kept_places() > 0)
+            .then(|| (params.keys.lock.clone(), params.owner))
     }
 
     /// Tries until the lock is granted, or until the policy allows no further try. In the second
@@ -101,20 +114,23 @@ impl Redlock {
     /// and every grant that it may have got is released.
     ///
     /// With a shared owner, an earlier request of that owner may already hold the lock. Then this
-    /// returns the existing grant without waiting for a release.
+    /// returns the existing grant without waiting for a release. If `on_wait` returns a
+    /// [`PlacePermit`], the place in line of a shared owner is kept for 10 s when the request ends
+    /// or is dropped without a grant. The next request of that owner takes the place up again. With
+    /// `Ok(())` no place is kept.
     ///
     /// # Errors
     /// At the end of `patience`, the error of the last attempt: one of those of
     /// [`Redlock::acquire`]. If the limit of waiters is reached, [`LockError::TooManyWaiters`]:
     /// immediately if other requests already wait for the lock in this process, and otherwise after
     /// one failed attempt.
-    pub async fn acquire_within(
+    pub async fn acquire_within<T: Into<PlacePermit>>(
         &self,
         name: &LockName,
         ttl: Ttl,
         options: AcquireOptions,
         patience: Duration,
-        on_wait: impl FnOnce() -> Result<(), LockError> + Send,
+        on_wait: impl FnOnce() -> Result<T, LockError> + Send,
     ) -> Result<Lease, LockError> {
         let params = AcquireParams::new(&self.shared, name, ttl, options)?;
         acquire::acquire_within(&self.shared, &self.waiters, params, patience, on_wait).await
@@ -123,6 +139,24 @@ impl Redlock {
     /// The number of waiters, and of the locks they wait for, now.
     pub fn waiting(&self) -> Waiting {
         self.waiters.count()
+    }
+
+    /// The first requests in line for a lock in this process, at most `limit`, in the order in which
+    /// they will be served, and the length of the line. Requests of shared owners whose places are
+    /// kept count, too.
+    pub fn waiters(&self, name: &LockName, limit: usize) -> (Vec<Waiter>, usize) {
+        self.waiters.line(&self.shared.keys(name).lock, limit, |params| params.info.clone())
+    }
+
+    /// The number of places in line that are kept for owners between two requests.
+    pub fn kept_places(&self) -> usize {
+        self.waiters.kept_places()
+    }
+
+    /// Maintenance, to be called every few seconds: removes kept places that have ended. Without it
+    /// they are removed when other places are used or kept.
+    pub fn upkeep(&self) {
+        self.waiters.end_places();
     }
 
     /// How far newly minted fencing tokens lie ahead of this machine's clock. The lead is learned
@@ -175,7 +209,8 @@ impl Redlock {
     /// Releases every grant of an owner, for a client that never received the token. Returns a
     /// fencing token T: all grants of this owner with a token up to T were released. An acquire of
     /// this owner that is still in flight, through any gateway, can no longer set the lock with a
-    /// token up to T. An acquire that tries again with a larger token counts as a new request.
+    /// token up to T. An acquire that tries again with a larger token counts as a new request. The
+    /// owner's place in line in this process is given up.
     ///
     /// # Errors
     /// [`LockError::Lost`]: this owner did not hold the lock. [`LockError::NotHolder`]: somebody
@@ -188,6 +223,7 @@ impl Redlock {
         if *owner == Owner::NOBODY {
             return Err(LockError::Lost);
         }
+        self.waiters.give_up(&self.shared.keys(name).lock, owner);
         release::release_owner(&self.shared, &self.waiters, name, owner).await
     }
 

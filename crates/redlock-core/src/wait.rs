@@ -28,6 +28,9 @@
 //! for the distance to the nodes blocks nobody else. If no waiter's rounds may take longer, the
 //! queue keeps its order and backs off as a whole.
 //!
+//! A waiter with a shared owner that leaves without a grant keeps its place for a while, see
+//! [`places`]. The next request of its owner takes the place up.
+//!
 //! The order of arrival is promised only among the waiters of one process. An
 //! [`acquire`](crate::Redlock::acquire) does not wait: it is in no queue, and may find the lock
 //! free between two waiters. Safety does not depend on this module: a waiter gets the lock by the
@@ -37,6 +40,7 @@
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | `queue` | the waiters of each lock, and when the first of them tries | who waits, and how |
+//! | [`places`] | the places in line that are kept for waiters between two turns | queues |
 //! | `ticket` | a waiter's place in a queue: enter, step, report, leave | other gateways |
 //! | `handoff` | the plan of a release: which waiter gets the lock | when a plan is made |
 //! | [`fairness`] | which locks are waited for elsewhere, and whose they are next | queues |
@@ -44,6 +48,7 @@
 
 pub(crate) mod fairness;
 mod handoff;
+pub(crate) mod places;
 pub(crate) mod polls;
 pub(crate) mod queue;
 mod sync;
@@ -60,7 +65,7 @@ use self::handoff::{Handoff, Next};
 use self::queue::{Bounds, WaitQueues};
 use self::ticket::WaitTicket;
 use crate::model::clock::{Clock, Entropy};
-use crate::model::types::{FencingToken, LockName, Owner};
+use crate::model::types::{FencingToken, Info, LockName, Owner};
 use crate::node::hint::HintKind;
 use crate::node::{Hint, Listener};
 use crate::settings::{Env, Settings};
@@ -77,6 +82,18 @@ pub struct Waiting {
     pub waiters: usize,
     /// Locks that they wait for.
     pub locks: usize,
+}
+
+/// A request in line for a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiter {
+    /// The text for people that the request has sent.
+    pub info: Info,
+    /// Time since the first request of this owner began to wait.
+    pub waits_for: Duration,
+    /// Whether the owner is between two requests, so that only its place is kept.
+    pub is_away: bool,
 }
 
 /// The waiters of this process, and the known waiters elsewhere.
@@ -117,12 +134,43 @@ impl<P: Clone, A> WaitRegistry<P, A> {
     ) -> (WaitTicket<P, A>, Instant) {
         let now = Instant::now();
         let first_try = self.fairness.yields_until(lock, now).unwrap_or(now);
-        let times = (first_try, now + FIRST_POLL);
+        let times = (now, first_try, now + FIRST_POLL);
         (self.queues.enter(lock.clone(), params, shared_owner, round_limit, times), first_try)
     }
 
     pub(crate) fn is_waited_for(&self, lock: &Bytes) -> bool {
         self.queues.is_waited_for(lock)
+    }
+
+    /// The number of kept places.
+    pub(crate) fn kept_places(&self) -> usize {
+        self.queues.kept()
+    }
+
+    /// Removes the places that have ended.
+    pub(crate) fn end_places(&self) {
+        self.queues.end_places(Instant::now());
+    }
+
+    /// The owner no longer wants the lock: its place is given up.
+    pub(crate) fn give_up(&self, lock: &Bytes, owner: &Owner) {
+        self.queues.give_up(lock, owner, Instant::now());
+    }
+
+    /// The first `limit` in line for a lock, as `describe` shows their parameters, and the length
+    /// of the line.
+    pub(crate) fn line(
+        &self,
+        lock: &Bytes,
+        limit: usize,
+        describe: impl Fn(&P) -> Info,
+    ) -> (Vec<Waiter>, usize) {
+        let now = Instant::now();
+        self.queues.line(lock, limit, now, |params, since, is_away| Waiter {
+            info: describe(params),
+            waits_for: now.saturating_duration_since(since),
+            is_away,
+        })
     }
 
     pub(crate) fn count(&self) -> Waiting {
@@ -150,7 +198,7 @@ impl<P: Clone, A> WaitRegistry<P, A> {
                 return plan;
             }
             Next::Nobody | Next::Yielded if quota.others_wait() => self.fairness.yielded(lock, now),
-            Next::Nobody | Next::Yielded | Next::Competing => {}
+            Next::Nobody | Next::Yielded | Next::Competing | Next::Away => {}
         }
         let waiting = !matches!(plan.next, Next::Nobody);
         plan.hint = quota.others_wait().then(|| self.fairness.released(lock, t, waiting));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeState, NodeStatus};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
-    Redlock, Ttl,
+    PlacePermit, Redlock, Ttl, Waiter,
 };
 use tokio::sync::Notify;
 
@@ -34,6 +34,8 @@ use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
 /// Time limit for one page of a listing. When it is reached, the page has the locks that were found
 /// until then.
 const LISTING: Duration = Duration::from_secs(3);
+/// The longest part of a line that is shown.
+const MAX_SHOWN_WAITERS: usize = 100;
 
 /// The lock service, as the routes call it. One per process.
 pub struct Gateway {
@@ -212,7 +214,9 @@ impl Gateway {
                 let waits = || {
                     place = Some(self.wait_share.take(&client, &name)?);
                     in_flight.wait();
-                    Ok(())
+                    let keeps_place = || self.wait_share.take_place(&client, &name);
+                    let kept = idempotency_key.as_ref().and_then(|_| keeps_place());
+                    Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
                 };
                 let result = tokio::select! {
                     // Biased: the drain and the hang-up are checked first. During a drain all
@@ -386,6 +390,18 @@ impl Gateway {
         })?)
     }
 
+    /// The first requests in line for a lock at this gateway, when the first request of each began
+    /// to wait, and the length of the line.
+    pub fn waiters(&self, name: &LockName) -> (Vec<(Waiter, u64)>, usize) {
+        let (waiters, total) = self.locks.waiters(name, MAX_SHOWN_WAITERS);
+        let now = self.locks.wall_micros();
+        let since = |waiter: Waiter| {
+            let micros = now.saturating_sub(waiter.waits_for.as_micros() as u64);
+            (waiter, micros)
+        };
+        (waiters.into_iter().map(since).collect(), total)
+    }
+
     /// Reads the lock's state from the nodes. The metrics count this as an operation.
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         let inspection = self.locks.inspect(name).await;
@@ -452,6 +468,7 @@ impl Gateway {
         let statuses = nodes.iter().map(|(name, status)| (name.as_str(), status.clone()));
         let now = Now {
             waiting: self.locks.waiting(),
+            kept_places: self.locks.kept_places(),
             listings: self.listings.count(),
             in_flight: self.in_flight.count(),
             is_ready: self.readiness() == Readiness::Ready,
@@ -465,6 +482,7 @@ impl Gateway {
     /// Maintenance, to be called every few seconds.
     pub fn upkeep(&self) {
         self.telemetry.upkeep();
+        self.locks.upkeep();
         self.in_flight.upkeep();
     }
 

@@ -6,7 +6,7 @@
 //! | [`clients`] | each client's share of the common resources | what the resources are used for |
 //! | `in_flight` | requests in flight, and the permits that bound them | locks |
 //! | `memory_budget` | each client's limit when the masters' memory is short | nodes, locks |
-//! | `wait_share` | how many waiters each client may have | the queue of a lock |
+//! | `wait_share` | how many waiters and places in line each client may have | the queue of a lock |
 //! | [`refusals`] | a summary of refused requests, in few log lines | why they were refused |
 //!
 //! # The accounting of one client
@@ -19,6 +19,7 @@
 //! | requests in the fair queue | `FairQueue::take` | end of that call |
 //! | in flight, running | `Requests::enter` | drop of [`InFlight`], or `InFlight::wait` |
 //! | waiting, locks waited for | `WaitShare::take` | drop of the `WaitPermit` |
+//! | places in line | `WaitShare::take_place` | drop of the `LinePermit`, by the core |
 //! | listings | `Listings::begin` | drop of its permits |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
 //! | quota of an extension | `Client::extended` | the end of the lock |

@@ -55,6 +55,7 @@ pub enum Reloaded {
 /// The state at the moment of a scrape.
 pub struct Now {
     pub waiting: Waiting,
+    pub kept_places: usize,
     pub listings: usize,
     pub in_flight: usize,
     pub is_ready: bool,
@@ -233,6 +234,7 @@ impl Telemetry {
         now: &Now,
     ) -> String {
         self.handles.waiters.set(now.waiting.waiters as f64);
+        self.handles.kept_places.set(now.kept_places as f64);
         self.handles.waiting_locks.set(now.waiting.locks as f64);
         self.handles.listings.set(now.listings as f64);
         self.handles.in_flight.set(now.in_flight as f64);
@@ -407,6 +409,7 @@ struct Handles {
     quota_exceeded: Counter,
     waits: [Histogram; WAIT_ENDS.len()],
     waiters: Gauge,
+    kept_places: Gauge,
     waiting_locks: Gauge,
     listings: Gauge,
     handed_over: [Counter; 2],
@@ -452,6 +455,7 @@ impl Handles {
             quota_exceeded: metrics::counter!("redlock_quota_exceeded_total"),
             waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
             waiters: metrics::gauge!("redlock_waiters"),
+            kept_places: metrics::gauge!("redlock_kept_places"),
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
             listings: metrics::gauge!("redlock_listings"),
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),

@@ -23,6 +23,7 @@ use crate::model::types::{Info, LockName, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::shared::Shared;
 use crate::wait::WaitRegistry;
+use crate::wait::places::PlacePermit;
 
 /// The longest wait. Adding an endless patience to an `Instant` would panic.
 const MAX_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
@@ -93,12 +94,12 @@ pub(crate) fn acquire<'a>(
 }
 
 /// Acquires, and waits in the queue of the lock for up to `patience`.
-pub(crate) fn acquire_within(
+pub(crate) fn acquire_within<T: Into<PlacePermit>>(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     params: AcquireParams,
     patience: Duration,
-    on_wait: impl FnOnce() -> Result<(), LockError> + Send,
+    on_wait: impl FnOnce() -> Result<T, LockError> + Send,
 ) -> impl Future<Output = Result<Lease, LockError>> + Send {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let shared_owner = params.owner_is_shared.then_some(params.owner);

@@ -18,6 +18,8 @@ pub(super) enum Next<P> {
     Competing,
     /// The waiters here have used up their quota: waiters at other gateways may try first.
     Yielded,
+    /// A waiter that is away for a moment is before all waiters here: the lock is left to it.
+    Away,
     /// This waiter here.
     First { ticket: u64, params: P },
 }
@@ -49,7 +51,7 @@ impl<P: Clone, A> WaitQueues<P, A> {
         pause: Option<Pause>,
     ) -> Handoff<P, A> {
         let mut next = Next::Nobody;
-        self.update(lock, |queue| {
+        self.update(lock, |queue, places| {
             queue.clear_holder();
             if queue.competing.is_some() {
                 queue.released_meanwhile = Some(Cause::Release);
@@ -61,9 +63,13 @@ impl<P: Clone, A> WaitQueues<P, A> {
                 return queue
                     .schedule(Cause::Poll, now + queue.round.mul_f64(rounds).clamp(least, most));
             }
-            let (ticket, first) = queue.waiters.front()?;
-            next = Next::First { ticket: *ticket, params: first.params.clone() };
-            queue.competing = Some(*ticket);
+            let (number, first) = queue.waiters.first_key_value()?;
+            if self.patient_until(places, lock, *number, now).is_some() {
+                next = Next::Away;
+                return queue.schedule(Cause::Release, now);
+            }
+            next = Next::First { ticket: first.ticket, params: first.params.clone() };
+            queue.competing = Some(first.ticket);
             None
         });
         Handoff::new(self, lock, now, next)
@@ -98,7 +104,7 @@ impl<P, A> Handoff<P, A> {
         let hint = self.hint.take();
         let first = match &self.next {
             Next::First { params, .. } => Some(params),
-            Next::Nobody | Next::Competing | Next::Yielded => None,
+            Next::Nobody | Next::Competing | Next::Yielded | Next::Away => None,
         };
         let (sent, prepared) = send(first, hint);
         if let Some(prepared) = prepared {
@@ -112,7 +118,7 @@ impl<P, A> Handoff<P, A> {
     pub(super) fn hand(mut self, prepared: A) -> bool {
         let Next::First { ticket, .. } = self.next else { return false };
         let mut shard = self.queues.shard(&self.lock);
-        let waiter = shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&ticket));
+        let waiter = shard.queues.get_mut(&self.lock).and_then(|queue| queue.waiter_mut(ticket));
         let Some(waiter) = waiter else {
             drop(shard);
             // Dropping the attempt undoes it. That comes before the next waiter is woken, because
@@ -138,7 +144,7 @@ impl<P, A> Drop for Handoff<P, A> {
         if let Next::First { ticket, .. } = self.next {
             // The first waiter tries by itself. If it has left, `competing` names another waiter,
             // and stays.
-            self.queues.update(&self.lock, |queue| {
+            self.queues.update(&self.lock, |queue, _| {
                 queue.competing.take_if(|competing| *competing == ticket)?;
                 queue.schedule(queue.cause, queue.next_try.min(Instant::now()))
             });

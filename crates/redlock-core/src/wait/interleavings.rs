@@ -44,9 +44,9 @@ use tokio::time::Instant;
 
 use self::handoff::Next;
 use self::queue::{Bounds, Pause, WaitQueues};
-use self::ticket::{Refusal, Step, Success, WaitTicket};
+use self::ticket::{MayTry, Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
-use crate::wait::polls;
+use crate::wait::{places, polls};
 
 const SEED: u64 = 17;
 const ROUND: Duration = Duration::from_millis(1);
@@ -186,7 +186,7 @@ impl World {
 
     fn enter_with(&self, id: u64, round_limit: Duration) -> Ticket {
         let now = self.now();
-        let ticket = self.queues.enter(lock(), id, None, round_limit, (now, now + NEVER));
+        let ticket = self.queues.enter(lock(), id, None, round_limit, (now, now, now + NEVER));
         ticket.take_slot().expect("there is room");
         ticket
     }
@@ -224,7 +224,7 @@ impl World {
         });
         let plan = self.queues.release(&lock(), self.now(), pause);
         match plan.next {
-            Next::Nobody | Next::Competing => self.free(number),
+            Next::Nobody | Next::Competing | Next::Away => self.free(number),
             Next::Yielded => {
                 self.free(number);
                 let world = self.this.upgrade().expect("the world is there");
@@ -267,18 +267,18 @@ impl World {
     async fn wait(self: Arc<Self>, id: u64, ticket: Ticket, fate: Fate) -> bool {
         loop {
             let now = self.now();
-            let (mut asked, cause) = match ticket.step(now, true) {
+            let (mut asked, cause) = match ticket.step(now, MayTry::InOrder) {
                 Step::Handed(asked) => (asked, None),
                 Step::Attempt(cause) => (self.ask(id, None), Some(cause)),
                 Step::AskForOwn => unreachable!("no two waiters have one owner here"),
                 // The queue pauses after it yields. The test's clock moves on past the pause.
-                Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
+                Step::Defer(then) | Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
                     yield_now().await;
                     let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;
                     self.ticks.fetch_max(ahead, Ordering::Relaxed);
                     continue;
                 }
-                Step::Wait | Step::WaitUntil(_) => match fate {
+                Step::Wait | Step::WaitUntil(_) | Step::Defer(_) => match fate {
                     Fate::Impatient(0) => return false,
                     Fate::Impatient(steps) => {
                         self.signalled(&ticket, Some(steps)).await;
@@ -544,7 +544,7 @@ fn waiters_stay_within_the_bounds_and_slots_are_returned() {
                     0,
                     None,
                     ROUND,
-                    (now, now + NEVER),
+                    (now, now, now + NEVER),
                 );
                 let placed = ticket.take_slot().is_ok();
                 let (waiters, _) = world.queues.count();
@@ -562,7 +562,7 @@ fn waiters_stay_within_the_bounds_and_slots_are_returned() {
         assert_eq!(world.queues.count(), (0, 0));
         let now = world.now();
         let tickets: Vec<_> = (0..3)
-            .map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now + NEVER)))
+            .map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now, now + NEVER)))
             .collect();
         let slots: Vec<_> = tickets.iter().map(Ticket::take_slot).collect();
         assert!(slots[0].is_ok() && slots[1].is_ok());

@@ -14,6 +14,8 @@
 //! - An attempt that was prepared for a waiter that has left is dropped, which undoes it. Only then
 //!   is the next waiter woken.
 //! - An empty queue does not exist.
+//! - A waiter that left without a grant may have a kept place, see [`super::places`]. It takes no
+//!   part in the queue until another request of its owner takes the place up.
 //!
 //! The first waiter tries at once. It takes one of the limited slots only when it has to wait. So a
 //! lock that nobody waits for is tried even when all slots are taken.
@@ -29,17 +31,17 @@
 //! the queue and asks for that grant. It does so once each time that another attempt of
 //! this queue shows the waiter's owner as the holder.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::task::Waker;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hashlink::LinkedHashMap;
 use tokio::time::Instant;
 
+use super::places::{KEPT, Permit, Place, Places};
 use super::sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
-use crate::error::LockError;
+use crate::error::{LinePlace, LockError};
 use crate::model::types::Owner;
 
 const SHARDS: usize = 16;
@@ -51,8 +53,17 @@ pub(super) const QUICK: u32 = 3;
 /// After this many attempts in a row without a quorum, the first waiter goes to the end, even if no
 /// waiter's rounds have more time.
 const MAX_FAILURES: u32 = 3;
+/// Kept places of one lock for each request that may wait for it. So a caller that keeps as many
+/// places as it may have waiters leaves places to others.
+const PLACES_PER_LOCK: usize = 4;
 
-pub(super) type Shard<P, A> = HashMap<Bytes, WaitQueue<P, A>>;
+pub(super) struct Shard<P, A> {
+    pub(super) queues: HashMap<Bytes, WaitQueue<P, A>>,
+    /// Places are kept even while nobody is in the queue.
+    pub(super) places: KeptPlaces<P>,
+}
+
+type KeptPlaces<P> = HashMap<Bytes, Places<P>>;
 
 /// All queues of one process.
 pub(crate) struct WaitQueues<P, A> {
@@ -67,9 +78,12 @@ pub(crate) struct WaitQueues<P, A> {
     /// The waiters with a slot, and the locks that they wait for.
     pub(super) waiters: AtomicUsize,
     pub(super) locks: AtomicUsize,
+    /// The kept places, and the charges for pauses.
+    kept: AtomicUsize,
 }
 
-/// How many requests may wait.
+/// How many requests may wait. As many places are kept in all, and [`PLACES_PER_LOCK`] times as
+/// many for one lock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) total: usize,
@@ -78,7 +92,12 @@ pub(crate) struct Bounds {
 
 /// The queue of one lock.
 pub(super) struct WaitQueue<P, A> {
-    pub(super) waiters: LinkedHashMap<u64, Waiter<P, A>>,
+    /// The waiters by number. Boxed, because most queues have one waiter, and a node of the map has
+    /// room for many.
+    pub(super) waiters: BTreeMap<u64, Box<Waiter<P, A>>>,
+    /// The numbers of the tickets whose number is not the ticket itself: of waiters that went to
+    /// the end, and of waiters with a place of an earlier request.
+    pub(super) numbers: HashMap<u64, u64>,
     /// How many waiters have a slot.
     pub(super) slots_taken: usize,
     /// The ticket whose attempt is in flight or about to be handed over.
@@ -110,8 +129,11 @@ pub(super) struct WaitQueue<P, A> {
 
 pub(super) struct Waiter<P, A> {
     pub(super) params: P,
-    /// The waiter's number in the order of the queue.
-    pub(super) number: u64,
+    pub(super) ticket: u64,
+    /// When the first request of the owner entered the queue.
+    pub(super) since: Instant,
+    /// Allows to keep the place when the waiter leaves without a grant.
+    pub(super) permit: Option<Permit>,
     /// Whether the waiter has a slot, and so counts for the bounds.
     pub(super) has_slot: bool,
     /// How long the waiter's rounds may take.
@@ -148,16 +170,35 @@ pub(crate) struct Pause {
     pub(crate) most: Duration,
 }
 
+/// Why a waiter leaves its queue.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Leave {
+    Granted { now: Instant },
+    /// The wait ended without a grant, or the request was dropped.
+    Ended { now: Instant },
+}
+
+/// What a waiter leaves behind.
+pub(super) struct Left<A> {
+    /// The attempt that was handed to the waiter. The caller must drop it while no shard is locked.
+    pub(super) handed: Option<A>,
+    /// Of a waiter that was not granted the lock.
+    pub(super) line: Option<LinePlace>,
+}
+
 impl<P, A> WaitQueues<P, A> {
     pub(crate) fn new(bounds: Bounds) -> Arc<Self> {
         Arc::new(Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(HashMap::new())).collect(),
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(Shard { queues: HashMap::new(), places: HashMap::new() }))
+                .collect(),
             hasher: BuildHasherDefault::new(),
             bounds,
             next_ticket: AtomicU64::new(0),
             entered: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
             locks: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
         })
     }
 
@@ -167,12 +208,12 @@ impl<P, A> WaitQueues<P, A> {
     }
 
     pub(crate) fn is_waited_for(&self, lock: &Bytes) -> bool {
-        self.entered.load(Ordering::Relaxed) > 0 && self.shard(lock).contains_key(lock)
+        self.entered.load(Ordering::Relaxed) > 0 && self.shard(lock).queues.contains_key(lock)
     }
 
     /// Another gateway announced a release of this lock with the token `t`.
     pub(crate) fn wake(&self, lock: &Bytes, t: u64, now: Instant) {
-        self.update(lock, |queue| {
+        self.update(lock, |queue, _| {
             // Every node publishes the same hint. The first one counts. A repeated one counts only
             // after a refusal: the node that refused may have released the lock since.
             if t < queue.last_hint || t == queue.last_hint && queue.last_refusal.is_none() {
@@ -199,13 +240,14 @@ impl<P, A> WaitQueues<P, A> {
     pub(super) fn update(
         &self,
         lock: &Bytes,
-        change: impl FnOnce(&mut WaitQueue<P, A>) -> Option<Waker>,
+        change: impl FnOnce(&mut WaitQueue<P, A>, &mut KeptPlaces<P>) -> Option<Waker>,
     ) {
         if self.entered.load(Ordering::Acquire) == 0 {
             return;
         }
         let mut shard = self.shard(lock);
-        let wake = shard.get_mut(lock).and_then(change);
+        let Shard { queues, places } = &mut *shard;
+        let wake = queues.get_mut(lock).and_then(|queue| change(queue, places));
         drop(shard);
         wake.into_iter().for_each(Waker::wake);
     }
@@ -214,7 +256,7 @@ impl<P, A> WaitQueues<P, A> {
     /// the first waiter was refused since then, or has an attempt in flight, it may have asked the
     /// nodes before the release, and tries again.
     pub(super) fn released(&self, lock: &Bytes, since: Instant, now: Instant) {
-        self.update(lock, |queue| {
+        self.update(lock, |queue, _| {
             if queue.competing.is_some() {
                 queue.released_meanwhile = Some(Cause::Release);
                 return None;
@@ -227,18 +269,21 @@ impl<P, A> WaitQueues<P, A> {
         });
     }
 
-    /// Removes a waiter from its queue. Returns the attempt that was handed to it, which the caller
-    /// must drop while no shard is locked.
+    /// Removes a waiter from its queue.
     pub(super) fn remove(
         &self,
         lock: &Bytes,
         ticket: u64,
+        leave: Leave,
         change: impl FnOnce(&mut WaitQueue<P, A>),
-    ) -> Option<A> {
+    ) -> Left<A> {
         let mut shard = self.shard(lock);
-        let queue = shard.get_mut(lock)?;
-        let was_first = queue.is_first(ticket);
-        let waiter = queue.waiters.remove(&ticket)?;
+        let Shard { queues, places } = &mut *shard;
+        let Some(queue) = queues.get_mut(lock) else { return Left { handed: None, line: None } };
+        let number = queue.number_of(ticket);
+        let is_next = queue.is_first(ticket) || queue.competing == Some(ticket);
+        let Some(waiter) = queue.waiters.remove(&number) else { return Left { handed: None, line: None } };
+        queue.numbers.remove(&ticket);
         queue.shared_owners -= usize::from(waiter.shared_owner.is_some());
         if waiter.has_slot {
             queue.slots_taken -= 1;
@@ -246,10 +291,35 @@ impl<P, A> WaitQueues<P, A> {
             self.waiters.fetch_sub(1, Ordering::AcqRel);
         }
         change(queue);
+        let Waiter { handed, shared_owner, params, since, permit, .. } = *waiter;
+        let mut left = Left { handed, line: None };
+        let mut is_passed_on = false;
+        match leave {
+            Leave::Granted { now } => self.with_places(places, lock, now, |places| {
+                places.came_back(number);
+            }),
+            Leave::Ended { now } => {
+                let away = self.with_places(places, lock, now, |places| {
+                    places.line().range(..number).count()
+                });
+                let position = away + queue.waiters.range(..number).count() + 1;
+                let copy = shared_owner.and_then(|owner| queue.pass_on(number, owner, since));
+                is_passed_on = copy.is_some();
+                let mut keeps = None;
+                if copy.is_none() && shared_owner != queue.holder {
+                    keeps = shared_owner.zip(permit);
+                }
+                let is_kept = keeps.is_some_and(|(owner, permit)| {
+                    let place = Place { owner, params, since, left: now, permit: Some(permit) };
+                    self.keep(places, lock, number, place)
+                });
+                left.line = Some(LinePlace { position, kept_for: is_kept.then_some(KEPT) });
+            }
+        }
         let wake = if queue.waiters.is_empty() {
-            shard.remove(lock);
+            queues.remove(lock);
             None
-        } else if was_first {
+        } else if is_next || is_passed_on {
             queue.signal_first()
         } else {
             None
@@ -257,14 +327,156 @@ impl<P, A> WaitQueues<P, A> {
         drop(shard);
         self.entered.fetch_sub(1, Ordering::AcqRel);
         wake.into_iter().for_each(Waker::wake);
-        waiter.handed
+        left
+    }
+
+    /// Keeps a place, if the limits allow. Returns whether they do.
+    fn keep(&self, all: &mut KeptPlaces<P>, lock: &Bytes, number: u64, place: Place<P>) -> bool {
+        let now = place.left;
+        if !self.has_room() {
+            self.end_places_of(all, now);
+            if !self.has_room() {
+                return false;
+            }
+        }
+        let limit = self.bounds.per_lock.saturating_mul(PLACES_PER_LOCK);
+        all.entry(lock.clone()).or_default();
+        self.with_places(all, lock, now, |places| {
+            let has_room = places.line().len() < limit;
+            if has_room {
+                places.keep(number, place);
+            }
+            has_room
+        })
+    }
+
+    fn has_room(&self) -> bool {
+        self.kept.load(Ordering::Relaxed) < self.bounds.total
+    }
+
+    /// Changes the kept places of a lock, if there are any. Those that have ended are removed
+    /// before.
+    pub(super) fn with_places<R: Default>(
+        &self,
+        all: &mut KeptPlaces<P>,
+        lock: &Bytes,
+        now: Instant,
+        change: impl FnOnce(&mut Places<P>) -> R,
+    ) -> R {
+        let Some(places) = all.get_mut(lock) else { return R::default() };
+        let before = places.count();
+        places.end(now);
+        let result = change(places);
+        let after = places.count();
+        if after == 0 {
+            all.remove(lock);
+        }
+        if after > before {
+            self.kept.fetch_add(after - before, Ordering::Relaxed);
+        } else {
+            self.kept.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Until when the first waiter, with the number `first`, leaves a free lock to a waiter that is
+    /// away.
+    pub(super) fn patient_until(
+        &self,
+        all: &mut KeptPlaces<P>,
+        lock: &Bytes,
+        first: u64,
+        now: Instant,
+    ) -> Option<Instant> {
+        let may_charge = self.has_room();
+        self.with_places(all, lock, now, |places| places.patient_until(first, may_charge, now))
+    }
+
+    /// The number of kept places, and of charges for pauses.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.load(Ordering::Relaxed)
+    }
+
+    /// Removes the places that have ended, of all locks.
+    pub(crate) fn end_places(&self, now: Instant) {
+        if self.kept() == 0 {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            self.end_places_of(&mut shard.places, now);
+        }
+    }
+
+    fn end_places_of(&self, all: &mut KeptPlaces<P>, now: Instant) {
+        all.retain(|_, places| {
+            let before = places.count();
+            places.end(now);
+            let after = places.count();
+            self.kept.fetch_sub(before - after, Ordering::Relaxed);
+            after > 0
+        });
+    }
+
+    /// The owner no longer wants the lock: its place is given up, and a request of it that still
+    /// waits will keep none.
+    pub(crate) fn give_up(&self, lock: &Bytes, owner: &Owner, now: Instant) {
+        let mut shard = self.shard(lock);
+        let Shard { queues, places } = &mut *shard;
+        self.with_places(places, lock, now, |places| drop(places.take(owner)));
+        let Some(queue) = queues.get_mut(lock) else { return };
+        let own = queue.waiters.values_mut().filter(|waiter| waiter.shared_owner == Some(*owner));
+        own.for_each(|waiter| waiter.permit = None);
+        // The lock may have been left to this owner.
+        let wake = queue.signal_first();
+        drop(shard);
+        wake.into_iter().for_each(Waker::wake);
+    }
+
+    /// The first `limit` in line for a lock, with their parameters as `describe` returns them, and
+    /// the length of the line.
+    pub(crate) fn line<T>(
+        &self,
+        lock: &Bytes,
+        limit: usize,
+        now: Instant,
+        describe: impl Fn(&P, Instant, bool) -> T,
+    ) -> (Vec<T>, usize) {
+        let mut shard = self.shard(lock);
+        let Shard { queues, places } = &mut *shard;
+        self.with_places(places, lock, now, |_| ());
+        let here = queues.get(lock).map(|queue| &queue.waiters);
+        let away = places.get(lock).map(Places::line);
+        let total = here.map_or(0, BTreeMap::len) + away.map_or(0, BTreeMap::len);
+        let mut here = here.into_iter().flatten().peekable();
+        let mut away = away.into_iter().flatten().peekable();
+        let mut line = Vec::with_capacity(limit.min(total));
+        while line.len() < limit {
+            let next = match (here.peek(), away.peek()) {
+                (Some((here, _)), Some((away, _))) => Some(away < here),
+                (None, Some(_)) => Some(true),
+                (Some(_), None) => Some(false),
+                (None, None) => None,
+            };
+            line.extend(match next {
+                Some(true) => {
+                    away.next().map(|(_, place)| describe(&place.params, place.since, true))
+                }
+                Some(false) => {
+                    here.next().map(|(_, waiter)| describe(&waiter.params, waiter.since, false))
+                }
+                None => break,
+            });
+        }
+        (line, total)
     }
 }
 
 impl<P, A> WaitQueue<P, A> {
     pub(super) fn new(first_try: Instant, first_poll: Instant) -> Self {
         Self {
-            waiters: LinkedHashMap::new(),
+            waiters: BTreeMap::new(),
+            numbers: HashMap::new(),
             slots_taken: 0,
             competing: None,
             released_meanwhile: None,
@@ -283,7 +495,43 @@ impl<P, A> WaitQueue<P, A> {
     }
 
     pub(super) fn is_first(&self, ticket: u64) -> bool {
-        self.waiters.front().is_some_and(|(first, _)| *first == ticket)
+        self.waiters.first_key_value().is_some_and(|(_, first)| first.ticket == ticket)
+    }
+
+    /// The number of this ticket in the order of the queue.
+    pub(super) fn number_of(&self, ticket: u64) -> u64 {
+        self.numbers.get(&ticket).copied().unwrap_or(ticket)
+    }
+
+    pub(super) fn waiter_mut(&mut self, ticket: u64) -> Option<&mut Waiter<P, A>> {
+        let number = self.number_of(ticket);
+        self.waiters.get_mut(&number).map(|waiter| &mut **waiter)
+    }
+
+    /// Passes the number of a waiter that has left on to a waiting copy of its request, if there is
+    /// one. The copy keeps its own number if that is smaller. Returns whether the order changed.
+    fn pass_on(&mut self, number: u64, owner: Owner, since: Instant) -> Option<bool> {
+        if self.shared_owners == 0 {
+            return None;
+        }
+        let is_copy = |(_, waiter): &(&u64, &Box<Waiter<P, A>>)| waiter.shared_owner == Some(owner);
+        let (from, _) = self.waiters.iter().find(is_copy)?;
+        let from = *from;
+        if from < number {
+            return Some(false);
+        }
+        let mut copy = self.waiters.remove(&from)?;
+        copy.since = copy.since.min(since);
+        self.insert(number, copy);
+        Some(true)
+    }
+
+    /// Puts a waiter at this place in the order.
+    pub(super) fn insert(&mut self, number: u64, waiter: Box<Waiter<P, A>>) {
+        if waiter.ticket != number {
+            self.numbers.insert(waiter.ticket, number);
+        }
+        self.waiters.insert(number, waiter);
     }
 
     /// The first waiter tries at this time. Returns its waker.
@@ -296,7 +544,7 @@ impl<P, A> WaitQueue<P, A> {
     /// The lock is released: no owner is known to hold it, so no waiter asks for its own grant.
     pub(super) fn clear_holder(&mut self) {
         if self.holder.take().is_some() && self.shared_owners > 0 {
-            self.waiters.iter_mut().for_each(|(_, waiter)| waiter.owner_holds = false);
+            self.waiters.values_mut().for_each(|waiter| waiter.owner_holds = false);
         }
     }
 
@@ -307,11 +555,7 @@ impl<P, A> WaitQueue<P, A> {
         if holder.is_none() || self.shared_owners == 0 {
             return Vec::new();
         }
-        let own = self
-            .waiters
-            .iter_mut()
-            .map(|(_, waiter)| waiter)
-            .filter(|waiter| waiter.shared_owner == holder);
+        let own = self.waiters.values_mut().filter(|waiter| waiter.shared_owner == holder);
         own.filter_map(|waiter| {
             (waiter.owner_holds, waiter.signalled) = (true, true);
             waiter.waker.take()
@@ -323,8 +567,8 @@ impl<P, A> WaitQueue<P, A> {
     /// fare better.
     pub(super) fn let_others_pass(&mut self, next_number: impl Fn() -> u64) -> bool {
         let longest =
-            self.waiters.iter().map(|(_, waiter)| waiter.round_limit).max().unwrap_or_default();
-        let Some((_, first)) = self.waiters.iter_mut().next() else { return false };
+            self.waiters.values().map(|waiter| waiter.round_limit).max().unwrap_or_default();
+        let Some(first) = self.waiters.values_mut().next() else { return false };
         first.failures += 1;
         let own = first.round_limit;
         if own >= longest {
@@ -337,21 +581,20 @@ impl<P, A> WaitQueue<P, A> {
         // The next first waiter's limit is at least twice this one, or the longest. So the longest
         // limit is reached after few attempts, however many different limits there are.
         let enough = longest.min(own * 2);
-        while self.waiters.front().is_some_and(|(_, waiter)| waiter.round_limit < enough) {
+        while self.waiters.values().next().is_some_and(|waiter| waiter.round_limit < enough) {
             self.move_first_to_end(next_number());
         }
         true
     }
 
     fn move_first_to_end(&mut self, number: u64) {
-        let Some((ticket, mut waiter)) = self.waiters.pop_front() else { return };
-        waiter.number = number;
-        self.waiters.insert(ticket, waiter);
+        let Some((_, waiter)) = self.waiters.pop_first() else { return };
+        self.insert(number, waiter);
     }
 
     /// Returns a waker, to be called after the shard is unlocked.
     pub(super) fn signal_first(&mut self) -> Option<Waker> {
-        let (_, first) = self.waiters.iter_mut().next()?;
+        let first = self.waiters.values_mut().next()?;
         first.signalled = true;
         first.waker.take()
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::handoff::{Handoff, Next};
 use super::queue::{Bounds, Cause, Pause, WaitQueues};
 use super::sync::Arc;
-use super::ticket::{Refusal, Step, Success, WaitTicket};
+use super::ticket::{MayTry, Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
 
 const MS: Duration = Duration::from_millis(1);
@@ -29,7 +29,7 @@ fn lock() -> Bytes {
 
 /// Enters the queue, whose first poll is due after 25 ms.
 fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
-    queue.enter(lock(), params, None, MS, (now, now + 25 * MS))
+    queue.enter(lock(), params, None, MS, (now, now, now + 25 * MS))
 }
 
 fn refused(ticket: &Ticket, now: Instant) {
@@ -52,7 +52,7 @@ const OVER: Option<Pause> =
 
 /// A ticket's next step in one word, and how long it is until then.
 fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
-    match ticket.step(now, true) {
+    match ticket.step(now, MayTry::InOrder) {
         Step::Wait => ("wait", None),
         Step::WaitUntil(then) => ("until", Some(then.saturating_duration_since(now))),
         Step::Attempt(Cause::Poll) => ("poll", None),
@@ -60,6 +60,7 @@ fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
         Step::Attempt(Cause::Release) => ("again", None),
         Step::Handed(what) => (what, None),
         Step::AskForOwn => ("own", None),
+        Step::Defer(then) => ("defer", Some(then.saturating_duration_since(now))),
     }
 }
 
@@ -75,6 +76,7 @@ fn release(queue: &Queues, now: Instant, pause: Option<Pause>) -> &'static str {
         Next::Nobody => "nobody",
         Next::Competing => "competing",
         Next::Yielded => "yielded",
+        Next::Away => "away",
         Next::First { params, .. } => {
             assert!(plan.hand(params));
             "first"
@@ -101,7 +103,7 @@ fn refused_one(queue: &Queues, now: Instant) -> Ticket {
 fn only_the_first_waiter_of_an_empty_queue_tries_at_first_try() {
     let queue = queue();
     let now = Instant::now();
-    let first = queue.enter(lock(), "a", None, MS, (now + 3 * MS, now + 25 * MS));
+    let first = queue.enter(lock(), "a", None, MS, (now, now + 3 * MS, now + 25 * MS));
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("until", Some(3 * MS)));
     assert_eq!(step(&first, now + 3 * MS), ("poll", None));
@@ -113,7 +115,7 @@ fn a_waiter_that_may_not_try_gets_the_time_of_the_next_try() {
     let queue = queue();
     let now = Instant::now();
     let first = enter(&queue, "a", now);
-    assert!(matches!(first.step(now, false), Step::WaitUntil(then) if then == now));
+    assert!(matches!(first.step(now, MayTry::No), Step::WaitUntil(then) if then == now));
     assert_eq!(step(&first, now), ("poll", None));
 }
 
@@ -324,7 +326,7 @@ fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
 }
 
 fn enter_with(queue: &Queues, params: &'static str, round_limit: Duration, now: Instant) -> Ticket {
-    queue.enter(lock(), params, None, round_limit, (now, now + 25 * MS))
+    queue.enter(lock(), params, None, round_limit, (now, now, now + 25 * MS))
 }
 
 #[test]
@@ -410,7 +412,7 @@ fn few_attempts_pass_however_many_round_limits() {
     let tickets: Vec<_> = (1..=50).map(|limit| enter_with(&queue, "a", limit * MS, now)).collect();
     let mut tries = 0;
     while let Some(first) =
-        tickets.iter().find(|ticket| matches!(ticket.step(now, true), Step::Attempt(_)))
+        tickets.iter().find(|ticket| matches!(ticket.step(now, MayTry::InOrder), Step::Attempt(_)))
     {
         failed(first, now, 100 * MS);
         tries += 1;
@@ -422,7 +424,7 @@ fn few_attempts_pass_however_many_round_limits() {
 fn an_unawaited_lock_is_tried_when_all_slots_are_taken() {
     let queue = WaitQueues::new(Bounds { total: 1, per_lock: 1 });
     let now = Instant::now();
-    let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now));
+    let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now, now));
     waits.take_slot().expect("a slot is free");
     let first = enter(&queue, "b", now);
     assert_eq!(queue.count(), (1, 1), "the second waiter has no slot yet");
@@ -439,7 +441,7 @@ fn a_limit_of_zero_leaves_no_queue_behind() {
     let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, per_lock: 0 });
     let now = Instant::now();
     let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
-    assert_eq!(queue.enter(lock(), (), None, MS, (now, now)).take_slot(), Err(full));
+    assert_eq!(queue.enter(lock(), (), None, MS, (now, now, now)).take_slot(), Err(full));
     assert!(queue.count() == (0, 0) && !queue.is_waited_for(&lock()));
 }
 
@@ -480,7 +482,7 @@ fn a_repeated_hint_counts_after_a_refusal() {
         refused(&first, now);
         now += 2 * MS;
     }
-    assert!(matches!(first.step(now, true), Step::WaitUntil(_)), "the quick attempts are used up");
+    assert!(matches!(first.step(now, MayTry::InOrder), Step::WaitUntil(_)), "the quick attempts are used up");
     queue.wake(&lock(), 7, now);
     assert_eq!(step(&first, now), ("hint", None));
 }

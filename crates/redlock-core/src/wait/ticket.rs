@@ -8,9 +8,10 @@ use tokio::time::Instant;
 
 use super::handoff::{Handoff, Next};
 use super::polls::Polls;
-use super::queue::{Bounds, Cause, QUICK, WaitQueue, WaitQueues, Waiter};
+use super::queue::{Bounds, Cause, Leave, Left, QUICK, Shard, WaitQueue, WaitQueues, Waiter};
 use super::sync::{Arc, Ordering};
-use crate::error::{LockError, WaitLimit};
+use super::places::PlacePermit;
+use crate::error::{LinePlace, LockError, WaitLimit};
 use crate::model::types::Owner;
 
 /// What a waiter may do now.
@@ -20,6 +21,9 @@ pub(crate) enum Step<A> {
     Wait,
     /// The waiter is first: wait to be signalled, until this time at most.
     WaitUntil(Instant),
+    /// The waiter is first, and the lock may be free. Leave it to a waiter between two turns until
+    /// this time.
+    Defer(Instant),
     /// The waiter is first: make an attempt, and report its outcome.
     Attempt(Cause),
     /// The waiter is first, and this attempt has been sent for it.
@@ -29,11 +33,20 @@ pub(crate) enum Step<A> {
     AskForOwn,
 }
 
+/// Whether a waiter may make an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MayTry {
+    No,
+    /// If no waiter between two turns is before it.
+    InOrder,
+    Now,
+}
+
 /// A place in a queue. Dropping the ticket leaves the queue.
 pub(crate) struct WaitTicket<P, A> {
     queues: Arc<WaitQueues<P, A>>,
     lock: Bytes,
-    number: u64,
+    ticket: u64,
     has_left: bool,
 }
 
@@ -80,28 +93,39 @@ pub(crate) struct Success {
 }
 
 impl<P, A> WaitQueues<P, A> {
-    /// Enters the queue of a lock, without a slot. In an empty queue the first attempt is due at
-    /// `first_try` and the next poll at `first_poll`.
+    /// Enters the queue of a lock, without a slot: at the end, or at the place that is kept for the
+    /// owner. In an empty queue the first attempt is due at `first_try` and the next poll at
+    /// `first_poll`.
     pub(crate) fn enter(
         self: &Arc<Self>,
         lock: Bytes,
         params: P,
         shared_owner: Option<Owner>,
         round_limit: Duration,
-        (first_try, first_poll): (Instant, Instant),
+        (now, first_try, first_poll): (Instant, Instant, Instant),
     ) -> WaitTicket<P, A> {
         self.entered.fetch_add(1, Ordering::AcqRel);
         let mut shard = self.shard(&lock);
+        let Shard { queues, places } = &mut *shard;
         let queue =
-            shard.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
-        // The number is drawn while the shard is locked, because the waiters of a queue must be in
-        // the order of their numbers.
-        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+            queues.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
+        // The ticket is drawn while the shard is locked, because new waiters of a queue must be in
+        // the order of their tickets.
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let kept = shared_owner.and_then(|owner| {
+            self.with_places(places, &lock, now, |places| {
+                let (number, place) = places.take(&owner)?;
+                Some((number, place.since, place.permit, places.was_awaited(number)))
+            })
+        });
+        let (number, since, permit, was_awaited) = kept.unwrap_or((ticket, now, None, false));
         let owner_holds = shared_owner.is_some() && shared_owner == queue.holder;
         queue.shared_owners += usize::from(shared_owner.is_some());
         let waiter = Waiter {
             params,
-            number,
+            ticket,
+            since,
+            permit,
             has_slot: false,
             round_limit,
             failures: 0,
@@ -111,9 +135,13 @@ impl<P, A> WaitQueues<P, A> {
             waker: None,
             signalled: false,
         };
-        queue.waiters.insert(number, waiter);
+        queue.insert(number, Box::new(waiter));
+        // The lock may be free, because it was left to this waiter.
+        if was_awaited && queue.is_first(ticket) {
+            queue.next_try = queue.next_try.min(now);
+        }
         drop(shard);
-        WaitTicket { queues: self.clone(), lock, number, has_left: false }
+        WaitTicket { queues: self.clone(), lock, ticket, has_left: false }
     }
 }
 
@@ -121,17 +149,18 @@ impl<P, A> WaitTicket<P, A> {
     /// The waiter's number in the order of the queue.
     pub(crate) fn number(&self) -> Option<u64> {
         let shard = self.queues.shard(&self.lock);
-        Some(shard.get(&self.lock)?.waiters.get(&self.number)?.number)
+        let queue = shard.queues.get(&self.lock)?;
+        let number = queue.number_of(self.ticket);
+        queue.waiters.contains_key(&number).then_some(number)
     }
 
     /// Begins to wait, if there is a free slot.
     pub(crate) fn take_slot(&self) -> Result<(), LockError> {
         let Bounds { total, per_lock } = self.queues.bounds;
         let mut shard = self.queues.shard(&self.lock);
-        let Some(queue) = shard.get_mut(&self.lock) else { return Ok(()) };
+        let Some(queue) = shard.queues.get_mut(&self.lock) else { return Ok(()) };
         let slots_taken = queue.slots_taken;
-        let Some(waiter) = queue.waiters.get_mut(&self.number).filter(|waiter| !waiter.has_slot)
-        else {
+        let Some(waiter) = queue.waiter_mut(self.ticket).filter(|waiter| !waiter.has_slot) else {
             return Ok(());
         };
         let one_more = |count: usize| (count < total).then_some(count + 1);
@@ -152,45 +181,63 @@ impl<P, A> WaitTicket<P, A> {
     pub(crate) fn standing(&self) -> Standing {
         let locks = self.queues.locks.load(Ordering::Relaxed);
         let shard = self.queues.shard(&self.lock);
-        let queue = shard.get(&self.lock);
+        let queue = shard.queues.get(&self.lock);
         let (failures, in_vain) = queue.map_or((0, 0), |queue| (queue.failures, queue.in_vain));
         Standing { locks, failures, in_vain }
     }
 
-    /// Returns what the waiter may do now; an attempt only if `may_try`. After a [`Step::Attempt`]
-    /// or [`Step::Handed`], the caller must report with [`refused`](Self::refused) or
-    /// [`granted`](Self::granted), or leave.
-    pub(crate) fn step(&self, now: Instant, may_try: bool) -> Step<A> {
+    /// The place may be kept when the wait ends without a grant.
+    pub(crate) fn may_keep(&self, permit: PlacePermit) {
+        let Some(permit) = permit.into_inner() else { return };
         let mut shard = self.queues.shard(&self.lock);
-        let Some(queue) = shard.get_mut(&self.lock) else { return Step::Wait };
-        let first = queue.is_first(self.number);
+        let waiter =
+            shard.queues.get_mut(&self.lock).and_then(|queue| queue.waiter_mut(self.ticket));
+        if let Some(waiter) = waiter {
+            waiter.permit = Some(permit);
+        }
+    }
+
+    /// Returns what the waiter may do now. After a [`Step::Attempt`] or [`Step::Handed`], the
+    /// caller must report with [`refused`](Self::refused) or [`granted`](Self::granted), or leave.
+    pub(crate) fn step(&self, now: Instant, may_try: MayTry) -> Step<A> {
+        let mut shard = self.queues.shard(&self.lock);
+        let Shard { queues, places } = &mut *shard;
+        let Some(queue) = queues.get_mut(&self.lock) else { return Step::Wait };
+        let first = queue.is_first(self.ticket);
+        let number = queue.number_of(self.ticket);
         let competing = queue.competing;
         let next_try = queue.next_try;
         let cause = queue.cause;
-        let Some(waiter) = queue.waiters.get_mut(&self.number) else { return Step::Wait };
+        let Some(waiter) = queue.waiters.get_mut(&number) else { return Step::Wait };
         waiter.signalled = false;
         if let Some(prepared) = waiter.handed.take() {
             return Step::Handed(prepared);
         }
-        if may_try && std::mem::take(&mut waiter.owner_holds) {
+        if may_try != MayTry::No && std::mem::take(&mut waiter.owner_holds) {
             return Step::AskForOwn;
         }
-        match competing {
-            _ if !first => Step::Wait,
-            Some(_) => Step::Wait,
-            None if next_try <= now && may_try => {
-                queue.competing = Some(self.number);
-                Step::Attempt(cause)
-            }
-            None => Step::WaitUntil(next_try),
+        if !first || competing.is_some() {
+            return Step::Wait;
         }
+        if next_try > now || may_try == MayTry::No {
+            return Step::WaitUntil(next_try);
+        }
+        let patient_until = match may_try {
+            MayTry::InOrder => self.queues.patient_until(places, &self.lock, number, now),
+            MayTry::No | MayTry::Now => None,
+        };
+        if let Some(until) = patient_until {
+            return Step::Defer(until);
+        }
+        queue.competing = Some(self.ticket);
+        Step::Attempt(cause)
     }
 
     /// Ready when [`step`](Self::step) may return another step.
     pub(crate) fn poll_signalled(&self, context: &Context<'_>) -> Poll<()> {
         let mut shard = self.queues.shard(&self.lock);
         let waiter =
-            shard.get_mut(&self.lock).and_then(|queue| queue.waiters.get_mut(&self.number));
+            shard.queues.get_mut(&self.lock).and_then(|queue| queue.waiter_mut(self.ticket));
         let Some(waiter) = waiter.filter(|waiter| !waiter.signalled) else {
             return Poll::Ready(());
         };
@@ -206,10 +253,19 @@ impl<P, A> WaitTicket<P, A> {
     /// The attempt failed. The waiter keeps its place.
     pub(crate) fn refused(&self, now: Instant, refusal: Refusal) {
         let mut shard = self.queues.shard(&self.lock);
-        let Some(queue) = shard.get_mut(&self.lock) else { return };
+        let Shard { queues, places } = &mut *shard;
+        let Some(queue) = queues.get_mut(&self.lock) else { return };
         queue.competing = None;
         queue.round = refusal.round;
         let holder = if let LockError::Held(by) = &refusal.error { by.owner } else { None };
+        let number = queue.number_of(self.ticket);
+        self.queues.with_places(places, &self.lock, now, |places| {
+            if !refusal.without_quorum {
+                places.came_back(number);
+            }
+            // Another request of that owner was granted the lock.
+            holder.and_then(|owner| places.take(&owner));
+        });
         let own = queue.held_by(holder);
         queue.last_refusal = Some((refusal.error, now));
         queue.poll_due = refusal.poll_due;
@@ -220,7 +276,7 @@ impl<P, A> WaitTicket<P, A> {
             false => 0,
         };
         if !refusal.without_quorum
-            && let Some(waiter) = queue.waiters.get_mut(&self.number)
+            && let Some(waiter) = queue.waiter_mut(self.ticket)
         {
             waiter.failures = 0;
         }
@@ -238,7 +294,7 @@ impl<P, A> WaitTicket<P, A> {
             queue.cause = Cause::Poll;
             refusal.retry
         };
-        let next = if queue.is_first(self.number) { None } else { queue.signal_first() };
+        let next = if queue.is_first(self.ticket) { None } else { queue.signal_first() };
         drop(shard);
         own.into_iter().chain(next).for_each(Waker::wake);
     }
@@ -248,7 +304,7 @@ impl<P, A> WaitTicket<P, A> {
     pub(crate) fn granted(mut self, now: Instant, success: Success) {
         self.has_left = true;
         let mut own = Vec::new();
-        self.queues.remove(&self.lock, self.number, |queue| {
+        self.queues.remove(&self.lock, self.ticket, Leave::Granted { now }, |queue| {
             queue.competing = None;
             // A release noted during the attempt is older than the grant.
             queue.released_meanwhile = None;
@@ -265,33 +321,50 @@ impl<P, A> WaitTicket<P, A> {
     /// The last refusal, and its age.
     pub(crate) fn last_refusal(&self, now: Instant) -> Option<(LockError, Duration)> {
         let shard = self.queues.shard(&self.lock);
-        let (error, at) = shard.get(&self.lock)?.last_refusal.as_ref()?;
+        let (error, at) = shard.queues.get(&self.lock)?.last_refusal.as_ref()?;
         Some((error.clone(), now.saturating_duration_since(*at)))
+    }
+}
+
+impl<P, A> WaitTicket<P, A> {
+    /// The wait ended without a grant: leaves the queue. Returns the place that the waiter had.
+    pub(crate) fn end(&mut self, now: Instant) -> Option<LinePlace> {
+        self.leave(now, Leave::Ended { now })
+    }
+
+    /// The waiter got its owner's grant beside the queue: leaves the queue.
+    pub(crate) fn served(mut self, now: Instant) {
+        self.leave(now, Leave::Granted { now });
+    }
+
+    fn leave(&mut self, now: Instant, leave: Leave) -> Option<LinePlace> {
+        if std::mem::replace(&mut self.has_left, true) {
+            return None;
+        }
+        let ticket = self.ticket;
+        let left = self.queues.remove(&self.lock, ticket, leave, |queue| {
+            if queue.competing == Some(ticket) {
+                // The attempt is being undone, so the lock may be free soon.
+                queue.competing = None;
+                queue.released_meanwhile = None;
+                queue.quick_left = QUICK;
+                queue.next_try = now;
+            }
+        });
+        let Left { handed, line } = left;
+        if handed.is_some() {
+            let wakes_the_next = Handoff::new(&self.queues, &self.lock, now, Next::Nobody);
+            // The unused attempt is undone first, because it may be the reason why the next waiter
+            // was refused.
+            drop(handed);
+            drop(wakes_the_next);
+        }
+        line
     }
 }
 
 impl<P, A> Drop for WaitTicket<P, A> {
     fn drop(&mut self) {
-        if self.has_left {
-            return;
-        }
-        let number = self.number;
-        let since = Instant::now();
-        let unused = self.queues.remove(&self.lock, number, |queue| {
-            if queue.competing == Some(number) {
-                // The attempt is being undone, so the lock may be free soon.
-                queue.competing = None;
-                queue.released_meanwhile = None;
-                queue.quick_left = QUICK;
-                queue.next_try = Instant::now();
-            }
-        });
-        if unused.is_some() {
-            let wakes_the_next = Handoff::new(&self.queues, &self.lock, since, Next::Nobody);
-            // The unused attempt is undone first, because it may be the reason why the next waiter
-            // was refused.
-            drop(unused);
-            drop(wakes_the_next);
-        }
+        self.end(Instant::now());
     }
 }

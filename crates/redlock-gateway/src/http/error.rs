@@ -15,10 +15,10 @@ use axum::response::{IntoResponse, Response};
 use bytesize::ByteSize;
 use http::{HeaderValue, StatusCode as S, header};
 use redlock_api::{NodeAnswer, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
-use redlock_core::{HeldBy, LockError, NodeReport, Ttl, WaitLimit};
+use redlock_core::{HeldBy, LinePlace, LockError, NodeReport, Ttl, WaitLimit};
 
 pub(super) use self::kinds::*;
-use super::wire::{json_line, node_answer};
+use super::wire::{json_line, node_answer, rfc3339};
 use crate::auth::AuthError;
 use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
@@ -39,8 +39,13 @@ pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
     .problem();
     problem.request_id = Some("5f2b7c0e9a3d4418".into());
     if ["lock_held", "not_holder"].contains(&code) {
-        (problem.holder, problem.expires_in_ms) =
-            (Some("nightly-report on host-7".into()), Some(21_400));
+        problem.holder = Some("nightly-report on host-7".into());
+        problem.expires_in_ms = Some(21_400);
+        problem.acquired_at = Some("2025-11-21T11:39:25.123Z".into());
+    }
+    if code == "lock_held" {
+        problem.queue_position = Some(3);
+        problem.queue_place_expires_ms = Some(10_000);
     }
     if ["quorum_unavailable", "outcome_unknown"].contains(&code) {
         problem.nodes = Some(vec![NodeAnswer {
@@ -111,6 +116,9 @@ impl ProblemKind {
             retry_after_ms: None,
             holder: None,
             expires_in_ms: None,
+            acquired_at: None,
+            queue_position: None,
+            queue_place_expires_ms: None,
             nodes: None,
             runbook: self.runbook().map(Into::into),
         };
@@ -191,6 +199,11 @@ impl ApiError {
     fn with_holder(mut self, by: &HeldBy) -> Self {
         self.report.problem.holder = label_of(&by.info);
         self.report.problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
+        self.report.problem.acquired_at = by.fencing.map(|token| rfc3339(token.get()));
+        self.report.problem.queue_position = by.line.map(|line| line.position as u64);
+        let kept_for = by.line.and_then(|line| line.kept_for);
+        self.report.problem.queue_place_expires_ms =
+            kept_for.map(|kept_for| kept_for.as_millis() as u64);
         self
     }
 
@@ -352,10 +365,35 @@ impl ApiError {
 fn describe(by: &HeldBy) -> String {
     let who =
         label_of(&by.info).map_or_else(|| "somebody else".to_owned(), |label| format!("{label:?}"));
-    match by.expires_in {
-        Some(left) => format!("{who} holds it; it may expire in {} ms", left.as_millis()),
-        None => format!("{who} holds it, without an expiry"),
+    let holds = match by.fencing {
+        Some(token) => format!("{who} has held it since {}", rfc3339(token.get())),
+        None => format!("{who} holds it"),
+    };
+    let ends = match by.expires_in {
+        Some(left) => format!("; it may expire in {} ms", left.as_millis()),
+        None => ", without an expiry".to_owned(),
+    };
+    match by.line {
+        Some(LinePlace { position, kept_for: Some(kept_for) }) => {
+            let position = ordinal(position);
+            let kept_for = show(kept_for);
+            format!("{holds}{ends}; {position} in line, the place is kept for {kept_for}")
+        }
+        Some(LinePlace { position, kept_for: None }) => {
+            format!("{holds}{ends}; {} in line, the place is not kept", ordinal(position))
+        }
+        None => format!("{holds}{ends}"),
     }
+}
+
+fn ordinal(number: usize) -> String {
+    let ending = match (number % 10, number % 100) {
+        (1, of_hundred) if of_hundred != 11 => "st",
+        (2, of_hundred) if of_hundred != 12 => "nd",
+        (3, of_hundred) if of_hundred != 13 => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
 }
 
 impl ErrorReport {
@@ -395,6 +433,15 @@ impl IntoResponse for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_in_line_are_told_as_ordinals() {
+        let numbers = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111, 113, 1_003];
+        assert_eq!(
+            numbers.map(ordinal).join(" "),
+            "1st 2nd 3rd 4th 11th 12th 13th 21st 102nd 111th 113th 1003rd"
+        );
+    }
 
     #[test]
     fn a_ttl_too_short_for_a_round_names_the_least_ttl() {

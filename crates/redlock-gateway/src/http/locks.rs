@@ -26,7 +26,10 @@ use crate::overload::in_flight::RequestClass;
 ///
 /// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 /// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-/// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+/// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+/// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+/// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+/// again. The place is also kept when the client disconnects.
 /// When too many requests wait already, the gateway still tries once if no other request waits at
 /// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 /// gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -51,7 +54,7 @@ use crate::overload::in_flight::RequestClass;
         (status = 400, description = "invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
-        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
+        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
         (status = 429, description = "too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded"),
         (status = 503, description = "quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold it, try again; draining, overloaded, audit_unavailable"),
     )
@@ -157,7 +160,8 @@ pub(super) async fn extend(
 /// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 /// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 /// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-/// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+/// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+/// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
@@ -226,7 +230,8 @@ async fn resolve(lock: &LockAccess, token: LockToken) -> Result<ResolvedToken, A
 
 /// Inspect a lock
 ///
-/// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+/// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+/// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
 /// the state may have changed before the answer arrives.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
@@ -242,7 +247,8 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Other).await?;
     let inspection = access.gateway().inspect(name).await;
-    json_response(StatusCode::OK, &lock_status(name, inspection, access.sees_nodes()))
+    let waiters = access.gateway().waiters(name);
+    json_response(StatusCode::OK, &lock_status(name, inspection, waiters, access.sees_nodes()))
 }
 
 /// List held locks

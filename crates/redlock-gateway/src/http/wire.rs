@@ -3,13 +3,13 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlock_api::{Health, Lease, LockList, LockState, LockStatus, NodeAnswer, NodeHealth};
+use redlock_api::{Health, Lease, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Waiter};
 use redlock_core::node::NodeStatus;
 use redlock_core::{HeldBy, Inspection, LockName, NodeReport, NodeView};
 use serde::Serialize;
 
 use crate::gateway::{LeaseView, ListView, Readiness};
-use crate::info::LockMetadata;
+use crate::info::{LockMetadata, label_of};
 use crate::remedy::{in_flags, section};
 
 /// A granted or extended lock, with the label from the request.
@@ -29,7 +29,7 @@ pub fn lease(name: &LockName, view: &LeaseView, owner: Option<String>) -> Lease 
     }
 }
 
-fn rfc3339(micros: u64) -> String {
+pub(super) fn rfc3339(micros: u64) -> String {
     let time: SystemTime = UNIX_EPOCH + Duration::from_micros(micros);
     humantime::format_rfc3339_millis(time).to_string()
 }
@@ -58,7 +58,12 @@ fn shown(answer: NodeAnswer, at: usize, with_names: bool) -> NodeAnswer {
 }
 
 /// `with_names`: whether the caller may see the names of the nodes.
-pub(super) fn lock_status(name: &LockName, inspection: Inspection, with_names: bool) -> LockStatus {
+pub(super) fn lock_status(
+    name: &LockName,
+    inspection: Inspection,
+    (waiters, total): (Vec<(redlock_core::Waiter, u64)>, usize),
+    with_names: bool,
+) -> LockStatus {
     let nodes = inspection.nodes.into_iter().enumerate().map(|(at, (node, view))| {
         let (state, detail) = match view {
             NodeView::Held => ("held", None),
@@ -68,7 +73,17 @@ pub(super) fn lock_status(name: &LockName, inspection: Inspection, with_names: b
         };
         shown(NodeAnswer { node, state: state.into(), detail }, at, with_names)
     });
-    LockStatus { nodes: Some(nodes.collect()), ..majority_view(name, inspection.state) }
+    let waiter = |(waiter, since): (redlock_core::Waiter, u64)| Waiter {
+        owner: label_of(waiter.info.as_bytes()),
+        waiting_since: rfc3339(since),
+        is_away: waiter.is_away,
+    };
+    LockStatus {
+        nodes: Some(nodes.collect()),
+        waiters: waiters.into_iter().map(waiter).collect(),
+        waiters_total: Some(total as u64).filter(|total| *total > 0),
+        ..majority_view(name, inspection.state)
+    }
 }
 
 /// A page of held locks. `shows`: whether the caller may see more of a lock than that it is held.
@@ -103,6 +118,8 @@ fn status_of(name: &LockName, state: LockState, by: HeldBy) -> LockStatus {
         expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
         acquired_at: by.fencing.map(|token| rfc3339(token.get())),
         nodes: None,
+        waiters: Vec::new(),
+        waiters_total: None,
     }
 }
 

@@ -44,6 +44,10 @@ pub struct Client {
     pub waiting: Counter,
     /// The locks that the client waits for.
     pub waited_locks: LockNames,
+    /// Places in line: of waiters, and those kept between two requests.
+    pub places: Counter,
+    /// The same places by lock.
+    pub places_by_lock: LockNames,
     /// Listings under way.
     pub listing: Counter,
     /// Requests in the fair queue.
@@ -97,9 +101,16 @@ impl Client {
         // The other counts need no check: a client with `waited_locks` has waiters, a running
         // request is in flight, and a request in the fair queue has a connection.
         let Self {
-            connections, in_flight_acquires, in_flight_held, waiting, listing, quota, ..
+            connections,
+            in_flight_acquires,
+            in_flight_held,
+            waiting,
+            places,
+            listing,
+            quota,
+            ..
         } = self;
-        [connections, in_flight_acquires, in_flight_held, waiting, listing]
+        [connections, in_flight_acquires, in_flight_held, waiting, places, listing]
             .iter()
             .all(|counter| counter.count() == 0)
             && quota.is_empty()
@@ -231,6 +242,18 @@ impl LockNames {
     pub fn take(&self, name: &LockName, limit: usize) -> Option<NamePermit> {
         let mut taken = self.0.lock();
         if taken.len() >= limit && !taken.contains_key(name) {
+            return None;
+        }
+        *taken.entry(name.clone()).or_default() += 1;
+        Some(NamePermit(self.clone(), name.clone()))
+    }
+}
+
+impl LockNames {
+    /// Takes a permit; `None` when this name is taken `limit` times.
+    pub fn take_again(&self, name: &LockName, limit: usize) -> Option<NamePermit> {
+        let mut taken = self.0.lock();
+        if taken.get(name).copied().unwrap_or_default() >= limit {
             return None;
         }
         *taken.entry(name.clone()).or_default() += 1;

@@ -34,8 +34,8 @@ pub(super) trait RetrySchedule: Send {
         now: Instant,
     ) -> Result<(), LockError>;
 
-    /// The error to return when an attempt was cut off.
-    fn last_error(&self, _now: Instant) -> LockError {
+    /// The last attempt was cut off. Returns the error of the request.
+    fn cut_off(&mut self, _now: Instant) -> LockError {
         // A schedule that keeps no details of refusals reports the lock as held.
         LockError::Held(Default::default())
     }
@@ -56,7 +56,7 @@ pub(super) async fn until_granted(mut schedule: impl RetrySchedule) -> Result<Le
             None => attempt.await,
             Some(cut_off) => match timeout_at(cut_off, attempt).await {
                 Ok(result) => result,
-                Err(_) => return Err(schedule.last_error(Instant::now())),
+                Err(_) => return Err(schedule.cut_off(Instant::now())),
             },
         };
         let now = Instant::now();

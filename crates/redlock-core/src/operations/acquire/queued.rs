@@ -10,12 +10,13 @@ use tokio::time::{Instant, timeout_at};
 use super::attempt::{AcquireParams, Attempt, AttemptError};
 use super::attempts::{MAX_SPLIT_TRIES, RetrySchedule};
 use super::backoff::Backoff;
-use crate::error::LockError;
+use crate::error::{HeldBy, LockError};
 use crate::model::validity::Lease;
 use crate::node::HandoffRoute;
 use crate::shared::Shared;
 use crate::wait::queue::Cause;
-use crate::wait::ticket::{Step, Success, WaitTicket};
+use crate::wait::places::PlacePermit;
+use crate::wait::ticket::{MayTry, Step, Success, WaitTicket};
 
 /// Pauses are computed as if a round took at least this long.
 const SHORTEST_ROUND: Duration = Duration::from_micros(500);
@@ -64,17 +65,38 @@ impl<F> Queued<'_, F> {
     }
 }
 
-impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
+impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
     /// Begins to wait, if a slot is free. If no slot is free, returns the error of the slot. But if
     /// an earlier attempt found no quorum, returns that error instead.
     fn take_slot(&mut self, now: Instant) -> Result<(), LockError> {
         let Some(on_wait) = self.on_wait.take() else { return Ok(()) };
-        let Err(full) = self.ticket.take_slot().and_then(|()| on_wait()) else { return Ok(()) };
+        let full = match self.ticket.take_slot().and_then(|()| on_wait()) {
+            Ok(permit) => {
+                self.ticket.may_keep(permit.into());
+                return Ok(());
+            }
+            Err(full) => full,
+        };
         match self.last_error(now) {
             error @ (LockError::NoQuorum(_) | LockError::Unknown(_)) if self.has_tried => {
                 Err(error)
             }
             _ => Err(full),
+        }
+    }
+
+    /// Ends the wait without a grant. Returns the queue's last refusal, with the place of this
+    /// waiter.
+    fn end(&mut self, now: Instant) -> LockError {
+        if self.params.owner_is_shared {
+            // The place of a request that is too impatient to wait for a slot is kept, too.
+            let _ = self.take_slot(now);
+        }
+        let error = self.last_error(now);
+        let place = self.ticket.end(now);
+        match error {
+            LockError::Held(by) => LockError::Held(HeldBy { line: place, ..by }),
+            error => error,
         }
     }
 
@@ -92,12 +114,20 @@ impl<F: FnOnce() -> Result<(), LockError>> Queued<'_, F> {
     }
 }
 
-impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F> {
+impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySchedule
+    for Queued<'_, F>
+{
     async fn next(&mut self) -> Result<(Attempt, Option<Instant>), LockError> {
         loop {
             let now = Instant::now();
-            let in_time = now < self.deadline || self.is_new;
-            let attempt = match self.ticket.step(now, in_time) {
+            let may_try = if now < self.deadline {
+                MayTry::InOrder
+            } else if self.is_new {
+                MayTry::Now
+            } else {
+                MayTry::No
+            };
+            let attempt = match self.ticket.step(now, may_try) {
                 Step::Handed(attempt) => {
                     self.reason = WakeReason::Handed;
                     attempt
@@ -121,7 +151,13 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
                     continue;
                 }
                 Step::Wait | Step::WaitUntil(_) if now >= self.deadline => {
-                    return Err(self.last_error(now));
+                    return Err(self.end(now));
+                }
+                // The request stays new, so that it makes its attempt at its deadline at the latest.
+                Step::Defer(until) => {
+                    self.take_slot(now)?;
+                    signalled(&self.ticket, until.min(self.deadline)).await;
+                    continue;
                 }
                 later @ (Step::Wait | Step::WaitUntil(_)) => {
                     // After split votes the next attempt follows at once, without a slot.
@@ -174,8 +210,8 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
         Ok(())
     }
 
-    fn last_error(&self, now: Instant) -> LockError {
-        Queued::last_error(self, now)
+    fn cut_off(&mut self, now: Instant) -> LockError {
+        self.end(now)
     }
 
     fn granted(self, lease: &mut Lease, round: Duration, now: Instant) {
@@ -188,7 +224,7 @@ impl<F: FnOnce() -> Result<(), LockError> + Send> RetrySchedule for Queued<'_, F
             WakeReason::First(Cause::Hint) => observer.handed_over(HandoffRoute::Remote),
             WakeReason::First(Cause::Poll) => {}
             // The waiter got its owner's grant beside the queue, so the queue does not change.
-            WakeReason::OwnGrant => return,
+            WakeReason::OwnGrant => return self.ticket.served(now),
         }
         if matches!(self.reason, WakeReason::First(Cause::Hint | Cause::Poll)) {
             self.shared.fairness.quota_begins(&self.params.keys.lock, now);

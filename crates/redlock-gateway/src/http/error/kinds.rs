@@ -32,8 +32,8 @@ kinds! {
     LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "no such lock is held: it was released or has expired";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not take this method; the Allow header lists those it takes";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
-    LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" holds it; it may expire in 21400 ms";
-    NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this token does not hold the lock; \"nightly-report on host-7\" holds it; it may expire in 21400 ms";
+    LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s";
+    NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this token does not hold the lock; \"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms";
     MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock has been held for 1day and the limit is 1day; release it, then acquire it again";
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";
     UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, UnsupportedMediaType, "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}')";
