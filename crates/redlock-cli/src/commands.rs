@@ -6,7 +6,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use redlock_client::{Client, LockStatus, NodeHealth, default_owner};
+use redlock_client::{Client, LockStatus, NodeHealth, Waiter, default_owner};
 use rustix::process::Pid;
 use serde_json::json;
 
@@ -45,7 +45,8 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             }
             Command::Status { name } => {
                 let status = client.status(&name).await?;
-                print(is_json, &status.json, format_args!("{}", in_words(&status)))
+                print(is_json, &status.json, format_args!("{}", in_words(&status)))?;
+                if is_json { Ok(()) } else { print_waiters(&status) }
             }
             Command::List { prefix } => list(&client, &prefix, is_json).await,
             Command::Watch { name } => watch(&client, &name, is_json).await,
@@ -171,6 +172,20 @@ fn in_words(status: &LockStatus) -> String {
         add(", ", Some(format!("{key:?} = {value:?}")));
     }
     words
+}
+
+/// Prints the line for a lock at the gateway that answered.
+fn print_waiters(status: &LockStatus) -> Result<(), ExitOutcome> {
+    for (at, Waiter { owner, waiting_since, .. }) in status.waiters.iter().enumerate() {
+        let label = owner.as_ref().map_or_else(|| "somebody".into(), |label| format!("{label:?}"));
+        let words = format!("  {}. in line: {label} since {waiting_since}", at + 1);
+        print(false, &json!(null), format_args!("{words}"))?;
+    }
+    let further = status.waiters_total.unwrap_or(0).saturating_sub(status.waiters.len() as u64);
+    match further {
+        0 => Ok(()),
+        further => print(false, &json!(null), format_args!("  {further} more in line")),
+    }
 }
 
 /// Prints a line on standard output. A closed pipe ends the command without an error.

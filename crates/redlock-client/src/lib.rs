@@ -51,7 +51,7 @@ mod tls;
 mod waiting;
 
 pub use redlock_api::{
-    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode,
+    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode, Waiter,
 };
 
 pub use self::client::{Answer, Client, ClientBuilder};

@@ -26,7 +26,7 @@ use crate::operations::release;
 use crate::settings::{Env, Settings, SettingsError};
 use crate::shared::Shared;
 use crate::wait::places::PlacePermit;
-use crate::wait::{Waiter, WaitRegistry, Waiting};
+use crate::wait::{WaitRegistry, Waiter, Waiting};
 
 /// The longest time that a listing may take, whatever its `patience`.
 const MAX_LISTING: Duration = Duration::from_secs(3600);

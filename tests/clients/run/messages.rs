@@ -47,7 +47,7 @@ async fn json_shows_the_token_only_to_acquire() {
             let parsed: Result<Value, _> = serde_json::from_str(line);
             assert!(parsed.is_ok(), "{args:?}: {line}");
         }
-        shown += &format!("{args:?}: {out}{err}\n");
+        shown += &format!("{}: {out}{err}\n", args[0]);
     }
     std::fs::write(dir.path().join("go"), "").unwrap();
     let ended = ended(running).await;

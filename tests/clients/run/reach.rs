@@ -106,7 +106,7 @@ async fn self_signed_certificate_is_trusted_as_given() {
     for (gateway, host, ca, what) in [
         (&gateway, "127.0.0.1", &ours, "not valid for name"),
         (&gateway, "localhost", &theirs, "certificate"),
-        (&stale, "localhost", &expired, "expired"),
+        (&stale, "localhost", &expired, "Expired"),
     ] {
         let (code, shown) = ask(gateway, host, &ca.cert).await;
         assert!(code == Some(69) && shown.contains(what), "{what}: {code:?} {shown}");

@@ -173,9 +173,13 @@ pub(crate) struct Pause {
 /// Why a waiter leaves its queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Leave {
-    Granted { now: Instant },
+    Granted {
+        now: Instant,
+    },
     /// The wait ended without a grant, or the request was dropped.
-    Ended { now: Instant },
+    Ended {
+        now: Instant,
+    },
 }
 
 /// What a waiter leaves behind.
@@ -282,7 +286,9 @@ impl<P, A> WaitQueues<P, A> {
         let Some(queue) = queues.get_mut(lock) else { return Left { handed: None, line: None } };
         let number = queue.number_of(ticket);
         let is_next = queue.is_first(ticket) || queue.competing == Some(ticket);
-        let Some(waiter) = queue.waiters.remove(&number) else { return Left { handed: None, line: None } };
+        let Some(waiter) = queue.waiters.remove(&number) else {
+            return Left { handed: None, line: None };
+        };
         queue.numbers.remove(&ticket);
         queue.shared_owners -= usize::from(waiter.shared_owner.is_some());
         if waiter.has_slot {
@@ -299,9 +305,8 @@ impl<P, A> WaitQueues<P, A> {
                 places.came_back(number);
             }),
             Leave::Ended { now } => {
-                let away = self.with_places(places, lock, now, |places| {
-                    places.line().range(..number).count()
-                });
+                let away = self
+                    .with_places(places, lock, now, |places| places.line().range(..number).count());
                 let position = away + queue.waiters.range(..number).count() + 1;
                 let copy = shared_owner.and_then(|owner| queue.pass_on(number, owner, since));
                 is_passed_on = copy.is_some();

@@ -482,7 +482,10 @@ fn a_repeated_hint_counts_after_a_refusal() {
         refused(&first, now);
         now += 2 * MS;
     }
-    assert!(matches!(first.step(now, MayTry::InOrder), Step::WaitUntil(_)), "the quick attempts are used up");
+    assert!(
+        matches!(first.step(now, MayTry::InOrder), Step::WaitUntil(_)),
+        "the quick attempts are used up"
+    );
     queue.wake(&lock(), 7, now);
     assert_eq!(step(&first, now), ("hint", None));
 }

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::handoff::{Handoff, Next};
+use super::places::PlacePermit;
 use super::polls::Polls;
 use super::queue::{Bounds, Cause, Leave, Left, QUICK, Shard, WaitQueue, WaitQueues, Waiter};
 use super::sync::{Arc, Ordering};
-use super::places::PlacePermit;
 use crate::error::{LinePlace, LockError, WaitLimit};
 use crate::model::types::Owner;
 

@@ -17,10 +17,7 @@ pub(super) fn describe() {
         "Duration of requests with wait_ms, until a grant or their end."
     );
     gauge!("redlock_waiters", "Requests that wait for a lock.");
-    gauge!(
-        "redlock_kept_places",
-        "Places in line that are kept for clients between two requests."
-    );
+    gauge!("redlock_kept_places", "Places in line that are kept for clients between two requests.");
     gauge!("redlock_waiting_locks", "Locks that at least one request waits for.");
     gauge!("redlock_waiters_limit", "Maximum number of waiting requests.");
     gauge!(

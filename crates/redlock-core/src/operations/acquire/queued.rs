@@ -14,8 +14,8 @@ use crate::error::{HeldBy, LockError};
 use crate::model::validity::Lease;
 use crate::node::HandoffRoute;
 use crate::shared::Shared;
-use crate::wait::queue::Cause;
 use crate::wait::places::PlacePermit;
+use crate::wait::queue::Cause;
 use crate::wait::ticket::{MayTry, Step, Success, WaitTicket};
 
 /// Pauses are computed as if a round took at least this long.
