@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlock_client::{Client, Error, Guard, Loss, LossReason};
 use rustix::process::Signal;
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{PATIENCE, eventually, masters};
+use crate::support::harness::{DeadPort, PATIENCE, eventually, masters};
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -256,6 +256,90 @@ async fn a_refusal_names_its_reason_or_the_limit() {
             .to_string()
             .contains("refused")
     );
+}
+
+#[tokio::test]
+async fn waiting_acquire_reports_place_holder_and_gateway() {
+    let gateway = Launch::embedded().flag("--max-wait", "300ms").ready().await;
+    let client = client(&[&gateway]);
+    let guard = client.lock("a").owner("alice").acquire().await.unwrap();
+    let first = client.lock("a").wait(PATIENCE).acquire();
+    let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let second = client.lock("a").wait(PATIENCE).on_waiting(move |waiting| {
+        let _ = seen.send(waiting.clone());
+    });
+    let watched = async {
+        let first = tokio::spawn(first);
+        eventually("the first one waits", async || {
+            (gateway.inspect("a").await["waiters_total"] == 1).then_some(())
+        })
+        .await;
+        let second = tokio::spawn(second.acquire());
+        for _ in 0..4 {
+            let waiting = told.recv().await.expect("it waits");
+            assert_eq!((&*waiting.name, waiting.position), ("a", Some(2)), "{waiting:?}");
+            assert_eq!((waiting.gateway, waiting.trouble), (url(&gateway), None));
+            assert_eq!(waiting.holder.as_deref(), Some("alice"));
+            assert!(waiting.acquired_at.is_some_and(|at| at.ends_with('Z')));
+        }
+        guard.release().await.unwrap();
+        first.await.unwrap().unwrap().release().await.unwrap();
+        second.await.unwrap().unwrap()
+    };
+    let guard = timeout(PATIENCE, watched).await.expect("both are served");
+    let owner = gateway.inspect("a").await["owner"].as_str().unwrap().to_owned();
+    assert!(owner.contains(&format!(":{} black_box", std::process::id())), "{owner}");
+    guard.release().await.unwrap();
+}
+
+/// Well below the 5 s for which a failed request is repeated.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn without_a_listener_every_call_fails_at_once() {
+    let dead = [DeadPort::new(), DeadPort::new()];
+    let urls = dead.each_ref().map(|dead| format!("http://127.0.0.1:{}", dead.port()));
+    let client = Client::builder().url(&*urls[0]).url(&*urls[1]).build().unwrap();
+    let begin = Instant::now();
+    let second = Duration::from_secs(1);
+    for error in [
+        client.lock("a").acquire().await.unwrap_err(),
+        client.lock("a").wait(Duration::MAX).needs_gateway().acquire().await.unwrap_err(),
+        client.status("a").await.unwrap_err(),
+        client.extend("a", "t", second).await.unwrap_err(),
+        client.release("a", "t").await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Unavailable { is_unreachable: true, .. }), "{error}");
+        let error = error.to_string();
+        assert!(error.starts_with("a: ") && urls.iter().all(|url| error.contains(url)), "{error}");
+    }
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    let begin = Instant::now();
+    client.lock("a").wait(second).acquire().await.unwrap_err();
+    let took = begin.elapsed();
+    assert!(took >= second && took < second + AT_ONCE, "{took:?}");
+}
+
+#[tokio::test]
+async fn timeout_bounds_every_call() {
+    let gateway = Launch::embedded().ready().await;
+    let half = Duration::from_millis(500);
+    let client = Client::builder().url(url(&gateway)).timeout(half).build().unwrap();
+    let guard = client.lock("held").acquire().await.unwrap();
+    let begin = Instant::now();
+    let held = client.lock("held").wait(PATIENCE).acquire().await;
+    assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+    gateway.signal(Signal::STOP);
+    let hung = client.lock("a").wait(PATIENCE).acquire().await;
+    let status = client.status("a").await.map(|_| ());
+    let took = begin.elapsed();
+    gateway.signal(Signal::CONT);
+    for error in [hung.map(|_| ()).unwrap_err(), status.unwrap_err()] {
+        assert!(error.to_string().contains("did not answer within"), "{error}");
+    }
+    // The acquire may have been granted. So its release takes up to 2 s more.
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]
