@@ -32,8 +32,8 @@ async fn json_shows_the_token_only_to_acquire() {
         &["nodes"],
         &["acquire", "job"],
         &["acquire", "job", "--format", "shell"],
-        &["run", "job", "--wait", "0", "true"],
-        &["run", "job", "--wait", "100ms", "true"],
+        &["run", "job", "--wait", "0", "--", "true"],
+        &["run", "job", "--wait", "100ms", "--", "true"],
         &["extend", "job", "--token", token],
         &["extend", "other", "--token", token],
         &["release", "other", "--token", token],
@@ -68,16 +68,16 @@ async fn every_refusal_names_the_lock() {
     holder.acquire(&gateway, "jobs/a").await;
     let nowhere = ["--url", "http://127.0.0.1:1"];
     for (flags, args, code) in [
-        (&key_file[..], &["run", "jobs/a", "--wait", "0", "true"][..], 75),
-        (&key_file, &["run", "jobs/a", "--wait", "1ms", "true"], 75),
+        (&key_file[..], &["run", "jobs/a", "--wait", "0", "--", "true"][..], 75),
+        (&key_file, &["run", "jobs/a", "--wait", "1ms", "--", "true"], 75),
         (&key_file, &["acquire", "jobs/a"], 75),
         (&key_file, &["extend", "jobs/a", "--token", "1.1.a"], 64),
-        (&key_file, &["run", "jobs/b", "--ttl", "20h", "true"], 64),
+        (&key_file, &["run", "jobs/b", "--ttl", "20h", "--", "true"], 64),
         (&key_file, &["run", "jobs/b", "--", "/no/such/thing"], 127),
-        (&key_file, &["run", "other", "true"], 77),
+        (&key_file, &["run", "other", "--", "true"], 77),
         (&key_file, &["force-release", "jobs/a"], 77),
         (&[], &["status", "jobs/a"], 77),
-        (&nowhere, &["run", "jobs/a", "true"], 69),
+        (&nowhere, &["run", "jobs/a", "--", "true"], 69),
         (&nowhere, &["release", "jobs/a", "--token", "a"], 69),
         (&nowhere, &["watch", "jobs/a"], 69),
     ] {
@@ -164,7 +164,7 @@ async fn nested_run_leaves_no_process_behind() {
     // The inner `redlock run` waits in vain. Its watchdogs are stopped, so they cannot end by
     // themselves.
     let work = format!(
-        r#"{redlock_path} run held --wait 3s true 2> /dev/null & echo $! > "$1/inner"; wait $!"#
+        r#"{redlock_path} run held --wait 3s -- true 2> /dev/null & echo $! > "$1/inner"; wait $!"#
     );
     let outer = redlock(&gateway, &script(&dir, &[], &work)).spawn().unwrap();
     let inner = number(&dir, "inner").await;

@@ -20,8 +20,8 @@ async fn nothing_listening_is_reported_at_once() {
     let urls = dead.each_ref().map(|dead| format!("http://127.0.0.1:{}", dead.port()));
     let urls = ["--url", &urls[0], "--url", &urls[1]];
     for args in [
-        &["run", "a", "true"][..],
-        &["run", "a", "--wait", "0", "true"],
+        &["run", "a", "--", "true"][..],
+        &["run", "a", "--wait", "0", "--", "true"],
         &["acquire", "a"],
         &["extend", "a", "--token", "t"],
         &["release", "a", "--token", "t"],
@@ -39,7 +39,7 @@ async fn nothing_listening_is_reported_at_once() {
         assert!(are_named && err.contains("no gateway can be reached"), "{args:?}: {err}");
     }
     let alive = format!("http://{}", gateway.address());
-    let some_alive = [&urls[..], &["--url", &alive, "run", "a", "true"]].concat();
+    let some_alive = [&urls[..], &["--url", &alive, "run", "a", "--", "true"]].concat();
     assert_eq!(output(&gateway, &some_alive).await, (Some(0), String::new(), String::new()));
 }
 
@@ -51,7 +51,8 @@ async fn wait_asks_again_until_a_gateway_listens() {
     let launch = Launch::bare(&["--listen", &address]);
     let away = Launch::embedded().ready().await;
     let url = format!("http://{address}");
-    let mut run = redlock(&away, &["--url", &url, "run", "a", "--wait", "forever", "echo", "hi"]);
+    let mut run =
+        redlock(&away, &["--url", &url, "run", "a", "--wait", "forever", "--", "echo", "hi"]);
     let mut run = run.spawn().unwrap();
     let told = super::line(&mut run).await;
     assert!(told.starts_with("redlock: a: no gateway answers, asking again: http://"), "{told}");
@@ -70,14 +71,17 @@ async fn timeout_bounds_a_request_in_all() {
         assert!(begin.elapsed() < AT_ONCE, "{args:?}: {err}");
         (code, err)
     };
-    for args in [&["run", "held", "true"][..], &["acquire", "held", "--wait", "1m"]] {
+    for args in [&["run", "held", "--", "true"][..], &["acquire", "held", "--wait", "1m"]] {
         let (code, err) = took(&gateway, args).await;
         assert!(code == Some(75) && err.contains("holds the lock"), "{args:?}: {code:?} {err}");
     }
     gateway.signal(Signal::STOP);
-    for args in
-        [&["run", "a", "true"][..], &["acquire", "a", "--wait", "1m"], &["status", "a"], &["nodes"]]
-    {
+    for args in [
+        &["run", "a", "--", "true"][..],
+        &["acquire", "a", "--wait", "1m"],
+        &["status", "a"],
+        &["nodes"],
+    ] {
         let (code, err) = took(&gateway, args).await;
         assert!(code == Some(69) && err.contains("did not answer within"), "{args:?}: {err}");
     }

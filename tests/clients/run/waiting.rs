@@ -39,7 +39,10 @@ impl Line {
         let place = format!("{} in line", ["1st", "2nd", "3rd", "4th", "5th"][self.runs.len()]);
         let log = self.path("log");
         let work = format!("echo {label} >> {}", log.display());
-        let mut run = redlock(any, &["run", "job", "--owner", label, "sh", "-c", &work]);
+        let mut run = redlock(
+            any,
+            &["run", "job", "--owner", label, "--wait", "2m", "--", "sh", "-c", &work],
+        );
         run.env("REDLOCK_URL", self.urls.join(","));
         run.stderr(Stdio::from(File::create(self.path(label)).unwrap()));
         self.runs.push(run.spawn().unwrap());
@@ -129,11 +132,11 @@ async fn killed_gateway_loses_the_places_and_runs_say_so() {
 async fn run_waits_without_end_and_wait_0_tries_once() {
     let gateway = Launch::embedded().ready().await;
     let held = gateway.post("job", json!({ "owner": "alice", "ttl_ms": 60_000 })).await;
-    let (code, out, err) = output(&gateway, &["run", "job", "--wait", "0", "true"]).await;
+    let (code, out, err) = output(&gateway, &["run", "job", "--wait", "0", "--", "true"]).await;
     assert_eq!((code, &*out), (Some(75), ""), "{err}");
     let mut waiting = Vec::new();
     for flags in [&[][..], &["--wait", "forever"], &["--json"]] {
-        let args = [&["run", "job"], flags, &["echo", "hi"]].concat();
+        let args = [&["run", "job"], flags, &["--", "echo", "hi"]].concat();
         let mut run = redlock(&gateway, &args).spawn().unwrap();
         let told = super::line(&mut run).await;
         assert!(told.contains("in line, held by ") && told.contains("alice"), "{told}");
@@ -150,7 +153,8 @@ async fn run_waits_without_end_and_wait_0_tries_once() {
 #[tokio::test]
 async fn wrong_wait_says_what_is_wanted() {
     let gateway = Launch::embedded().ready().await;
-    for args in [&["run", "job", "--wait", "soon", "true"][..], &["acquire", "job", "--wait", "5"]]
+    for args in
+        [&["run", "job", "--wait", "soon", "--", "true"][..], &["acquire", "job", "--wait", "5"]]
     {
         let (code, _, err) = output(&gateway, args).await;
         assert!(code == Some(64) && err.contains("10m") && err.contains("forever"), "{err}");
@@ -162,7 +166,7 @@ async fn given_up_place_is_free_at_once() {
     let gateway = Launch::embedded().flag("--max-wait", "500ms").ready().await;
     gateway.post("job", json!({ "owner": "alice", "ttl_ms": 60_000 })).await;
     let mut line = Line::new(&[&gateway]);
-    let (code, _, err) = output(&gateway, &["run", "job", "--wait", "1s", "true"]).await;
+    let (code, _, err) = output(&gateway, &["run", "job", "--wait", "1s", "--", "true"]).await;
     assert!(code == Some(75) && err.contains("1st in line"), "{err}");
     line.join(&gateway, "A").await;
     turns(&gateway, 2).await;
