@@ -66,6 +66,7 @@ mod http {
     mod front_door;
     mod fuzz;
     mod given_up;
+    mod kept_places;
     pub(crate) mod keys;
     mod listing;
     mod locks;

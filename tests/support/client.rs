@@ -162,8 +162,17 @@ impl Answer {
         openapi::assert_schema("Problem", &problem);
 
         let (required, optional): (&[&str], &[&str]) = match code {
-            "lock_held" => (&["retry_after_ms"], &["holder", "expires_in_ms"]),
-            "not_holder" => (&[], &["holder", "expires_in_ms"]),
+            "lock_held" => (
+                &["retry_after_ms"],
+                &[
+                    "holder",
+                    "expires_in_ms",
+                    "acquired_at",
+                    "queue_position",
+                    "queue_place_expires_ms",
+                ],
+            ),
+            "not_holder" => (&[], &["holder", "expires_in_ms", "acquired_at"]),
             "quorum_unavailable" | "outcome_unknown" => {
                 (&["retry_after_ms", "nodes", "runbook"], &[])
             }

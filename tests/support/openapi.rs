@@ -104,6 +104,7 @@ pub(crate) fn check(document: &Value, schema: &Value, value: &Value, at: &str) {
             let least = schema["minimum"].as_i64().unwrap_or(i64::MIN);
             assert!((least..=max).contains(&number), "{at} is out of range: {value}");
         }
+        Some("boolean") => assert!(value.is_boolean(), "{at} is not a boolean: {value}"),
         other => panic!("{at}: the tests do not know the type {other:?}"),
     }
 }

@@ -46,6 +46,8 @@ use self::handoff::Next;
 use self::queue::{Bounds, Pause, WaitQueues};
 use self::ticket::{MayTry, Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
+use crate::model::types::Owner;
+use crate::wait::places::PlacePermit;
 use crate::wait::{places, polls};
 
 const SEED: u64 = 17;
@@ -70,6 +72,7 @@ struct World {
     over: u32,
     /// In how many of ten handoffs the plan is dropped without a handoff, at random.
     unused: u32,
+    gap: Gap,
     nodes: Mutex<Nodes>,
     elsewhere: Mutex<Vec<JoinHandle<bool>>>,
     prepared: AtomicUsize,
@@ -140,11 +143,24 @@ enum Fate {
     Handed,
 }
 
+/// What a first waiter does with a free lock that it leaves to a waiter between two turns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Gap {
+    /// It waits for that waiter, however long the gap is.
+    Waits,
+    /// The gap is over at once.
+    Ends,
+}
+
 fn lock() -> Bytes {
     Bytes::from_static(b"lock:a")
 }
 
 fn world(holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<World> {
+    world_with(Gap::Ends, holder, bounds, over, unused)
+}
+
+fn world_with(gap: Gap, holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<World> {
     static BASE: OnceLock<Instant> = OnceLock::new();
     Arc::new_cyclic(|this| World {
         queues: WaitQueues::new(bounds),
@@ -152,6 +168,7 @@ fn world(holder: Option<u64>, bounds: Bounds, over: u32, unused: u32) -> Arc<Wor
         ticks: AtomicU64::new(0),
         over,
         unused,
+        gap,
         nodes: Mutex::new(Nodes { holder, ..Nodes::default() }),
         elsewhere: Mutex::new(Vec::new()),
         prepared: AtomicUsize::new(0),
@@ -272,7 +289,10 @@ impl World {
                 Step::Attempt(cause) => (self.ask(id, None), Some(cause)),
                 Step::AskForOwn => unreachable!("no two waiters have one owner here"),
                 // The queue pauses after it yields. The test's clock moves on past the pause.
-                Step::Defer(then) | Step::WaitUntil(then) if then < self.base + NEVER / 2 => {
+                Step::WaitUntil(then) | Step::Defer(then)
+                    if then < self.base + NEVER / 2
+                        && (self.gap == Gap::Ends || then < now + places::GAP / 2) =>
+                {
                     yield_now().await;
                     let ahead = then.saturating_duration_since(self.base).as_nanos() as u64;
                     self.ticks.fetch_max(ahead, Ordering::Relaxed);
@@ -347,9 +367,35 @@ impl World {
         assert_eq!(nodes.inside, 1, "two hold the lock");
     }
 
-    fn leaves(&self, ticket: Ticket) -> bool {
+    fn leaves(&self, mut ticket: Ticket) -> bool {
+        if thread_rng().gen_range(0..2) == 0 {
+            ticket.end(self.now());
+        }
         drop(ticket);
         false
+    }
+
+    /// Waits in turns: after each of these turns the waiter leaves, and comes back for the next
+    /// one. It stays in the last turn, if `stays`.
+    async fn wait_in_turns(self: Arc<Self>, id: u64, turns: Vec<u32>, stays: bool) -> bool {
+        let owner = Owner::from_bytes([id as u8; Owner::LEN]);
+        let enter = || {
+            let now = self.now();
+            let times = (now, now, now + NEVER);
+            let ticket = self.queues.enter(lock(), id, Some(owner), ROUND, times);
+            ticket.take_slot().expect("there is room");
+            ticket.may_keep(PlacePermit::counted(()));
+            ticket
+        };
+        for steps in turns {
+            let ticket = enter();
+            // The turn ends while the waiter waits, and never during its attempt.
+            if self.clone().wait(id, ticket, Fate::Impatient(steps)).await {
+                return true;
+            }
+            yield_now().await;
+        }
+        stays && self.clone().wait(id, enter(), Fate::Stays).await
     }
 
     /// Waits until signalled, or for `steps` steps.
@@ -385,6 +431,14 @@ impl World {
             "a prepared attempt was neither taken nor given back"
         );
         assert_eq!(self.nodes().holder, None, "somebody still has the lock");
+    }
+}
+
+impl World {
+    /// Checks that the places of waiters that did not come back end.
+    fn places_end(&self) {
+        self.queues.end_places(self.now() + places::KEPT + places::CHARGED);
+        assert_eq!(self.queues.kept(), 0, "a place is left");
     }
 }
 
@@ -528,6 +582,51 @@ fn waiters_with_short_rounds_block_nobody_and_change_no_order() {
         let grants = std::mem::take(&mut world.nodes().grants);
         assert!(grants.is_sorted() && grants.len() == 2, "out of order: {grants:?}");
         world.is_as_before();
+    });
+}
+
+#[test]
+fn waiters_in_turns_are_served_in_the_order_of_their_first() {
+    explore(10_000, || {
+        let world = world_with(Gap::Waits, Some(HOLDER), MANY, ALONE, 1);
+        let waiter = |id| {
+            let world = world.clone();
+            let turns =
+                (0..thread_rng().gen_range(0..3)).map(|_| thread_rng().gen_range(0..6)).collect();
+            spawn(world.wait_in_turns(id, turns, true))
+        };
+        let waiters: Vec<_> = (0..3).map(waiter).collect();
+        world.release(HOLDER);
+        assert_eq!(finish(waiters), [true; 3]);
+        let grants = std::mem::take(&mut world.nodes().grants);
+        assert!(grants.is_sorted() && grants.len() == 3, "out of order: {grants:?}");
+        assert_eq!(world.queues.kept(), 0, "a place of a waiter that was served is left");
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn waiters_that_do_not_come_back_block_nobody() {
+    explore(6_000, || {
+        let world = world(Some(HOLDER), MANY, 2, 1);
+        let waiter = |id: u64| {
+            let world = world.clone();
+            let turns =
+                (0..thread_rng().gen_range(1..3)).map(|_| thread_rng().gen_range(0..6)).collect();
+            // Two copies of one request leave and come back independently.
+            spawn(world.wait_in_turns(id / 2, turns, id == 0))
+        };
+        let mut waiters: Vec<_> = (0..4).map(waiter).collect();
+        let stays = world.clone();
+        waiters.push(spawn(async move {
+            let ticket = stays.enter(9);
+            stays.wait(9, ticket, Fate::Stays).await
+        }));
+        world.release(HOLDER);
+        let served = finish(waiters);
+        assert!(served[0] && served[4], "{served:?}");
+        world.is_as_before();
+        world.places_end();
     });
 }
 

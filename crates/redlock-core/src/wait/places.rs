@@ -89,9 +89,9 @@ pub(super) struct Places<P> {
     pause: Option<Pause>,
 }
 
-/// The last pause in which a free lock was left to a waiter that was away.
+/// The last pause, in which a free lock is left to waiters that are away.
 struct Pause {
-    /// The number of that waiter.
+    /// The smallest number of the waiters that it is for.
     number: u64,
     ends: Instant,
     charged_until: Instant,
@@ -111,9 +111,9 @@ impl<P> Default for Places<P> {
 }
 
 impl<P> Places<P> {
-    /// Places and charges, for the limit on both.
-    pub(super) fn count(&self) -> usize {
-        self.line.len() + usize::from(self.pause.is_some())
+    /// The number of places, and of charges for a pause.
+    pub(super) fn counts(&self) -> [usize; 2] {
+        [self.line.len(), usize::from(self.pause.is_some())]
     }
 
     /// Removes the places and the charge that have ended.
@@ -153,9 +153,8 @@ impl<P> Places<P> {
         may_charge: bool,
         now: Instant,
     ) -> Option<Instant> {
-        if let Some(Pause { number, ends, .. }) = &self.pause {
-            let goes_on = *ends > now && *number < first && self.line.contains_key(number);
-            return goes_on.then_some(*ends);
+        if self.pause.as_ref().map_or(!may_charge, |pause| pause.ends <= now) {
+            return None;
         }
         let lately = self.by_time.iter().rev();
         let lately = lately.take_while(|(left, _)| now.saturating_duration_since(*left) < GAP);
@@ -163,22 +162,25 @@ impl<P> Places<P> {
             .map(|(left, number)| (*number, *left))
             .filter(|(number, _)| *number < first)
             .min()?;
-        if !may_charge {
-            return None;
+        let gap_ends = left + GAP;
+        if let Some(pause) = &mut self.pause {
+            pause.number = pause.number.min(number);
+            return Some(gap_ends.min(pause.ends));
         }
         let _permit = self.line.get_mut(&number).and_then(|place| place.permit.take());
-        let ends = left + GAP;
-        self.pause = Some(Pause { number, ends, charged_until: now + CHARGED, _permit });
-        Some(ends)
+        let charged_until = now + CHARGED;
+        self.pause = Some(Pause { number, ends: gap_ends, charged_until, _permit });
+        Some(gap_ends)
     }
 
-    /// Whether a free lock may have been left to the waiter with this number.
-    pub(super) fn was_awaited(&self, number: u64) -> bool {
-        self.pause.as_ref().is_some_and(|pause| pause.number == number)
+    /// Whether the lock may be free because of a pause.
+    pub(super) fn is_paused(&self, now: Instant) -> bool {
+        self.pause.as_ref().is_some_and(|pause| pause.ends > now)
     }
 
-    /// The waiter with this number came back and asked the nodes: its pause is free of charge.
-    pub(super) fn came_back(&mut self, number: u64) {
+    /// The waiter with this number asked the nodes. If the pause was for it, the pause is free of
+    /// charge.
+    pub(super) fn asked(&mut self, number: u64) {
         self.pause.take_if(|pause| pause.number == number);
     }
 

@@ -78,8 +78,8 @@ pub(crate) struct WaitQueues<P, A> {
     /// The waiters with a slot, and the locks that they wait for.
     pub(super) waiters: AtomicUsize,
     pub(super) locks: AtomicUsize,
-    /// The kept places, and the charges for pauses.
-    kept: AtomicUsize,
+    /// The kept places, and the charges for pauses: see [`Places::counts`].
+    kept: [AtomicUsize; 2],
 }
 
 /// How many requests may wait. As many places are kept in all, and [`PLACES_PER_LOCK`] times as
@@ -202,7 +202,7 @@ impl<P, A> WaitQueues<P, A> {
             entered: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
             locks: AtomicUsize::new(0),
-            kept: AtomicUsize::new(0),
+            kept: [AtomicUsize::new(0), AtomicUsize::new(0)],
         })
     }
 
@@ -302,7 +302,7 @@ impl<P, A> WaitQueues<P, A> {
         let mut is_passed_on = false;
         match leave {
             Leave::Granted { now } => self.with_places(places, lock, now, |places| {
-                places.came_back(number);
+                places.asked(number);
             }),
             Leave::Ended { now } => {
                 let away = self
@@ -338,9 +338,9 @@ impl<P, A> WaitQueues<P, A> {
     /// Keeps a place, if the limits allow. Returns whether they do.
     fn keep(&self, all: &mut KeptPlaces<P>, lock: &Bytes, number: u64, place: Place<P>) -> bool {
         let now = place.left;
-        if !self.has_room() {
+        if self.kept() >= self.bounds.total {
             self.end_places_of(all, now);
-            if !self.has_room() {
+            if self.kept() >= self.bounds.total {
                 return false;
             }
         }
@@ -355,10 +355,6 @@ impl<P, A> WaitQueues<P, A> {
         })
     }
 
-    fn has_room(&self) -> bool {
-        self.kept.load(Ordering::Relaxed) < self.bounds.total
-    }
-
     /// Changes the kept places of a lock, if there are any. Those that have ended are removed
     /// before.
     pub(super) fn with_places<R: Default>(
@@ -369,17 +365,13 @@ impl<P, A> WaitQueues<P, A> {
         change: impl FnOnce(&mut Places<P>) -> R,
     ) -> R {
         let Some(places) = all.get_mut(lock) else { return R::default() };
-        let before = places.count();
+        let before = places.counts();
         places.end(now);
         let result = change(places);
-        let after = places.count();
-        if after == 0 {
+        let after = places.counts();
+        self.count_kept(before, after);
+        if after == [0, 0] {
             all.remove(lock);
-        }
-        if after > before {
-            self.kept.fetch_add(after - before, Ordering::Relaxed);
-        } else {
-            self.kept.fetch_sub(before - after, Ordering::Relaxed);
         }
         result
     }
@@ -393,18 +385,28 @@ impl<P, A> WaitQueues<P, A> {
         first: u64,
         now: Instant,
     ) -> Option<Instant> {
-        let may_charge = self.has_room();
+        let may_charge = self.kept[1].load(Ordering::Relaxed) < self.bounds.total;
         self.with_places(all, lock, now, |places| places.patient_until(first, may_charge, now))
     }
 
-    /// The number of kept places, and of charges for pauses.
+    fn count_kept(&self, before: [usize; 2], after: [usize; 2]) {
+        for ((kept, before), after) in self.kept.iter().zip(before).zip(after) {
+            if after > before {
+                kept.fetch_add(after - before, Ordering::Relaxed);
+            } else if after < before {
+                kept.fetch_sub(before - after, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The number of kept places.
     pub(crate) fn kept(&self) -> usize {
-        self.kept.load(Ordering::Relaxed)
+        self.kept[0].load(Ordering::Relaxed)
     }
 
     /// Removes the places that have ended, of all locks.
     pub(crate) fn end_places(&self, now: Instant) {
-        if self.kept() == 0 {
+        if self.kept.iter().all(|kept| kept.load(Ordering::Relaxed) == 0) {
             return;
         }
         for shard in &self.shards {
@@ -415,11 +417,11 @@ impl<P, A> WaitQueues<P, A> {
 
     fn end_places_of(&self, all: &mut KeptPlaces<P>, now: Instant) {
         all.retain(|_, places| {
-            let before = places.count();
+            let before = places.counts();
             places.end(now);
-            let after = places.count();
-            self.kept.fetch_sub(before - after, Ordering::Relaxed);
-            after > 0
+            let after = places.counts();
+            self.count_kept(before, after);
+            after != [0, 0]
         });
     }
 

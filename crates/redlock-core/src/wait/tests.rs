@@ -7,10 +7,12 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::handoff::{Handoff, Next};
+use super::places::{CHARGED, GAP, KEPT, PlacePermit};
 use super::queue::{Bounds, Cause, Pause, WaitQueues};
 use super::sync::Arc;
 use super::ticket::{MayTry, Refusal, Step, Success, WaitTicket};
-use crate::error::{LockError, WaitLimit};
+use crate::error::{HeldBy, LinePlace, LockError, WaitLimit};
+use crate::model::types::Owner;
 
 const MS: Duration = Duration::from_millis(1);
 const POLL: Duration = Duration::from_millis(700);
@@ -376,6 +378,348 @@ fn attempts_in_vain_are_counted_until_an_event() {
     assert_eq!(first.standing().in_vain, 2);
     queue.wake(&lock(), 7, now + POLL);
     assert_eq!(first.standing().in_vain, 0);
+}
+
+// Kept places.
+
+fn owner(n: u8) -> Owner {
+    Owner::from_bytes([n; Owner::LEN])
+}
+
+/// Enters the queue for an owner that other requests share. The place may be kept.
+fn enter_for(queue: &Queues, params: &'static str, owner: Owner, now: Instant) -> Ticket {
+    let ticket = queue.enter(lock(), params, Some(owner), MS, (now, now, now + 25 * MS));
+    ticket.may_keep(PlacePermit::counted(()));
+    ticket
+}
+
+/// The line: what each waiter asks for; in brackets, if it is away.
+fn line(queue: &Queues, now: Instant) -> String {
+    let (line, total) = queue.line(&lock(), 100, now, |params, _, is_away| {
+        if is_away { format!("({params})") } else { (*params).to_owned() }
+    });
+    assert_eq!(line.len(), total);
+    line.join(" ")
+}
+
+fn kept(position: usize) -> Option<LinePlace> {
+    Some(LinePlace { position, kept_for: Some(KEPT) })
+}
+
+#[test]
+fn a_returning_owner_takes_its_old_place_up() {
+    let queue = queue();
+    let now = Instant::now();
+    let mut first = enter_for(&queue, "a", owner(1), now);
+    let _second = enter(&queue, "b", now);
+    let mut third = enter_for(&queue, "c", owner(3), now);
+    assert_eq!(third.end(now), kept(3));
+    assert_eq!(first.end(now), kept(1));
+    assert_eq!((line(&queue, now).as_str(), queue.kept()), ("(a) b (c)", 2));
+    let fourth = enter(&queue, "d", now);
+    let third = enter_for(&queue, "c", owner(3), now);
+    assert_eq!(line(&queue, now), "(a) b c d");
+    let first = enter_for(&queue, "a", owner(1), now);
+    assert_eq!((line(&queue, now).as_str(), queue.kept()), ("a b c d", 0));
+    assert!(first.number() < third.number() && third.number() < fourth.number());
+}
+
+#[test]
+fn whoever_is_away_never_competes() {
+    let queue = queue();
+    let mut now = Instant::now();
+    let mut first = enter_for(&queue, "a", owner(1), now);
+    assert_eq!(step(&first, now), ("poll", None));
+    refused(&first, now);
+    let second = enter(&queue, "b", now);
+    assert_eq!(first.end(now), kept(1));
+    assert!(is_signalled(&second));
+    now += GAP;
+    assert_eq!(release(&queue, now, None), "first");
+    assert_eq!(step(&second, now), ("b", None));
+    second.granted(now, success(now));
+    assert!(!queue.is_waited_for(&lock()));
+    assert_eq!(release(&queue, now, None), "nobody");
+    assert_eq!(line(&queue, now), "(a)");
+}
+
+#[test]
+fn a_place_ends_with_its_time() {
+    let queue = queue();
+    let now = Instant::now();
+    enter_for(&queue, "a", owner(1), now).end(now);
+    enter_for(&queue, "b", owner(2), now).end(now + MS);
+    assert_eq!(line(&queue, now + KEPT - MS), "(a) (b)");
+    assert_eq!(line(&queue, now + KEPT), "(b)");
+    let again = enter_for(&queue, "a", owner(1), now + KEPT);
+    assert_eq!(line(&queue, now + KEPT), "(b) a");
+    drop(again);
+    queue.end_places(now + 2 * KEPT + MS);
+    assert_eq!(queue.kept(), 0, "without a request for the lock");
+}
+
+#[test]
+fn only_owners_with_a_permit_keep_their_place() {
+    let queue = queue();
+    let now = Instant::now();
+    let position = Some(LinePlace { position: 1, kept_for: None });
+    assert_eq!(enter(&queue, "a", now).end(now), position);
+    let mut without = queue.enter(lock(), "b", Some(owner(2)), MS, (now, now, now));
+    without.may_keep(PlacePermit::none());
+    assert_eq!(without.end(now), position);
+    assert_eq!((line(&queue, now).as_str(), queue.kept()), ("", 0));
+}
+
+#[test]
+fn a_permit_is_kept_with_the_place_and_then_dropped() {
+    let queue = queue();
+    let now = Instant::now();
+    let permit = std::sync::Arc::new(());
+    let taken = || std::sync::Arc::strong_count(&permit) - 1;
+    let ticket = queue.enter(lock(), "a", Some(owner(1)), MS, (now, now, now));
+    ticket.may_keep(PlacePermit::counted(permit.clone()));
+    let mut ticket = ticket;
+    ticket.end(now);
+    assert_eq!(taken(), 1);
+    let mut again = queue.enter(lock(), "a", Some(owner(1)), MS, (now, now, now));
+    assert_eq!((taken(), again.end(now)), (1, kept(1)), "the permit came back with the place");
+    queue.end_places(now + KEPT);
+    assert_eq!(taken(), 0);
+}
+
+#[test]
+fn an_owner_that_is_served_or_gives_up_has_no_place() {
+    let queue = queue();
+    let now = Instant::now();
+    let first = enter_for(&queue, "a", owner(1), now);
+    assert_eq!(step(&first, now), ("poll", None));
+    first.granted(now, Success { shared_owner: Some(owner(1)), ..success(now) });
+    assert_eq!(line(&queue, now), "");
+
+    enter_for(&queue, "a", owner(1), now).end(now);
+    queue.give_up(&lock(), &owner(1), now);
+    assert_eq!(line(&queue, now), "");
+
+    let mut waits = enter_for(&queue, "a", owner(1), now);
+    queue.give_up(&lock(), &owner(1), now);
+    assert_eq!(waits.end(now), Some(LinePlace { position: 1, kept_for: None }));
+}
+
+#[test]
+fn an_owner_seen_as_the_holder_loses_its_place() {
+    let queue = queue();
+    let now = Instant::now();
+    enter_for(&queue, "a", owner(1), now).end(now);
+    let other = enter(&queue, "b", now + GAP);
+    assert_eq!(step(&other, now + GAP), ("poll", None));
+    let by = HeldBy { owner: Some(owner(1)), ..HeldBy::default() };
+    let retry = now + POLL;
+    let quick = retry;
+    let refusal = Refusal {
+        error: LockError::Held(by),
+        retry,
+        quick,
+        poll_due: retry,
+        round: MS,
+        without_quorum: false,
+    };
+    other.refused(now + GAP, refusal);
+    assert_eq!(line(&queue, now + GAP), "b");
+    let mut copy = enter_for(&queue, "a", owner(1), now + GAP);
+    let place = copy.end(now + GAP);
+    assert_eq!(place, Some(LinePlace { position: 2, kept_for: None }), "it has the lock");
+}
+
+#[test]
+fn the_place_passes_to_a_copy_that_still_waits() {
+    let queue = queue();
+    let now = Instant::now();
+    let mut first = enter_for(&queue, "a", owner(1), now);
+    let second = enter(&queue, "b", now);
+    let mut copy = enter_for(&queue, "A", owner(1), now);
+    assert_eq!(line(&queue, now), "a b A");
+    let number = first.number();
+    assert_eq!(first.end(now), Some(LinePlace { position: 1, kept_for: None }));
+    assert_eq!((line(&queue, now).as_str(), copy.number()), ("A b", number));
+    assert!(is_signalled(&copy) && !is_signalled(&second));
+    assert_eq!(step(&copy, now), ("poll", None));
+    assert_eq!(copy.end(now), kept(1));
+    assert_eq!((line(&queue, now).as_str(), queue.kept()), ("(A) b", 1), "one for each owner");
+}
+
+#[test]
+fn a_copy_that_leaves_first_changes_no_order() {
+    let queue = queue();
+    let now = Instant::now();
+    let first = enter_for(&queue, "a", owner(1), now);
+    let mut copy = enter_for(&queue, "A", owner(1), now);
+    copy.end(now);
+    assert_eq!((line(&queue, now).as_str(), queue.kept()), ("a", 0));
+    assert_eq!(step(&first, now), ("poll", None));
+}
+
+#[test]
+fn places_stay_within_the_bounds() {
+    let queue = WaitQueues::new(Bounds { total: 10, per_lock: 2 });
+    let now = Instant::now();
+    let mut places = Vec::new();
+    for n in 0..10 {
+        places.push(enter_for(&queue, "a", owner(n), now).end(now).and_then(|at| at.kept_for));
+    }
+    assert_eq!(places.iter().flatten().count(), 8, "four times the waiters of one lock");
+    for n in 0..10 {
+        let name = Bytes::from(n.to_string());
+        let mut ticket = queue.enter(name, "b", Some(owner(n)), MS, (now, now, now));
+        ticket.may_keep(PlacePermit::counted(()));
+        ticket.end(now);
+    }
+    assert_eq!(queue.kept(), 10);
+    let late = now + KEPT;
+    assert_eq!(enter_for(&queue, "a", owner(99), late).end(late), kept(1), "those have ended");
+}
+
+#[test]
+fn a_waiter_displaced_during_its_attempt_wakes_the_first() {
+    let queue = queue();
+    let mut now = Instant::now();
+    enter_for(&queue, "a", owner(1), now).end(now);
+    now += GAP;
+    let second = enter(&queue, "b", now);
+    assert_eq!(step(&second, now), ("poll", None));
+    let first = enter_for(&queue, "a", owner(1), now);
+    assert_eq!(step(&first, now), ("wait", None), "an attempt is in flight");
+    assert!(!is_signalled(&first));
+    second.granted(now, success(now));
+    assert!(is_signalled(&first));
+    assert_eq!(step(&first, now), ("until", Some(25 * MS)));
+}
+
+#[test]
+fn a_free_lock_is_left_for_a_moment_to_the_first_between_turns() {
+    let queue = queue();
+    let now = Instant::now();
+    let mut first = refused_for(&queue, owner(1), now);
+    let second = enter(&queue, "b", now);
+    first.end(now);
+    let later = now + 50 * MS;
+    assert_eq!(release(&queue, later, None), "away");
+    assert!(is_signalled(&second));
+    assert_eq!(step(&second, later), ("defer", Some(GAP - 50 * MS)));
+    let first = enter_for(&queue, "a", owner(1), later + MS);
+    assert_eq!(step(&first, later + MS), ("again", None), "at once");
+    assert_eq!(step(&second, later + MS), ("wait", None));
+    first.granted(later + MS, success(later + MS));
+    // It came back in time, so the pause was free of charge.
+    let mut third = enter_for(&queue, "c", owner(3), later);
+    assert!(matches!(second.step(later + 30 * MS, MayTry::No), Step::WaitUntil(_)));
+    third.end(later + 10 * MS);
+    drop(second);
+    let fourth = enter(&queue, "d", later + 20 * MS);
+    assert_eq!(release(&queue, later + 20 * MS, None), "away");
+    drop(fourth);
+}
+
+/// Enters as the first waiter, and is refused once.
+fn refused_for(queue: &Queues, owner: Owner, now: Instant) -> Ticket {
+    let first = enter_for(queue, "a", owner, now);
+    assert_eq!(step(&first, now), ("poll", None));
+    refused(&first, now);
+    first
+}
+
+#[test]
+fn a_new_waiter_leaves_a_free_lock_to_the_first_between_turns() {
+    let queue = queue();
+    let now = Instant::now();
+    enter_for(&queue, "a", owner(1), now).end(now);
+    let new = enter(&queue, "b", now + MS);
+    assert_eq!(step(&new, now + MS), ("defer", Some(GAP - MS)));
+    assert!(
+        matches!(new.step(now + MS, MayTry::Now), Step::Attempt(Cause::Poll)),
+        "but a new request makes one attempt, however short its patience"
+    );
+}
+
+#[test]
+fn after_the_gap_the_waiters_here_get_the_lock() {
+    let queue = queue();
+    let now = Instant::now();
+    let mut first = refused_for(&queue, owner(1), now);
+    let second = enter(&queue, "b", now);
+    first.end(now);
+    assert_eq!(release(&queue, now, None), "away");
+    assert_eq!(step(&second, now), ("defer", Some(GAP)));
+    assert_eq!(step(&second, now + GAP), ("again", None));
+}
+
+#[test]
+fn a_place_given_up_ends_the_pause() {
+    let queue = queue();
+    let now = Instant::now();
+    let mut first = refused_for(&queue, owner(1), now);
+    let second = enter(&queue, "b", now);
+    first.end(now);
+    assert_eq!(release(&queue, now, None), "away");
+    assert_eq!(step(&second, now), ("defer", Some(GAP)));
+    queue.give_up(&lock(), &owner(1), now);
+    assert!(is_signalled(&second));
+    assert_eq!(step(&second, now), ("again", None));
+}
+
+/// Waiters leave all the time, and none comes back. The lock is released every 10 ms. How long does
+/// it stay free while somebody waits for it?
+fn idle_time(minutes: u32, comes_back: bool) -> Duration {
+    let queue = queue();
+    let begin = Instant::now();
+    let mut now = begin;
+    let mut idle = Duration::ZERO;
+    let mut waits = enter(&queue, "stays", now);
+    let mut n = 0u8;
+    while now < begin + minutes * Duration::from_secs(60) {
+        n = n.wrapping_add(1);
+        let mut leaves = enter_for(&queue, "leaves", owner(n % 8 + 1), now);
+        leaves.end(now);
+        // The next waiter is behind the place.
+        let next = enter(&queue, "stays", now);
+        drop(waits);
+        waits = next;
+        now += 10 * MS;
+        if release(&queue, now, None) == "away" {
+            while let Step::Defer(until) = waits.step(now, MayTry::InOrder) {
+                // The same owners come back, and leave again without an attempt.
+                let pause = if comes_back { 50 * MS } else { until - now };
+                let pause = pause.min(until - now);
+                (now, idle) = (now + pause, idle + pause);
+                if comes_back {
+                    enter_for(&queue, "leaves", owner(n % 8 + 1), now).end(now);
+                }
+            }
+        } else {
+            assert!(matches!(waits.step(now, MayTry::InOrder), Step::Handed(_)));
+        }
+        waits.granted(now, success(now));
+        waits = enter(&queue, "stays", now);
+        queue.end_places(now);
+    }
+    idle
+}
+
+#[test]
+fn clients_that_never_come_back_cost_at_most_one_percent() {
+    for comes_back in [false, true] {
+        let idle = idle_time(10, comes_back);
+        let limit = Duration::from_secs(600).mul_f64(GAP.as_secs_f64() / CHARGED.as_secs_f64());
+        assert!(idle > limit / 2 && idle <= limit + GAP, "{idle:?} of 10 min, {comes_back}");
+    }
+}
+
+#[test]
+fn a_line_shows_no_more_than_it_is_asked_for() {
+    let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });
+    let now = Instant::now();
+    let tickets: Vec<_> = (0..200).map(|_| enter(&queue, "a", now)).collect();
+    let (line, total) = queue.line(&lock(), 100, now, |params, _, _| *params);
+    assert_eq!((line.len(), total, tickets.len()), (100, 200, 200));
 }
 
 // Regression tests.

@@ -115,10 +115,10 @@ impl<P, A> WaitQueues<P, A> {
         let kept = shared_owner.and_then(|owner| {
             self.with_places(places, &lock, now, |places| {
                 let (number, place) = places.take(&owner)?;
-                Some((number, place.since, place.permit, places.was_awaited(number)))
+                Some((number, place.since, place.permit, places.is_paused(now)))
             })
         });
-        let (number, since, permit, was_awaited) = kept.unwrap_or((ticket, now, None, false));
+        let (number, since, permit, is_paused) = kept.unwrap_or((ticket, now, None, false));
         let owner_holds = shared_owner.is_some() && shared_owner == queue.holder;
         queue.shared_owners += usize::from(shared_owner.is_some());
         let waiter = Waiter {
@@ -137,7 +137,7 @@ impl<P, A> WaitQueues<P, A> {
         };
         queue.insert(number, Box::new(waiter));
         // The lock may be free, because it was left to this waiter.
-        if was_awaited && queue.is_first(ticket) {
+        if is_paused && queue.is_first(ticket) {
             queue.next_try = queue.next_try.min(now);
         }
         drop(shard);
@@ -261,7 +261,7 @@ impl<P, A> WaitTicket<P, A> {
         let number = queue.number_of(self.ticket);
         self.queues.with_places(places, &self.lock, now, |places| {
             if !refusal.without_quorum {
-                places.came_back(number);
+                places.asked(number);
             }
             // Another request of that owner was granted the lock.
             holder.and_then(|owner| places.take(&owner));

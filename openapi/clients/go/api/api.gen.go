@@ -264,7 +264,8 @@ type AcquireBody struct {
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 
 	// WaitMs How long to wait while the lock is held, in milliseconds, up to the configured
-	// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
+	// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
+	// repeated request with the same `Idempotency-Key` keeps its place in that order.
 	WaitMs *int32 `json:"wait_ms,omitempty"`
 }
 
@@ -373,6 +374,13 @@ type LockStatus struct {
 
 	// State Held by a majority; free: nobody can have a majority; unknown: too few nodes answered.
 	State LockState `json:"state"`
+
+	// Waiters The first 100 in this gateway's line for the lock, in order. Absent when nobody waits here,
+	// and in listings.
+	Waiters []Waiter `json:"waiters,omitempty"`
+
+	// WaitersTotal The length of that line. Absent when nobody waits here, and in listings.
+	WaitersTotal *int64 `json:"waiters_total,omitempty"`
 }
 
 // NodeAnswer One node's part in an answer.
@@ -442,6 +450,9 @@ type NodeHealthState string
 
 // Problem An error, as in RFC 9457. Programs use `code`.
 type Problem struct {
+	// AcquiredAt When the holder acquired the lock, by the wall clock of its gateway, RFC 3339.
+	AcquiredAt *time.Time `json:"acquired_at,omitempty"`
+
 	// Code The kind of error, for programs.
 	Code ProblemCode `json:"code"`
 
@@ -456,6 +467,13 @@ type Problem struct {
 
 	// Nodes The answer of each node.
 	Nodes []NodeAnswer `json:"nodes,omitempty"`
+
+	// QueuePlaceExpiresMs How long this gateway keeps the place, in milliseconds from now. A repeated request with the
+	// same `Idempotency-Key` and `wait_ms` takes the place up again. Absent when no place is kept.
+	QueuePlaceExpiresMs *int64 `json:"queue_place_expires_ms,omitempty"`
+
+	// QueuePosition The place of a request with `wait_ms` in this gateway's line for the lock: 1 is served next.
+	QueuePosition *int64 `json:"queue_position,omitempty"`
 
 	// RequestID The `x-request-id` of this answer, as in the gateway's log.
 	RequestID *string `json:"request_id,omitempty"`
@@ -478,6 +496,19 @@ type Problem struct {
 
 // ProblemCode The kind of error, for programs.
 type ProblemCode string
+
+// Waiter A request that waits for a lock at this gateway.
+type Waiter struct {
+	// IsAway Whether the last request has ended and the gateway keeps its place for the next one.
+	IsAway bool `json:"is_away"`
+
+	// Owner The label from the request.
+	Owner *string `json:"owner,omitempty"`
+
+	// WaitingSince When the first request with this `Idempotency-Key` began to wait, by the gateway's wall
+	// clock, RFC 3339.
+	WaitingSince time.Time `json:"waiting_since"`
+}
 
 // ListLocksParams defines parameters for ListLocks.
 type ListLocksParams struct {
@@ -641,14 +672,16 @@ type ClientInterface interface {
 	// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-	// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+	// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+	// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 	ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetLock Inspect a lock
 	//
-	// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+	// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+	// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
 	// the state may have changed before the answer arrives.
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
@@ -680,7 +713,10 @@ type ClientInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
 	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -696,7 +732,10 @@ type ClientInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
 	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -797,7 +836,8 @@ func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEdit
 // whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 // node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 // on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //
 // Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
 func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -814,7 +854,8 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 
 // GetLock Inspect a lock
 //
-// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
 // the state may have changed before the answer arrives.
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
@@ -876,7 +917,10 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+// again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at
 // this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 // gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -902,7 +946,10 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+// again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at
 // this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 // gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -1492,7 +1539,8 @@ type ClientWithResponsesInterface interface {
 	// whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-	// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+	// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+	// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -1501,7 +1549,8 @@ type ClientWithResponsesInterface interface {
 
 	// GetLockWithResponse Inspect a lock
 	//
-	// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+	// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+	// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
 	// the state may have changed before the answer arrives.
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -1535,7 +1584,10 @@ type ClientWithResponsesInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
 	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -1551,7 +1603,10 @@ type ClientWithResponsesInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
 	// this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -2569,7 +2624,8 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 // whichever gateway made it. After that, a command of the `POST` that is still on its way to a
 // node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 // on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-// the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -2584,7 +2640,8 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 
 // GetLockWithResponse Inspect a lock
 //
-// Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
 // the state may have changed before the answer arrives.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -2636,7 +2693,10 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+// again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at
 // this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 // gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -2658,7 +2718,10 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+// again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at
 // this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
 // gateway tries again only when several contenders divided the nodes' votes so that none got a

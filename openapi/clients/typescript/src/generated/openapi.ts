@@ -13,7 +13,8 @@ export interface paths {
         };
         /**
          * Inspect a lock
-         * @description Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+         * @description Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+         *     this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
          *     the state may have changed before the answer arrives.
          */
         get: operations["getLock"];
@@ -22,7 +23,10 @@ export interface paths {
          * Acquire a lock
          * @description 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
          *     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-         *     serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+         *     serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+         *     the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+         *     `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+         *     again. The place is also kept when the client disconnects.
          *     When too many requests wait already, the gateway still tries once if no other request waits at
          *     this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
          *     gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -42,7 +46,8 @@ export interface paths {
          *     whichever gateway made it. After that, a command of the `POST` that is still on its way to a
          *     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
          *     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-         *     the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+         *     the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+         *     With a `Lock-Token` or `force=true`, the gateway ignores the key.
          */
         delete: operations["releaseLock"];
         options?: never;
@@ -203,7 +208,8 @@ export interface components {
             /**
              * Format: int32
              * @description How long to wait while the lock is held, in milliseconds, up to the configured
-             *     maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival.
+             *     maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
+             *     repeated request with the same `Idempotency-Key` keeps its place in that order.
              * @example 10000
              */
             wait_ms?: number;
@@ -362,7 +368,15 @@ export interface components {
          *           "node": "10.0.0.1:6379",
          *           "state": "held"
          *         }
-         *       ]
+         *       ],
+         *       "waiters": [
+         *         {
+         *           "owner": "hourly-report on host-3",
+         *           "waiting_since": "2025-11-21T11:39:31.456Z",
+         *           "is_away": false
+         *         }
+         *       ],
+         *       "waiters_total": 1
          *     }
          */
         LockStatus: {
@@ -395,6 +409,16 @@ export interface components {
             owner?: string;
             /** @description Held by a majority; free: nobody can have a majority; unknown: too few nodes answered. */
             state: components["schemas"]["LockState"];
+            /**
+             * @description The first 100 in this gateway's line for the lock, in order. Absent when nobody waits here,
+             *     and in listings.
+             */
+            waiters?: components["schemas"]["Waiter"][];
+            /**
+             * Format: int64
+             * @description The length of that line. Absent when nobody waits here, and in listings.
+             */
+            waiters_total?: number;
         };
         /**
          * @description One node's part in an answer.
@@ -484,14 +508,22 @@ export interface components {
          *       "title": "The lock is held",
          *       "status": 409,
          *       "code": "lock_held",
-         *       "detail": "\"nightly-report on host-7\" holds it; it may expire in 21400 ms",
+         *       "detail": "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s",
          *       "request_id": "5f2b7c0e9a3d4418",
          *       "retry_after_ms": 5000,
          *       "holder": "nightly-report on host-7",
-         *       "expires_in_ms": 21400
+         *       "expires_in_ms": 21400,
+         *       "acquired_at": "2025-11-21T11:39:25.123Z",
+         *       "queue_position": 3,
+         *       "queue_place_expires_ms": 10000
          *     }
          */
         Problem: {
+            /**
+             * Format: date-time
+             * @description When the holder acquired the lock, by the wall clock of its gateway, RFC 3339.
+             */
+            acquired_at?: string;
             /**
              * @description The kind of error, for programs.
              * @enum {string}
@@ -508,6 +540,17 @@ export interface components {
             holder?: string;
             /** @description The answer of each node. */
             nodes?: components["schemas"]["NodeAnswer"][];
+            /**
+             * Format: int64
+             * @description How long this gateway keeps the place, in milliseconds from now. A repeated request with the
+             *     same `Idempotency-Key` and `wait_ms` takes the place up again. Absent when no place is kept.
+             */
+            queue_place_expires_ms?: number;
+            /**
+             * Format: int64
+             * @description The place of a request with `wait_ms` in this gateway's line for the lock: 1 is served next.
+             */
+            queue_position?: number;
             /** @description The `x-request-id` of this answer, as in the gateway's log. */
             request_id?: string;
             /**
@@ -529,6 +572,26 @@ export interface components {
             title: string;
             /** @description The URI of the kind of error. */
             type: string;
+        };
+        /**
+         * @description A request that waits for a lock at this gateway.
+         * @example {
+         *       "owner": "hourly-report on host-3",
+         *       "waiting_since": "2025-11-21T11:39:31.456Z",
+         *       "is_away": false
+         *     }
+         */
+        Waiter: {
+            /** @description Whether the last request has ended and the gateway keeps its place for the next one. */
+            is_away: boolean;
+            /** @description The label from the request. */
+            owner?: string;
+            /**
+             * Format: date-time
+             * @description When the first request with this `Idempotency-Key` began to wait, by the gateway's wall
+             *     clock, RFC 3339.
+             */
+            waiting_since: string;
         };
     };
     responses: never;
@@ -720,7 +783,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description lock_held: Retry-After, retry_after_ms, holder, expires_in_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
+            /** @description lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
             409: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */

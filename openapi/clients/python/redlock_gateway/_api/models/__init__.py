@@ -18,6 +18,7 @@ from .node_health_engine import NodeHealthEngine
 from .node_health_state import NodeHealthState
 from .problem import Problem
 from .problem_code import ProblemCode
+from .waiter import Waiter
 
 __all__ = (
     "AcquireBody",
@@ -37,4 +38,5 @@ __all__ = (
     "NodeHealthState",
     "Problem",
     "ProblemCode",
+    "Waiter",
 )

@@ -32,7 +32,8 @@ class AcquireBody:
         ttl_ms (int | Unset): How long the lock lives without an extension, in milliseconds: from 10 to the configured
             maximum (300000 by default). Without it the configured default applies (30000). Example: 30000.
         wait_ms (int | Unset): How long to wait while the lock is held, in milliseconds, up to the configured
-            maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. Example: 10000.
+            maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
+            repeated request with the same `Idempotency-Key` keeps its place in that order. Example: 10000.
     """
 
     metadata: AcquireBodyMetadata | Unset = UNSET

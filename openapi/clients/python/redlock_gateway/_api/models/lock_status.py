@@ -14,6 +14,7 @@ from ..types import UNSET, Unset
 if TYPE_CHECKING:
     from ..models.lock_status_metadata import LockStatusMetadata
     from ..models.node_answer import NodeAnswer
+    from ..models.waiter import Waiter
 
 
 T = TypeVar("T", bound="LockStatus")
@@ -26,7 +27,8 @@ class LockStatus:
     Example:
         {'name': 'reports/nightly', 'state': 'held', 'owner': 'nightly-report on host-7', 'metadata': {'run': '4711'},
             'fencing_token': 1763725165123456, 'expires_in_ms': 21400, 'acquired_at': '2025-11-21T11:39:25.123Z', 'nodes':
-            [{'node': '10.0.0.1:6379', 'state': 'held'}]}
+            [{'node': '10.0.0.1:6379', 'state': 'held'}], 'waiters': [{'owner': 'hourly-report on host-3', 'waiting_since':
+            '2025-11-21T11:39:31.456Z', 'is_away': False}], 'waiters_total': 1}
 
     Attributes:
         name (str): The lock's name.
@@ -40,6 +42,10 @@ class LockStatus:
         metadata (LockStatusMetadata | Unset): The holder's metadata.
         nodes (list[NodeAnswer] | Unset): The answer of each node. Absent in listings.
         owner (str | Unset): The holder's label.
+        waiters (list[Waiter] | Unset): The first 100 in this gateway's line for the lock, in order. Absent when nobody
+            waits here,
+            and in listings.
+        waiters_total (int | Unset): The length of that line. Absent when nobody waits here, and in listings.
     """
 
     name: str
@@ -51,6 +57,8 @@ class LockStatus:
     metadata: LockStatusMetadata | Unset = UNSET
     nodes: list[NodeAnswer] | Unset = UNSET
     owner: str | Unset = UNSET
+    waiters: list[Waiter] | Unset = UNSET
+    waiters_total: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,6 +89,15 @@ class LockStatus:
 
         owner = self.owner
 
+        waiters: list[dict[str, Any]] | Unset = UNSET
+        if not isinstance(self.waiters, Unset):
+            waiters = []
+            for waiters_item_data in self.waiters:
+                waiters_item = waiters_item_data.to_dict()
+                waiters.append(waiters_item)
+
+        waiters_total = self.waiters_total
+
         field_dict: dict[str, Any] = {}
         field_dict.update(self.additional_properties)
         field_dict.update(
@@ -103,6 +120,10 @@ class LockStatus:
             field_dict["nodes"] = nodes
         if owner is not UNSET:
             field_dict["owner"] = owner
+        if waiters is not UNSET:
+            field_dict["waiters"] = waiters
+        if waiters_total is not UNSET:
+            field_dict["waiters_total"] = waiters_total
 
         return field_dict
 
@@ -110,6 +131,7 @@ class LockStatus:
     def from_dict(cls: type[T], src_dict: Mapping[str, Any]) -> T:
         from ..models.lock_status_metadata import LockStatusMetadata
         from ..models.node_answer import NodeAnswer
+        from ..models.waiter import Waiter
 
         d = dict(src_dict)
         name = d.pop("name")
@@ -149,6 +171,17 @@ class LockStatus:
 
         owner = d.pop("owner", UNSET)
 
+        _waiters = d.pop("waiters", UNSET)
+        waiters: list[Waiter] | Unset = UNSET
+        if _waiters is not UNSET:
+            waiters = []
+            for waiters_item_data in _waiters:
+                waiters_item = Waiter.from_dict(waiters_item_data)
+
+                waiters.append(waiters_item)
+
+        waiters_total = d.pop("waiters_total", UNSET)
+
         lock_status = cls(
             name=name,
             state=state,
@@ -159,6 +192,8 @@ class LockStatus:
             metadata=metadata,
             nodes=nodes,
             owner=owner,
+            waiters=waiters,
+            waiters_total=waiters_total,
         )
 
         lock_status.additional_properties = d

@@ -135,7 +135,10 @@ def sync_detailed(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+    again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
     this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
     gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -183,7 +186,10 @@ def sync(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+    again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
     this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
     gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -226,7 +232,10 @@ async def asyncio_detailed(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+    again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
     this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
     gateway tries again only when several contenders divided the nodes' votes so that none got a
@@ -272,7 +281,10 @@ async def asyncio(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant.
+    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
+    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
+    again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
     this gateway for the same lock; if the lock is held, the answer is 429. Without `wait_ms` the
     gateway tries again only when several contenders divided the nodes' votes so that none got a

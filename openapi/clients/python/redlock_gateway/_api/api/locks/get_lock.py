@@ -93,7 +93,8 @@ def sync_detailed(
 ) -> Response[LockStatus | Problem]:
     """Inspect a lock
 
-     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+     Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
     the state may have changed before the answer arrives.
 
     Args:
@@ -125,7 +126,8 @@ def sync(
 ) -> LockStatus | Problem | None:
     """Inspect a lock
 
-     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+     Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
     the state may have changed before the answer arrives.
 
     Args:
@@ -152,7 +154,8 @@ async def asyncio_detailed(
 ) -> Response[LockStatus | Problem]:
     """Inspect a lock
 
-     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+     Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
     the state may have changed before the answer arrives.
 
     Args:
@@ -182,7 +185,8 @@ async def asyncio(
 ) -> LockStatus | Problem | None:
     """Inspect a lock
 
-     Shows what a majority of the nodes stores, but never the token. For people and dashboards only:
+     Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
+    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
     the state may have changed before the answer arrives.
 
     Args:

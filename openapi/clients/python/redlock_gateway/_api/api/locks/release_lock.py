@@ -132,7 +132,8 @@ def sync_detailed(
     whichever gateway made it. After that, a command of the `POST` that is still on its way to a
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+    the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
@@ -182,7 +183,8 @@ def sync(
     whichever gateway made it. After that, a command of the `POST` that is still on its way to a
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+    the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
@@ -227,7 +229,8 @@ async def asyncio_detailed(
     whichever gateway made it. After that, a command of the `POST` that is still on its way to a
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+    the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
@@ -275,7 +278,8 @@ async def asyncio(
     whichever gateway made it. After that, a command of the `POST` that is still on its way to a
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
-    the lock. With a `Lock-Token` or `force=true`, the gateway ignores the key.
+    the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
