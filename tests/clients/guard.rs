@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use redlock_client::{Client, Error, Guard, Loss, LossReason};
+use redlock_client::{Client, Error, Guard, Loss, LossReason, Waiting};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -290,6 +290,54 @@ async fn waiting_acquire_reports_place_holder_and_gateway() {
     let owner = gateway.inspect("a").await["owner"].as_str().unwrap().to_owned();
     assert!(owner.contains(&format!(":{} black_box", std::process::id())), "{owner}");
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn twenty_waiters_keep_their_order_over_five_turns() {
+    const WAITERS: usize = 20;
+    let servers = masters(3);
+    let short = || Launch::over(&servers).flag("--max-wait", "500ms");
+    let gateways = [short().ready().await, short().ready().await];
+    for count in [1, 2] {
+        let client = client(&gateways.iter().take(count).collect::<Vec<_>>());
+        let held = client.lock("a").acquire().await.unwrap();
+        let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
+        // Each waiter keeps its place in every turn.
+        let mut turn = async || {
+            let told: (usize, Waiting) =
+                timeout(PATIENCE, told.recv()).await.expect("a turn ends").expect("they wait");
+            let (who, Waiting { position, trouble, .. }) = told;
+            assert_eq!((position, trouble), (Some(who as u64 + 1), None));
+            who
+        };
+        let mut turns = [0; WAITERS];
+        let mut waiters = Vec::new();
+        for n in 0..WAITERS {
+            let (seen, served) = (seen.clone(), served.clone());
+            let lock = client.lock("a").wait(PATIENCE * 4);
+            let lock = lock.on_waiting(move |waiting| drop(seen.send((n, waiting.clone()))));
+            waiters.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                served.send(n).unwrap();
+                guard.release().await.unwrap();
+            }));
+            while turns[n] == 0 {
+                turns[turn().await] += 1;
+            }
+        }
+        while turns.iter().any(|turns| *turns < 5) {
+            turns[turn().await] += 1;
+        }
+        held.release().await.unwrap();
+        for n in 0..WAITERS {
+            let next = timeout(PATIENCE, order.recv()).await.expect("somebody is served");
+            assert_eq!(next, Some(n), "{count} gateways");
+        }
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+    }
 }
 
 /// Well below the 5 s for which a failed request is repeated.
