@@ -297,7 +297,7 @@ impl Lock {
                         return Err(round.unavailable(Some(name.clone())));
                     }
                     if !end_of_wait.has_passed()
-                        && let Some(waiting) = place.silent(&self.client, route, name, &round.heard)
+                        && let Some(waiting) = place.undecided(&self.client, route, name, &round)
                     {
                         self.report(&waiting);
                     }

@@ -2,7 +2,7 @@
 
 use redlock_api::Problem;
 
-use crate::client::{Client, Route};
+use crate::client::{Client, FailedRound, Route};
 use crate::waiting::{Waiting, ordinal};
 
 /// The place of one acquire, over all of its requests.
@@ -10,8 +10,8 @@ use crate::waiting::{Waiting, ordinal};
 pub(crate) struct Place {
     /// The index of the gateway, and the position in its line.
     last: Option<(usize, u64)>,
-    /// Whether it was reported that no gateway answers.
-    is_silence_reported: bool,
+    /// Whether it was reported that no gateway decides.
+    is_outage_reported: bool,
 }
 
 impl Place {
@@ -23,7 +23,7 @@ impl Place {
         name: &str,
         problem: &Problem,
     ) -> Waiting {
-        self.is_silence_reported = false;
+        self.is_outage_reported = false;
         let position = problem.queue_position;
         let trouble = self.last.zip(position).and_then(|((gateway, before), now)| {
             let now_in_line = ordinal(now);
@@ -49,22 +49,23 @@ impl Place {
         }
     }
 
-    /// Notes that no gateway answers. Returns something only the first time.
-    pub(crate) fn silent(
+    /// Notes that no gateway decides. Returns something only the first time.
+    pub(crate) fn undecided(
         &mut self,
         client: &Client,
         route: &Route,
         name: &str,
-        heard: &[String],
+        round: &FailedRound,
     ) -> Option<Waiting> {
-        let is_new = !std::mem::replace(&mut self.is_silence_reported, true);
+        let what = if round.is_unreachable { "can be reached" } else { "decides" };
+        let is_new = !std::mem::replace(&mut self.is_outage_reported, true);
         is_new.then(|| Waiting {
             name: name.to_owned(),
             position: None,
             holder: None,
             acquired_at: None,
             gateway: client.url(route.at).to_owned(),
-            trouble: Some(format!("no gateway answers, asking again: {}", heard.join("; "))),
+            trouble: Some(format!("no gateway {what}, asking again: {}", round.heard.join("; "))),
         })
     }
 }

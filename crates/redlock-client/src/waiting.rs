@@ -18,7 +18,7 @@ pub struct Waiting {
     pub acquired_at: Option<String>,
     /// The URL of the gateway that has this acquire in its line.
     pub gateway: String,
-    /// What went wrong since the last answer: the place in line was lost, or no gateway answers.
+    /// What went wrong since the last answer: the place in line was lost, or no gateway decides.
     pub trouble: Option<String>,
 }
 

@@ -55,7 +55,10 @@ async fn wait_asks_again_until_a_gateway_listens() {
         redlock(&away, &["--url", &url, "run", "a", "--wait", "forever", "--", "echo", "hi"]);
     let mut run = run.spawn().unwrap();
     let told = super::line(&mut run).await;
-    assert!(told.starts_with("redlock: a: no gateway answers, asking again: http://"), "{told}");
+    assert!(
+        told.starts_with("redlock: a: no gateway can be reached, asking again: http://"),
+        "{told}"
+    );
     let _gateway = launch.start().await;
     let ended = super::ended(run).await;
     assert!(ended.status.success() && ended.stdout == b"hi\n", "{ended:?}");
