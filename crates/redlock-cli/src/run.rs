@@ -67,15 +67,16 @@ pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> ExitOutco
 async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutcome, ExitOutcome> {
     let margins = Margins::new(run.lock.ttl, run.grace)?;
     let client = service.client()?;
-    let mut signals =
-        Signals::new().map_err(|error| ExitOutcome::Failed(format!("signals: {error}")))?;
+    let reporter = Reporter { name: run.lock.name.clone(), is_json };
+    let failed = |what: &str, error: std::io::Error| {
+        ExitOutcome::Failed(format!("{}: {what}: {error}", run.lock.name))
+    };
+    let mut signals = Signals::new().map_err(|error| failed("signals", error))?;
     let cgroup = Cgroup::create();
     // The watchdogs are started before the lock is acquired. So a machine that can start no process
     // never holds the lock.
     let watchdogs = Watchdogs::start(cgroup.as_ref(), is_json).await;
-    let watchdogs =
-        watchdogs.map_err(|error| ExitOutcome::Failed(format!("the watchdog: {error}")))?;
-    let reporter = Reporter { name: run.lock.name.clone(), is_json };
+    let watchdogs = watchdogs.map_err(|error| failed("the watchdog", error))?;
     let program = Path::new(&run.command[0]).file_name().unwrap_or(&run.command[0]);
     let owner = default_owner(std::process::id(), &program.to_string_lossy());
     let lock = run.lock.of(&client, &owner).margin(margins.all());
@@ -114,11 +115,12 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => reporter.report(
-                "not_released",
-                &format!("the lock ends with its ttl: {error}"),
-                json!({}),
-            ),
+            Ok(Err(error)) => {
+                let why = error.to_string();
+                let why = why.strip_prefix(&format!("{}: ", reporter.name)).unwrap_or(&why);
+                let text = format!("the lock ends with its ttl: {why}");
+                reporter.report("not_released", &text, json!({}));
+            }
             Err(_) => reporter.report(
                 "not_released",
                 "no gateway answers: the lock ends with its ttl",
