@@ -4,9 +4,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use redlock_client::{Client, Error, Guard, Loss};
+use redlock_client::{Client, Error, Guard, Loss, LossReason, Waiting};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{PATIENCE, eventually, masters};
+use crate::support::harness::{DeadPort, PATIENCE, eventually, masters};
 
 const TTL: Duration = Duration::from_secs(1);
 
@@ -83,7 +83,7 @@ async fn a_guard_reports_a_lock_released_by_another() {
     let message = guard.cancellation();
     assert_eq!(gateway.delete("a", guard.token()).await.status, 204);
     let loss = timeout(TTL, guard.lost()).await.expect("at the next extension");
-    assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
+    assert!(matches!(loss.reason, LossReason::Gone { .. }), "{loss}");
     assert!(message.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
     guard.release().await.expect("a release after the loss succeeds");
 }
@@ -98,7 +98,10 @@ async fn work_under_a_lost_lock_is_cancelled() {
             std::future::pending::<()>().await;
         })
         .await;
-    assert!(matches!(result, Err(Error::Lost(Loss::Gone { .. }))), "{result:?}");
+    assert!(
+        matches!(result, Err(Error::Lost(Loss { reason: LossReason::Gone { .. }, .. }))),
+        "{result:?}"
+    );
 }
 
 #[tokio::test]
@@ -112,7 +115,8 @@ async fn a_guard_without_masters_is_lost_before_its_deadline() {
     let left = guard.deadline().left();
     servers[..2].iter().for_each(|server| server.cont());
     assert!(
-        matches!(loss, Loss::Unconfirmed { .. }) && loss.to_string().contains("outcome_unknown"),
+        matches!(loss.reason, LossReason::Unconfirmed { .. })
+            && loss.to_string().contains("outcome_unknown"),
         "{loss}"
     );
     assert!(
@@ -252,6 +256,138 @@ async fn a_refusal_names_its_reason_or_the_limit() {
             .to_string()
             .contains("refused")
     );
+}
+
+#[tokio::test]
+async fn waiting_acquire_reports_place_holder_and_gateway() {
+    let gateway = Launch::embedded().flag("--max-wait", "300ms").ready().await;
+    let client = client(&[&gateway]);
+    let guard = client.lock("a").owner("alice").acquire().await.unwrap();
+    let first = client.lock("a").wait(PATIENCE).acquire();
+    let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let second = client.lock("a").wait(PATIENCE).on_waiting(move |waiting| {
+        let _ = seen.send(waiting.clone());
+    });
+    let watched = async {
+        let first = tokio::spawn(first);
+        eventually("the first one waits", async || {
+            (gateway.inspect("a").await["waiters_total"] == 1).then_some(())
+        })
+        .await;
+        let second = tokio::spawn(second.acquire());
+        for _ in 0..4 {
+            let waiting = told.recv().await.expect("it waits");
+            assert_eq!((&*waiting.name, waiting.position), ("a", Some(2)), "{waiting:?}");
+            assert_eq!((waiting.gateway, waiting.trouble), (url(&gateway), None));
+            assert_eq!(waiting.holder.as_deref(), Some("alice"));
+            assert!(waiting.acquired_at.is_some_and(|at| at.ends_with('Z')));
+        }
+        guard.release().await.unwrap();
+        first.await.unwrap().unwrap().release().await.unwrap();
+        second.await.unwrap().unwrap()
+    };
+    let guard = timeout(PATIENCE, watched).await.expect("both are served");
+    let owner = gateway.inspect("a").await["owner"].as_str().unwrap().to_owned();
+    assert!(owner.contains(&format!(":{} black_box", std::process::id())), "{owner}");
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn twenty_waiters_keep_their_order_over_five_turns() {
+    const WAITERS: usize = 20;
+    let servers = masters(3);
+    let short = || Launch::over(&servers).flag("--max-wait", "500ms");
+    let gateways = [short().ready().await, short().ready().await];
+    for count in [1, 2] {
+        let client = client(&gateways.iter().take(count).collect::<Vec<_>>());
+        let held = client.lock("a").acquire().await.unwrap();
+        let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
+        // Each waiter keeps its place in every turn.
+        let mut turn = async || {
+            let told: (usize, Waiting) =
+                timeout(PATIENCE, told.recv()).await.expect("a turn ends").expect("they wait");
+            let (who, Waiting { position, trouble, .. }) = told;
+            assert_eq!((position, trouble), (Some(who as u64 + 1), None));
+            who
+        };
+        let mut turns = [0; WAITERS];
+        let mut waiters = Vec::new();
+        for n in 0..WAITERS {
+            let (seen, served) = (seen.clone(), served.clone());
+            let lock = client.lock("a").wait(PATIENCE * 4);
+            let lock = lock.on_waiting(move |waiting| drop(seen.send((n, waiting.clone()))));
+            waiters.push(tokio::spawn(async move {
+                let guard = lock.acquire().await.unwrap();
+                served.send(n).unwrap();
+                guard.release().await.unwrap();
+            }));
+            while turns[n] == 0 {
+                turns[turn().await] += 1;
+            }
+        }
+        while turns.iter().any(|turns| *turns < 5) {
+            turns[turn().await] += 1;
+        }
+        held.release().await.unwrap();
+        for n in 0..WAITERS {
+            let next = timeout(PATIENCE, order.recv()).await.expect("somebody is served");
+            assert_eq!(next, Some(n), "{count} gateways");
+        }
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+    }
+}
+
+/// Well below the 5 s for which a failed request is repeated.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn without_a_listener_every_call_fails_at_once() {
+    let dead = [DeadPort::new(), DeadPort::new()];
+    let urls = dead.each_ref().map(|dead| format!("http://127.0.0.1:{}", dead.port()));
+    let client = Client::builder().url(&*urls[0]).url(&*urls[1]).build().unwrap();
+    let begin = Instant::now();
+    let second = Duration::from_secs(1);
+    for error in [
+        client.lock("a").acquire().await.unwrap_err(),
+        client.lock("a").wait(Duration::MAX).needs_gateway().acquire().await.unwrap_err(),
+        client.status("a").await.unwrap_err(),
+        client.extend("a", "t", second).await.unwrap_err(),
+        client.release("a", "t").await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Unavailable { is_unreachable: true, .. }), "{error}");
+        let error = error.to_string();
+        assert!(error.starts_with("a: ") && urls.iter().all(|url| error.contains(url)), "{error}");
+    }
+    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    let begin = Instant::now();
+    client.lock("a").wait(second).acquire().await.unwrap_err();
+    let took = begin.elapsed();
+    assert!(took >= second && took < second + AT_ONCE, "{took:?}");
+}
+
+#[tokio::test]
+async fn timeout_bounds_every_call() {
+    let gateway = Launch::embedded().ready().await;
+    let half = Duration::from_millis(500);
+    let client = Client::builder().url(url(&gateway)).timeout(half).build().unwrap();
+    let guard = client.lock("held").acquire().await.unwrap();
+    let begin = Instant::now();
+    let held = client.lock("held").wait(PATIENCE).acquire().await;
+    assert!(matches!(held, Err(Error::Held { .. })), "{held:?}");
+    gateway.signal(Signal::STOP);
+    let hung = client.lock("a").wait(PATIENCE).acquire().await;
+    let status = client.status("a").await.map(|_| ());
+    let took = begin.elapsed();
+    gateway.signal(Signal::CONT);
+    for error in [hung.map(|_| ()).unwrap_err(), status.unwrap_err()] {
+        assert!(error.to_string().contains("did not answer within"), "{error}");
+    }
+    // The acquire may have been granted. So its release takes up to 2 s more.
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

@@ -110,7 +110,7 @@ async fn refusal_after_a_lost_answer_releases_by_key() {
             let posts = [unanswered, Reply::Problem(status, code)];
             let (client, seen) = scripted(None, &posts, NOTHING_FOUND).await;
             let error = client.lock("a").acquire().await.unwrap_err();
-            assert!(matches!(error, Error::Refused(_) | Error::Held { .. }), "{error}");
+            assert!(matches!(error, Error::Refused { .. } | Error::Held { .. }), "{error}");
             assert_eq!(methods(&seen), ["POST", "POST", "DELETE"], "{error}");
             let seen = seen.lock().unwrap();
             assert!(seen.iter().all(|(_, key)| *key == seen[0].1 && !key.is_empty()), "{seen:?}");
@@ -135,7 +135,7 @@ async fn unanswered_release_by_key_ends_in_time() {
     let begin = Instant::now();
     let error = client.lock("a").acquire().await.unwrap_err();
     let took = begin.elapsed();
-    assert!(matches!(error, Error::Refused(_)), "{error}");
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
     assert!(took < Duration::from_secs(4), "{took:?}; 2 s at most");
 }
 
@@ -145,6 +145,6 @@ async fn refusal_after_a_lost_answer_leaves_no_lock() {
     let posts = [Reply::Lost, Reply::Problem(403, "forbidden")];
     let (client, _) = scripted(Some(gateway.address()), &posts, Reply::Gateway).await;
     let error = client.lock("a").ttl(Duration::from_secs(60)).acquire().await.unwrap_err();
-    assert!(matches!(error, Error::Refused(_)), "{error}");
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
     assert_eq!(gateway.inspect("a").await["state"], "free");
 }

@@ -2,7 +2,10 @@
 //! the tests read in them what it did.
 
 mod endings;
+mod messages;
+mod reach;
 mod terminal;
+mod waiting;
 mod watchdogs;
 
 use std::path::{Path, PathBuf};
@@ -12,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -55,13 +58,17 @@ async fn code_and_words(child: Child) -> (Option<i32>, String) {
 
 /// The first line on standard error. All later lines are thrown away.
 async fn line(child: &mut Child) -> String {
-    let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+    line_of(child.stderr.take().expect("piped")).await
+}
+
+async fn line_of(output: impl AsyncRead + Unpin + Send + 'static) -> String {
+    let mut output = BufReader::new(output);
     let mut line = String::new();
-    timeout(PATIENCE, stderr.read_line(&mut line))
+    timeout(PATIENCE, output.read_line(&mut line))
         .await
         .expect("the runner prints a line")
         .unwrap();
-    tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
+    tokio::spawn(async move { tokio::io::copy(&mut output, &mut tokio::io::sink()).await });
     line
 }
 
@@ -119,8 +126,8 @@ async fn without_a_lock_nothing_runs_and_the_exit_code_says_why() {
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     let dir = TempDir::new();
     let touch = "touch \"$1/ran\"";
-    let (code, _, err) = output(&gateway, &script(&dir, &[], touch)).await;
-    assert!(code == Some(75) && err.contains("\"alice\" holds the lock"), "{err}");
+    let (code, _, err) = output(&gateway, &script(&dir, &["--wait", "0"], touch)).await;
+    assert!(code == Some(75) && err.contains("job: \"alice\" holds the lock"), "{err}");
     let (code, _, err) =
         output(&gateway, &script(&dir, &["--url", "http://127.0.0.1:1", "--wait", "0s"], touch))
             .await;
@@ -137,7 +144,7 @@ async fn without_a_lock_nothing_runs_and_the_exit_code_says_why() {
         assert!(code == Some(64) && err.contains(says), "{flags:?}: {err}");
     }
     let (code, _, err) =
-        output(&gateway, &[&["--json"], &script(&dir, &[], touch)[..]].concat()).await;
+        output(&gateway, &[&["--json"], &script(&dir, &["--wait", "0"], touch)[..]].concat()).await;
     let told: Value = serde_json::from_str(&err).expect("nothing but JSON");
     assert_eq!((code, &told["event"], &told["exit_code"]), (Some(75), &"held".into(), &75.into()));
     assert!(!dir.path().join("ran").exists());
@@ -463,7 +470,7 @@ async fn a_waiting_runner_names_the_holder_and_ends_on_interrupt() {
     let mut runner =
         redlock(&gateway, &script(&dir, &["--wait", "1m"], "touch \"$1/ran\"")).spawn().unwrap();
     let told = line(&mut runner).await;
-    assert!(told.contains("\"alice\" has had it since 20"), "{told}");
+    assert!(told.contains("job: ") && told.contains("held by \"alice\""), "{told}");
     kill_process(Pid::from_raw(runner.id().unwrap() as i32).unwrap(), Signal::INT).unwrap();
     assert_eq!(ended(runner).await.status.code(), Some(130));
     assert!(!dir.path().join("ran").exists());

@@ -96,6 +96,32 @@ impl Authority {
         Issued { cert, key }
     }
 
+    /// Makes a certificate that signs itself, as an authority's does, for `names` in openssl's
+    /// form. `end` is a year.
+    pub(crate) fn self_signed(&self, name: &str, names: &str, end: u16) -> Issued {
+        const SETTINGS: &str = "[ca]\ndefault_ca=own\n[own]\ndatabase=own\nserial=own.serial\nnew_certs_dir=.\n\
+                                default_md=sha256\npolicy=any\nunique_subject=no\n[any]\ncommonName=optional\n";
+        let [key, csr, cert] =
+            ["key", "csr", "pem"].map(|ending| self.path(&format!("{name}.{ending}")));
+        let extensions = format!("basicConstraints=critical,CA:TRUE\nsubjectAltName={names}\n");
+        for (file, text) in [
+            ("own.settings", SETTINGS),
+            ("own", ""),
+            ("own.serial", "01\n"),
+            ("own.extensions", &extensions),
+        ] {
+            std::fs::write(self.path(file), text).expect("the folder can be written");
+        }
+        let request = ["req", "-subj", "/CN=gateway", "-keyout", &key, "-out", &csr];
+        self.openssl(&[request.as_slice(), &NEW_KEY].concat());
+        let end = format!("{end}0101000000Z");
+        let by_itself = ["ca", "-batch", "-notext", "-config", "own.settings", "-selfsign"];
+        let dated = ["-startdate", "20200101000000Z", "-enddate", &end];
+        let files = ["-extfile", "own.extensions", "-keyfile", &key, "-in", &csr, "-out", &cert];
+        self.openssl(&[by_itself.as_slice(), &dated, &files].concat());
+        Issued { cert, key }
+    }
+
     fn openssl(&self, args: &[&str]) {
         let done = Command::new("openssl").args(args).current_dir(self.folder.path()).output();
         let done = done.expect("openssl starts");

@@ -13,10 +13,20 @@ use crate::outcome::{ExitOutcome, HELD};
 const AFTER: &str = "\
 Examples:
   redlock run nightly-report -- ./report.sh
-  redlock run deploy --wait 10m --ttl 1m -- make deploy
+  redlock run deploy --wait 10m --ttl 1m make deploy
+  redlock run cron/report --wait 0 --conflict-exit-code 0 ./report.sh
   eval \"$(redlock acquire job --format shell)\" && { …; redlock release job; }
 
+Waiting:
+  `run` waits until the lock is free, as flock does. `--wait 10m` waits for at
+  most 10 minutes, and `--wait 0` tries once. The gateway serves those who
+  wait in the order of their arrival, and `run` shows its place in that line.
+  Without --wait, `run` ends at once if no gateway can be reached when it
+  begins; `--wait forever` asks again until one answers.
+  `acquire` tries once, unless --wait says how long to wait.
+
 Exit codes (`run` exits as its command does, with 128 + N after signal N):
+  1    `nodes`: the gateway is not ready, for example without a quorum
   64   usage error, or the gateway refuses the request
   69   no gateway decided
   70   internal error, no process could be started, or a watchdog was killed
@@ -90,13 +100,24 @@ pub(crate) struct Service {
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_KEY_FILE")]
     key_file: Option<PathBuf>,
 
-    /// Certificate authorities (PEM) to trust beside the system's
+    /// Certificates (PEM) to trust beside the system's: of authorities, or the gateway's own
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_CA")]
     ca: Option<PathBuf>,
 
     /// Client certificate and its key (PEM, both in one file)
     #[arg(long, global = true, value_name = "FILE", env = "REDLOCK_CERT")]
     cert: Option<PathBuf>,
+
+    /// The longest time for a request in all, with tries at all gateways and --wait. For `run`: the
+    /// longest time until it has the lock [default: 5s, beyond --wait]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DURATION",
+        env = "REDLOCK_TIMEOUT",
+        value_parser = duration
+    )]
+    timeout: Option<Duration>,
 }
 
 impl Service {
@@ -120,6 +141,9 @@ impl Service {
         if let Some(path) = &self.cert {
             client = client.identity(read("--cert", path)?);
         }
+        if let Some(timeout) = self.timeout {
+            client = client.timeout(timeout);
+        }
         Ok(client.build()?)
     }
 }
@@ -133,6 +157,9 @@ pub(crate) enum Command {
     Acquire {
         #[command(flatten)]
         lock: Lock,
+        /// How long to wait while somebody else holds the lock, or `forever`
+        #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = wait)]
+        wait: Duration,
         #[arg(long, value_enum, default_value_t = Format::Token)]
         format: Format,
     },
@@ -142,12 +169,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         token: Token,
         /// The lock lives at least this long from now
-        #[arg(
-            long,
-            value_name = "DURATION",
-            default_value = "30s",
-            value_parser = humantime::parse_duration
-        )]
+        #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
         ttl: Duration,
     },
     /// Release an acquired lock; succeeds also if the lock is no longer held
@@ -169,7 +191,7 @@ pub(crate) enum Command {
     /// Release a lock whoever holds it; the holder is not stopped, so only a resource that checks
     /// fencing tokens refuses its late writes
     ForceRelease { name: String },
-    /// Show the gateway's state and its masters
+    /// Show the gateway's state and its masters; exits with 1 unless the gateway is ready
     Nodes,
     /// Print a completion script
     Completions { shell: clap_complete::Shell },
@@ -205,24 +227,11 @@ pub(crate) struct Lock {
     pub(crate) name: String,
 
     /// How long the lock stays if its holder crashes or loses its connection
-    #[arg(
-        long,
-        value_name = "DURATION",
-        default_value = "30s",
-        value_parser = humantime::parse_duration
-    )]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
     pub(crate) ttl: Duration,
 
-    /// How long to wait while somebody else holds the lock
-    #[arg(
-        long,
-        value_name = "DURATION",
-        default_value = "0s",
-        value_parser = humantime::parse_duration
-    )]
-    pub(crate) wait: Duration,
-
-    /// Label of the holder, shown to others [default: user and host]
+    /// Label of the holder, shown to others [default: user@host:pid and the command; for `acquire`
+    /// those of the process that started redlock]
     #[arg(long, value_name = "TEXT", env = "REDLOCK_OWNER")]
     pub(crate) owner: Option<String>,
 
@@ -236,23 +245,45 @@ fn pair(text: &str) -> Result<(String, String), &'static str> {
     pair.ok_or("expected KEY=VALUE, as in job=nightly")
 }
 
-impl Lock {
-    pub(crate) fn of(&self, client: &Client) -> redlock_client::Lock {
-        let lock = client.lock(&self.name).ttl(self.ttl).wait(self.wait);
-        let lock = lock.owner(self.owner.clone().unwrap_or_else(someone));
-        self.metadata.iter().fold(lock, |lock, (key, value)| lock.metadata(key, value))
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write a duration such as 90s, 10m or 1h30m"))
+}
+
+fn wait(text: &str) -> Result<Duration, String> {
+    match text {
+        "forever" => Ok(Duration::MAX),
+        text => duration(text).map_err(|error| format!("{error}, or forever")),
     }
 }
 
-/// The default label: user and host.
-fn someone() -> String {
-    let user = ["USER", "LOGNAME"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok())
-        .filter(|user| !user.is_empty());
-    let user = user.unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()));
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{user} on {host}")
+impl Command {
+    /// The name of the lock that the command is about.
+    pub(crate) fn lock_name(&self) -> Option<&str> {
+        match self {
+            Self::Run(run) => Some(&run.lock.name),
+            Self::Acquire { lock, .. } => Some(&lock.name),
+            Self::Extend { name, .. }
+            | Self::Release { name, .. }
+            | Self::Status { name }
+            | Self::Watch { name }
+            | Self::ForceRelease { name } => Some(name),
+            Self::List { .. }
+            | Self::Nodes
+            | Self::Completions { .. }
+            | Self::Man { .. }
+            | Self::Watchdog { .. }
+            | Self::Exec { .. } => None,
+        }
+    }
+}
+
+impl Lock {
+    pub(crate) fn of(&self, client: &Client, default_owner: &str) -> redlock_client::Lock {
+        let lock = client.lock(&self.name).ttl(self.ttl);
+        let lock = lock.owner(self.owner.as_deref().unwrap_or(default_owner));
+        self.metadata.iter().fold(lock, |lock, (key, value)| lock.metadata(key, value))
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -266,6 +297,11 @@ pub(crate) struct Token {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) lock: Lock,
+
+    /// How long to wait while somebody else holds the lock: 0 tries once, `forever` waits without
+    /// end, also for a gateway [default: without end, if a gateway can be reached at once]
+    #[arg(long, value_name = "DURATION", value_parser = wait)]
+    pub(crate) wait: Option<Duration>,
 
     /// Exit code when somebody else holds the lock, also at the end of --wait. With 0, a held lock
     /// counts as success. With another code than 75, an exit code of 75 comes from the command
@@ -284,12 +320,12 @@ pub(crate) struct Run {
     /// Time between the stop signal and KILL when the lock is lost. KILL comes before the lock's
     /// deadline, by a sixth of the TTL (250ms to 1s) plus 150ms. These three times together must be
     /// less than half of the TTL [default: a sixth of the TTL, at most 5s]
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 
-    /// The command. Its environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and
-    /// REDLOCK_DEADLINE
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    /// The command and its arguments, after all options of redlock; `--` may stand before it. Its
+    /// environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }
 

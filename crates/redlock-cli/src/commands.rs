@@ -6,7 +6,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use redlock_client::{Client, LockStatus, NodeHealth};
+use redlock_client::{Client, LockStatus, NodeHealth, Waiter, default_owner};
+use rustix::process::Pid;
 use serde_json::json;
 
 use crate::args::{Args, Command, Format, Service};
@@ -14,6 +15,10 @@ use crate::outcome::ExitOutcome;
 
 /// The time between two requests of `watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// The status of a gateway that decides about locks.
+const READY: &str = "ready";
+/// The exit code of `nodes` if the gateway has another status.
+const NOT_READY: u8 = 1;
 /// The number of locks that `list` asks for in one request.
 const PAGE: u32 = 500;
 
@@ -21,8 +26,9 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
     let asked = async {
         let client = service.client()?;
         match command {
-            Command::Acquire { lock, format } => {
-                acquire(&lock.of(&client), &lock.name, format, is_json).await
+            Command::Acquire { lock, wait, format } => {
+                let request = lock.of(&client, &by_parent()).wait(wait);
+                acquire(&request, &lock.name, format, is_json).await
             }
             Command::Extend { name, token, ttl } => {
                 let deadline = client.extend(&name, &token.token, ttl).await?;
@@ -39,7 +45,8 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             }
             Command::Status { name } => {
                 let status = client.status(&name).await?;
-                print(is_json, &status.json, format_args!("{}", in_words(&status)))
+                print(is_json, &status.json, format_args!("{}", in_words(&status)))?;
+                if is_json { Ok(()) } else { print_waiters(&status) }
             }
             Command::List { prefix } => list(&client, &prefix, is_json).await,
             Command::Watch { name } => watch(&client, &name, is_json).await,
@@ -58,6 +65,13 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
         }
     };
     asked.await.map_or_else(|outcome| outcome, |()| ExitOutcome::Done)
+}
+
+/// The label of a lock that `acquire` gets: it outlives this process, and its parent works under it.
+fn by_parent() -> String {
+    let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
+    let command = std::fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();
+    default_owner(parent as u32, command.trim())
 }
 
 async fn acquire(
@@ -128,19 +142,18 @@ async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), ExitOut
 async fn nodes(client: &Client, is_json: bool) -> Result<(), ExitOutcome> {
     let report = client.nodes().await?;
     print(is_json, &report.json, format_args!("{}", report.status))?;
-    if is_json {
-        return Ok(());
-    }
-    for NodeHealth { node, state, detail, advice, .. } in report.nodes.iter().flatten() {
+    let nodes = report.nodes.iter().flatten().filter(|_| !is_json);
+    for NodeHealth { node, state, detail, advice, .. } in nodes {
         let why: Vec<_> = [detail, advice].into_iter().flatten().map(String::as_str).collect();
         let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
         print(false, &json!(null), format_args!("{node}  {state}{why}"))?;
     }
-    Ok(())
+    if report.status == READY { Ok(()) } else { Err(ExitOutcome::Ended(NOT_READY)) }
 }
 
 fn in_words(status: &LockStatus) -> String {
-    let LockStatus { name, state, owner, fencing_token, expires_in_ms, acquired_at, .. } = status;
+    let LockStatus { name, state, owner, key, fencing_token, expires_in_ms, acquired_at, .. } =
+        status;
     let mut words = format!("{name}: {state}");
     let mut add = |what: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -148,13 +161,31 @@ fn in_words(status: &LockStatus) -> String {
         }
     };
     add(" by ", owner.as_ref().map(|owner| format!("{owner:?}")));
+    add(" with key ", key.as_ref().map(|key| format!("{key:?}")));
     add(" since ", acquired_at.clone());
     add(
         ", expires in ",
         expires_in_ms.map(|left| format!("{:.1} s unless extended", left as f64 / 1000.0)),
     );
     add(", fencing token ", fencing_token.map(|token| token.to_string()));
+    for (key, value) in &status.metadata {
+        add(", ", Some(format!("{key:?} = {value:?}")));
+    }
     words
+}
+
+/// Prints the line for a lock at the gateway that answered.
+fn print_waiters(status: &LockStatus) -> Result<(), ExitOutcome> {
+    for (at, Waiter { owner, waiting_since, .. }) in status.waiters.iter().enumerate() {
+        let label = owner.as_ref().map_or_else(|| "somebody".into(), |label| format!("{label:?}"));
+        let words = format!("  {}. in line: {label} since {waiting_since}", at + 1);
+        print(false, &json!(null), format_args!("{words}"))?;
+    }
+    let further = status.waiters_total.unwrap_or(0).saturating_sub(status.waiters.len() as u64);
+    match further {
+        0 => Ok(()),
+        further => print(false, &json!(null), format_args!("  {further} more in line")),
+    }
 }
 
 /// Prints a line on standard output. A closed pipe ends the command without an error.

@@ -48,8 +48,11 @@ fn run_command() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return ExitOutcome::Failed(format!("no runtime: {error}")).report(is_json),
+        Err(error) => {
+            return ExitOutcome::Failed(format!("no runtime: {error}")).report(is_json, None);
+        }
     };
+    let name = args.command.lock_name().map(str::to_owned);
     let outcome = match args.command {
         Command::Watchdog { cgroup } => return watchdog::main(cgroup, is_json),
         Command::Exec { cgroup, blocked, parent, command } => {
@@ -60,7 +63,7 @@ fn run_command() -> ExitCode {
         Command::Man { dir } => commands::man(dir.as_deref()),
         command => runtime.block_on(commands::one_request(&args.service, command, is_json)),
     };
-    outcome.report(is_json)
+    outcome.report(is_json, name.as_deref())
 }
 
 /// Reports arguments that could not be parsed. The parser has no result, so `--json` is looked for
@@ -72,7 +75,7 @@ fn refused(error: &clap::Error) -> ExitCode {
         let _ = error.print();
         return ExitOutcome::Usage(String::new()).code().into();
     }
-    ExitOutcome::Usage(in_one_line(&error.render().to_string())).report(true)
+    ExitOutcome::Usage(in_one_line(&error.render().to_string())).report(true, None)
 }
 
 /// The error without usage and hints, in one line.
@@ -92,7 +95,8 @@ mod tests {
             |args: &[&str]| in_one_line(&Args::try_parse_from(args).unwrap_err().to_string());
         assert_eq!(
             error_of(&["redlock", "run", "a", "--ttl", "soon", "--", "b"]),
-            "invalid value 'soon' for '--ttl <DURATION>': expected number at 0"
+            "invalid value 'soon' for '--ttl <DURATION>': expected number at 0; \
+             write a duration such as 90s, 10m or 1h30m"
         );
         let missing = error_of(&["redlock", "run", "a"]);
         assert_eq!(missing, "the following required arguments were not provided: <COMMAND>...");

@@ -41,8 +41,8 @@ impl ExitOutcome {
         }
     }
 
-    /// Reports the outcome on standard error.
-    pub(crate) fn report(self, is_json: bool) -> ExitCode {
+    /// Reports the outcome on standard error. Texts about a lock begin with its name already.
+    pub(crate) fn report(self, is_json: bool, name: Option<&str>) -> ExitCode {
         let (word, text) = match &self {
             Self::Done | Self::Ended(_) => return ExitCode::from(self.code()),
             Self::Usage(text) => ("usage", text),
@@ -52,15 +52,37 @@ impl ExitOutcome {
             Self::Lost(text) => ("lost", text),
             Self::Failed(text) => ("failed", text),
         };
-        report_event(is_json, word, text, json!({ "exit_code": self.code() }));
+        write_event(is_json, word, name, text, json!({ "exit_code": self.code() }));
         ExitCode::from(self.code())
     }
 }
 
-/// Reports an event on standard error.
-pub(crate) fn report_event(is_json: bool, event: &str, text: &str, more: serde_json::Value) {
+/// Reports events about one lock on standard error.
+#[derive(Debug, Clone)]
+pub(crate) struct Reporter {
+    pub(crate) name: String,
+    pub(crate) is_json: bool,
+}
+
+impl Reporter {
+    pub(crate) fn report(&self, event: &str, text: &str, more: serde_json::Value) {
+        let Self { name, is_json } = self;
+        write_event(*is_json, event, Some(name), &format!("{name}: {text}"), more);
+    }
+}
+
+fn write_event(
+    is_json: bool,
+    event: &str,
+    name: Option<&str>,
+    text: &str,
+    more: serde_json::Value,
+) {
     if is_json {
         let mut line = json!({ "event": event, "detail": text });
+        if let Some(name) = name {
+            line["name"] = name.into();
+        }
         if let (Some(line), serde_json::Value::Object(more)) = (line.as_object_mut(), more) {
             line.extend(more);
         }
@@ -76,8 +98,10 @@ impl From<Error> for ExitOutcome {
         match error {
             Error::Held { .. } => Self::Held(text, HELD),
             Error::Lost(_) => Self::Lost(text),
-            Error::Refused(problem) if matches!(problem.status, 401 | 403) => Self::Denied(text),
-            Error::Refused(_) | Error::Setup(_) => Self::Usage(text),
+            Error::Refused { problem, .. } if matches!(problem.status, 401 | 403) => {
+                Self::Denied(text)
+            }
+            Error::Refused { .. } | Error::Setup(_) => Self::Usage(text),
             _ => Self::Unavailable(text),
         }
     }

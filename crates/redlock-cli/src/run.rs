@@ -20,22 +20,22 @@
 //! kill happens within 250 ms after the machine wakes up.
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use nix::sys::signal::SigSet;
 use redlock_client::clock::Moment;
-use redlock_client::{Client, Guard, LockState, Loss};
+use redlock_client::{Guard, Loss, Waiting, default_owner};
 use rustix::process::{Pid, Signal, getppid};
 use serde_json::json;
 
 use crate::args::{OnLost, Run, Service};
 use crate::cgroup::Cgroup;
 use crate::orders::Start;
-use crate::outcome::{ExitOutcome, report_event};
+use crate::outcome::{ExitOutcome, Reporter};
 use crate::process_tree::ProcessTree;
 use crate::signals::{Event, Signals};
 use crate::terminal::Terminal;
@@ -51,8 +51,6 @@ const LONGEST_GRACE: Duration = Duration::from_secs(5);
 const LEFTOVERS_STOP_WITHIN: Duration = Duration::from_secs(2);
 /// How long a release is tried. If it fails, the lock ends with its TTL.
 const RELEASE: Duration = Duration::from_secs(5);
-/// The time before the holder is first reported, and between two checks of the holder.
-const HOLDER_INTERVAL: Duration = Duration::from_secs(2);
 /// How often the command's processes are checked while they end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// How long killed processes may take to be gone.
@@ -69,35 +67,45 @@ pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> ExitOutco
 async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutcome, ExitOutcome> {
     let margins = Margins::new(run.lock.ttl, run.grace)?;
     let client = service.client()?;
-    let mut signals =
-        Signals::new().map_err(|error| ExitOutcome::Failed(format!("signals: {error}")))?;
+    let reporter = Reporter { name: run.lock.name.clone(), is_json };
+    let failed = |what: &str, error: std::io::Error| {
+        ExitOutcome::Failed(format!("{}: {what}: {error}", run.lock.name))
+    };
+    let mut signals = Signals::new().map_err(|error| failed("signals", error))?;
     let cgroup = Cgroup::create();
     // The watchdogs are started before the lock is acquired. So a machine that can start no process
     // never holds the lock.
     let watchdogs = Watchdogs::start(cgroup.as_ref(), is_json).await;
-    let watchdogs =
-        watchdogs.map_err(|error| ExitOutcome::Failed(format!("the watchdog: {error}")))?;
-    let lock = run.lock.of(&client).margin(margins.all());
-    let guard = tokio::select! {
-        guard = lock.acquire_unless(signals.asked()) => guard?,
-        () = report_holder(&client, &run.lock.name, run.lock.wait, is_json) => {
-            unreachable!("report_holder never returns")
+    let watchdogs = watchdogs.map_err(|error| failed("the watchdog", error))?;
+    let program = Path::new(&run.command[0]).file_name().unwrap_or(&run.command[0]);
+    let owner = default_owner(std::process::id(), &program.to_string_lossy());
+    let lock = run.lock.of(&client, &owner).margin(margins.all());
+    let lock = match run.wait {
+        Some(wait) => lock.wait(wait),
+        None => lock.wait(Duration::MAX).needs_gateway(),
+    };
+    let lock = lock.on_waiting(report_changes(reporter.clone()));
+    let guard = match lock.acquire_unless(signals.asked()).await {
+        Ok(Ok(guard)) => guard,
+        Ok(Err(signal)) => {
+            end_unused(watchdogs, cgroup).await;
+            return Ok(ExitOutcome::Ended(128 + signal.as_raw() as u8));
+        }
+        Err(error) => {
+            end_unused(watchdogs, cgroup).await;
+            return Err(error.into());
         }
     };
-    let guard = match guard {
-        Ok(guard) => guard,
-        Err(signal) => return Ok(ExitOutcome::Ended(128 + signal.as_raw() as u8)),
-    };
     let (outcome, is_left) =
-        run_command(&guard, &run, margins, watchdogs, cgroup.clone(), &mut signals, is_json).await;
+        run_command(&guard, &run, margins, watchdogs, cgroup.clone(), &mut signals, &reporter)
+            .await;
     if let Some(cgroup) = cgroup {
         cgroup.remove();
     }
     if is_left {
         // The watchdogs go on killing for a while. The lock is not released, because a process may
         // still work under it.
-        report_event(
-            is_json,
+        reporter.report(
             "not_stopped",
             "some processes of the command could not be stopped: the lock is not released",
             json!({}),
@@ -107,14 +115,13 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     if guard.check().is_ok() {
         match tokio::time::timeout(RELEASE, guard.release()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => report_event(
-                is_json,
-                "not_released",
-                &format!("the lock ends with its ttl: {error}"),
-                json!({}),
-            ),
-            Err(_) => report_event(
-                is_json,
+            Ok(Err(error)) => {
+                let why = error.to_string();
+                let why = why.strip_prefix(&format!("{}: ", reporter.name)).unwrap_or(&why);
+                let text = format!("the lock ends with its ttl: {why}");
+                reporter.report("not_released", &text, json!({}));
+            }
+            Err(_) => reporter.report(
                 "not_released",
                 "no gateway answers: the lock ends with its ttl",
                 json!({}),
@@ -122,6 +129,35 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
         }
     }
     Ok(outcome)
+}
+
+/// Ends watchdogs that have started no command, and waits until they are gone. Otherwise a
+/// `redlock run` that runs this one would report them as processes that go on without the lock.
+async fn end_unused(watchdogs: Watchdogs, cgroup: Option<Cgroup>) {
+    watchdogs.done().await;
+    if let Some(cgroup) = cgroup {
+        cgroup.remove();
+    }
+}
+
+/// Reports each new place in line, holder or disturbance.
+fn report_changes(reporter: Reporter) -> impl Fn(&Waiting) + Send + Sync {
+    let reported = Mutex::new(String::new());
+    move |waiting| {
+        let text = waiting.to_string();
+        let Ok(mut reported) = reported.lock() else { return };
+        if *reported == text {
+            return;
+        }
+        let more = json!({
+            "position": waiting.position,
+            "holder": waiting.holder,
+            "acquired_at": waiting.acquired_at,
+            "gateway": waiting.gateway,
+        });
+        reporter.report("waiting", &text, more);
+        *reported = text;
+    }
 }
 
 /// The times between the loss of a lock and its deadline.
@@ -184,7 +220,7 @@ async fn run_command(
     mut watchdogs: Watchdogs,
     cgroup: Option<Cgroup>,
     signals: &mut Signals,
-    is_json: bool,
+    reporter: &Reporter,
 ) -> (ExitOutcome, bool) {
     let kills = run.on_lost == OnLost::Kill;
     if kills {
@@ -196,7 +232,7 @@ async fn run_command(
             // Perhaps the inner watchdog is only stopped. Then it would start the command later,
             // when somebody continues it. So both watchdogs are ended.
             let tree = watchdogs.tree(None, cgroup);
-            let text = format!("{}: {error}", run.command[0].display());
+            let text = format!("{}: {}: {error}", reporter.name, run.command[0].display());
             return (ExitOutcome::Failed(text), !watchdogs.clear(&tree).await);
         }
     };
@@ -214,12 +250,12 @@ async fn run_command(
                 event => {
                     ending.ask();
                     let (event, text) = stop_reason(&event);
-                    report_event(is_json, event, text, json!({}));
+                    reporter.report(event, text, json!({}));
                     break ending.grace(&mut watchdogs, Moment::now() + margins.grace).await;
                 }
             },
             loss = guard.lost(), if lost.is_none() => {
-                let text = format!("the lock is lost: {}", lost.insert(loss));
+                let text = format!("the lock is lost: {}", lost.insert(loss).reason);
                 if kills {
                     // Somebody else may hold the lock already, so the processes get no more time
                     // than the grace.
@@ -227,10 +263,10 @@ async fn run_command(
                     let end = (Moment::now() + margins.grace).min(limit);
                     ending.ask();
                     watchdogs.until(end + RUNNER_MARGIN);
-                    report_event(is_json, "lost", &text, json!({}));
+                    reporter.report("lost", &text, json!({}));
                     break ending.grace(&mut watchdogs, end).await;
                 }
-                report_event(is_json, "lost", &text, json!({}));
+                reporter.report("lost", &text, json!({}));
             }
             Ok(()) = deadlines.changed(), if kills && lost.is_none() => {
                 let (_, deadline) = *deadlines.borrow_and_update();
@@ -248,7 +284,7 @@ async fn run_command(
     // A signal from a terminal reaches only the command's process group, so its other descendants
     // must be stopped too.
     ending.takes_all |= status.is_none_or(was_ended);
-    let is_left = !stop_leftovers(&ending, watchdogs, is_json).await;
+    let is_left = !stop_leftovers(&ending, watchdogs, reporter).await;
     (outcome(guard, lost.filter(|_| kills), status, kills, is_left), is_left)
 }
 
@@ -275,12 +311,15 @@ fn outcome(
 ) -> ExitOutcome {
     if let Some(loss) = lost {
         let what = if is_left { "" } else { " and the command stopped" };
-        return ExitOutcome::Lost(format!("the lock was lost{what}: {loss}"));
+        let Loss { name, reason } = loss;
+        return ExitOutcome::Lost(format!("{name}: the lock was lost{what}: {reason}"));
     }
     match (guard.check(), status) {
         (Err(error), _) if kills => ExitOutcome::Lost(error.to_string()),
         (_, Some(status)) => ExitOutcome::Ended(code(status)),
-        (_, None) => ExitOutcome::Failed("how the command ended is unknown".into()),
+        (_, None) => {
+            ExitOutcome::Failed(format!("{}: how the command ended is unknown", guard.name()))
+        }
     }
 }
 
@@ -345,8 +384,8 @@ pub(crate) fn become_command(
     }
     let error = std::process::Command::new(&command[0]).args(&command[1..]).exec();
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
-    report_event(
-        is_json,
+    let name = std::env::var("REDLOCK_NAME").unwrap_or_default();
+    Reporter { name, is_json }.report(
         "not_run",
         &format!("{}: {error}", command[0].display()),
         json!({ "exit_code": code }),
@@ -415,7 +454,7 @@ impl Ending {
 
 /// Stops the processes that would go on without the lock: all of the command's processes, or only
 /// those in its process group. Returns whether no such process is left.
-async fn stop_leftovers(ending: &Ending, watchdogs: Watchdogs, is_json: bool) -> bool {
+async fn stop_leftovers(ending: &Ending, watchdogs: Watchdogs, reporter: &Reporter) -> bool {
     let tree = &ending.tree;
     let all = ending.takes_all;
     let is_left = || if all { tree.is_left() } else { tree.has_group() };
@@ -429,8 +468,7 @@ async fn stop_leftovers(ending: &Ending, watchdogs: Watchdogs, is_json: bool) ->
         if !ending.is_asked {
             signal(ending.stop);
         }
-        report_event(
-            is_json,
+        reporter.report(
             "left_behind",
             "the command has left processes behind: stopping them",
             json!({}),
@@ -455,44 +493,13 @@ async fn stop_leftovers(ending: &Ending, watchdogs: Watchdogs, is_json: bool) ->
         return false;
     }
     if !watchdogs.done().await {
-        report_event(
-            is_json,
+        reporter.report(
             "left_running",
             "processes of the command go on without the lock",
             json!({}),
         );
     }
     true
-}
-
-/// Reports the holder while the lock is waited for. Never returns.
-async fn report_holder(client: &Client, name: &str, wait: Duration, is_json: bool) {
-    let since = Moment::now();
-    let mut reported = None;
-    while !wait.is_zero() {
-        tokio::time::sleep(HOLDER_INTERVAL).await;
-        let Ok(status) = client.status(name).await else { continue };
-        let holder = (status.owner.clone(), status.fencing_token);
-        if status.state != LockState::Held
-            || reported.as_ref() == Some(&holder) && !std::io::stderr().is_terminal()
-        {
-            continue;
-        }
-        let waited = Moment::now().since(since).as_secs();
-        let text = format!(
-            "waiting for {name:?} for {waited} s: {} has had it since {}",
-            status.owner.as_deref().map_or("somebody".into(), |owner| format!("{owner:?}")),
-            status.acquired_at.as_deref().unwrap_or("an unknown time"),
-        );
-        let more = json!({
-            "waited_s": waited,
-            "holder": status.owner,
-            "acquired_at": status.acquired_at,
-        });
-        report_event(is_json, "waiting", &text, more);
-        reported = Some(holder);
-    }
-    std::future::pending().await
 }
 
 #[cfg(test)]

@@ -203,10 +203,12 @@ impl Watchdogs {
         for channel in [&outer, &inner] {
             channel.send(&Order::Done);
         }
-        let end = Moment::now() + GONE_WITHIN;
+        let begin = Moment::now();
         while children.processes.iter().any(Process::is_still_there) {
-            if end.has_passed() {
+            if (begin + GONE_WITHIN).has_passed() {
                 children.processes.iter().for_each(|watchdog| watchdog.signal(Signal::KILL));
+            }
+            if (begin + GONE_WITHIN * 2).has_passed() {
                 break;
             }
             children.changed().await;

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN};
 use redlock_api::{ExtendBody, Health, Lease, LockList, LockStatus, Problem, ProblemCode};
-use reqwest::header::AUTHORIZATION;
-use reqwest::{Certificate, Method, Url};
+use reqwest::header::{AUTHORIZATION, HeaderValue};
+use reqwest::{Method, Url};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use crate::clock::Moment;
-use crate::error::Error;
-use crate::http::{Call, Failure};
-use crate::log;
+use crate::error::{Error, Loss};
+use crate::http::{Call, Failure, secret};
+use crate::{log, tls};
 
 /// The pause between two rounds over all gateways: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -41,7 +41,9 @@ pub struct Client(Arc<Service>);
 struct Service {
     http: reqwest::Client,
     urls: Vec<Url>,
-    key: Option<String>,
+    /// The header with the API key.
+    key: Option<HeaderValue>,
+    timeout: Option<Duration>,
     /// Index of the gateway to ask first.
     current: AtomicUsize,
 }
@@ -54,6 +56,7 @@ pub struct ClientBuilder {
     key: Option<String>,
     authorities: Vec<Vec<u8>>,
     identity: Option<Vec<u8>>,
+    timeout: Option<Duration>,
 }
 
 /// Leaves out the API key, which is a secret.
@@ -114,7 +117,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Adds certificate authorities (PEM) to trust beside the system's.
+    /// Adds certificates (PEM) to trust beside the system's: of authorities, or a gateway's own.
     pub fn authority(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.authorities.push(pem.into());
         self
@@ -123,6 +126,14 @@ impl ClientBuilder {
     /// Sets the client certificate and its key (PEM, in one text).
     pub fn identity(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.identity = Some(pem.into());
+        self
+    }
+
+    /// The longest time for one call in all, its tries at all gateways and its wait for a lock
+    /// included. The default is 5 s for all calls but an acquire, which its wait bounds. A guard's
+    /// extensions and release keep their own limits.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
         self
     }
 
@@ -140,29 +151,23 @@ impl ClientBuilder {
         }
         // No redirects, so that a token reaches no other host. No proxy from the environment, so
         // that no lock depends on one unnoticed.
-        let mut http = reqwest::Client::builder()
+        let tls = tls::config(
+            urls.iter().any(|url| url.scheme() == "https"),
+            &self.authorities,
+            self.identity.as_deref(),
+        );
+        let http = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls.map_err(setup)?)
             .connect_timeout(CONNECT)
             .pool_idle_timeout(IDLE)
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .user_agent(concat!("redlock-client/", env!("CARGO_PKG_VERSION")));
-        for pem in &self.authorities {
-            let found = Certificate::from_pem_bundle(pem)
-                .map_err(|error| setup(format!("the authority: {error}")))?;
-            if found.is_empty() {
-                return Err(setup("the authority has no certificate (PEM)".into()));
-            }
-            http = http.tls_certs_merge(found);
-        }
-        if let Some(pem) = &self.identity {
-            let identity = reqwest::Identity::from_pem(pem);
-            http = http.identity(
-                identity.map_err(|error| setup(format!("the client certificate: {error}")))?,
-            );
-        }
         let http = http.build().map_err(|error| setup(format!("the HTTP client: {error}")))?;
-        let key = self.key.map(|key| key.trim().to_owned());
-        Ok(Client(Arc::new(Service { http, urls, key, current: AtomicUsize::new(0) })))
+        let key = self.key.map(|key| secret(&AUTHORIZATION, &format!("Bearer {}", key.trim())));
+        let key = key.transpose()?;
+        let (timeout, current) = (self.timeout, AtomicUsize::new(0));
+        Ok(Client(Arc::new(Service { http, urls, key, timeout, current })))
     }
 }
 
@@ -241,8 +246,7 @@ impl Client {
     /// [`Error::Unavailable`].
     pub async fn extend(&self, name: &str, token: &str, ttl: Duration) -> Result<Moment, Error> {
         let call = extension(name, token, ttl)?;
-        let extended = self.ask::<Lease>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await;
-        let (lease, sent) = extended.map_err(lost)?;
+        let (lease, sent) = self.ask_at_once::<Lease>(&call).await.map_err(|e| lost(name, e))?;
         lease
             .map(|lease| deadline_of(&lease, sent, ttl))
             .ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
@@ -250,21 +254,18 @@ impl Client {
 
     /// Releases a lock by its token. Succeeds also if the lock is no longer held.
     pub async fn release(&self, name: &str, token: &str) -> Result<(), Error> {
-        self.release_until(name, token, Moment::now() + ALL_TRIES).await
+        released(self.ask_at_once(&release(name, token)?).await)
     }
 
+    /// Releases a lock by its token. Tries until a moment, even if no gateway can be reached.
     pub(crate) async fn release_until(
         &self,
         name: &str,
         token: &str,
         until: Moment,
     ) -> Result<(), Error> {
-        let call = Call::of_lock(Method::DELETE, name)?.secret(&LOCK_TOKEN, token)?;
-        match self.ask::<Value>(&call, until, ONE_TRY).await {
-            // A repeated release finds that the first one succeeded.
-            Err(Error::Refused(problem)) if is_loss(&problem) => Ok(()),
-            result => result.map(|_| ()),
-        }
+        let call = release(name, token)?;
+        released(self.ask(&call, until, ONE_TRY, IfUnreachable::AskAgain).await)
     }
 
     /// Releases the grant of unanswered requests with this key. If no gateway answers now either,
@@ -276,7 +277,8 @@ impl Client {
     ) -> Result<(), Error> {
         let call =
             Call::of_lock(Method::DELETE, name)?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
-        self.ask::<Value>(&call, Moment::now() + ONE_TRY, ONE_TRY).await.map(|_| ())
+        let until = Moment::now() + ONE_TRY;
+        self.ask::<Value>(&call, until, ONE_TRY, IfUnreachable::Fail).await.map(|_| ())
     }
 
     /// Releases a lock whoever holds it.
@@ -286,16 +288,39 @@ impl Client {
     pub async fn force_release(&self, name: &str) -> Result<(), Error> {
         let mut call = Call::of_lock(Method::DELETE, name)?;
         call.path.push_str("?force=true");
-        self.ask::<Value>(&call, Moment::now() + ALL_TRIES, ONE_TRY).await.map(|_| ())
+        self.ask_at_once::<Value>(&call).await.map(|_| ())
     }
 
     async fn read<T: DeserializeOwned>(&self, call: Call) -> Result<T, Error> {
-        let (answer, _) = self.ask(&call, Moment::now() + ALL_TRIES, ONE_TRY).await?;
+        let (answer, _) = self.ask_at_once(&call).await?;
         answer.ok_or_else(|| Error::Setup(format!("{} was answered without a body", call.path)))
     }
 
     pub(crate) fn gateways(&self) -> u32 {
         self.0.urls.len() as u32
+    }
+
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.0.timeout
+    }
+
+    /// The URL of a gateway, for people.
+    pub(crate) fn url(&self, at: usize) -> &str {
+        self.0.urls[at].as_str().trim_end_matches('/')
+    }
+
+    pub(crate) fn route(&self) -> Route {
+        let at = self.0.current.load(Ordering::Relaxed);
+        Route { at, is_unsettled: false, last_failure: None }
+    }
+
+    /// Sends a request that no guard makes. Fails at once if no gateway can be reached.
+    async fn ask_at_once<T: DeserializeOwned>(
+        &self,
+        call: &Call,
+    ) -> Result<(Option<T>, Moment), Error> {
+        let until = Moment::now() + self.0.timeout.unwrap_or(ALL_TRIES);
+        self.ask(call, until, ONE_TRY, IfUnreachable::Fail).await
     }
 
     /// Sends a request to one gateway after the other, with backoff, until one answers. Returns the
@@ -305,64 +330,133 @@ impl Client {
         call: &Call,
         until: Moment,
         one_try: Duration,
+        if_unreachable: IfUnreachable,
     ) -> Result<(Option<T>, Moment), Error> {
-        self.ask_noting(call, until, one_try, &mut false).await
+        let mut route = self.route();
+        let mut backoff = Backoff::default();
+        loop {
+            let round = match self.round(call, until, one_try, &mut route).await {
+                Ok(answer) => return Ok(answer),
+                Err(NoAnswer::Refused(problem)) => {
+                    return Err(Error::Refused { name: call.name.clone(), problem });
+                }
+                Err(NoAnswer::Round(round)) => round,
+            };
+            let pause = backoff.next(round.retry_after);
+            let is_unreachable =
+                round.is_unreachable && matches!(if_unreachable, IfUnreachable::Fail);
+            if is_unreachable || pause + SHORTEST_TRY >= until.left() {
+                return Err(round.unavailable(call.name.clone()));
+            }
+            tokio::time::sleep(pause).await;
+        }
     }
 
-    /// Does the same, and sets `unsettled` if a gateway may have executed a failed request.
-    pub(crate) async fn ask_noting<T: DeserializeOwned>(
+    /// Asks each gateway at most once, until one answers. Returns the answer and when its request
+    /// was sent.
+    pub(crate) async fn round<T: DeserializeOwned>(
         &self,
         call: &Call,
         until: Moment,
         one_try: Duration,
-        unsettled: &mut bool,
-    ) -> Result<(Option<T>, Moment), Error> {
-        let Service { http, urls, key, current } = &*self.0;
+        route: &mut Route,
+    ) -> Result<(Option<T>, Moment), NoAnswer> {
+        let Service { http, urls, key, current, .. } = &*self.0;
         let mut call = call.clone();
         if let Some(key) = key {
-            call = call.secret(&AUTHORIZATION, &format!("Bearer {key}"))?;
+            call = call.header(&AUTHORIZATION, key.clone());
         }
-        let (mut pause, longest) = PAUSES;
-        loop {
-            let mut heard = Vec::new();
-            let mut shortest = Duration::MAX;
-            for _ in 0..urls.len() {
-                // A try without time for an answer would hide the failure heard before.
-                if !heard.is_empty() && until.left() < SHORTEST_TRY {
-                    break;
-                }
-                let at = current.load(Ordering::Relaxed);
-                let sent = Moment::now();
-                let failure = match call.send(http, &urls[at], one_try.min(until.left())).await {
-                    Ok(answer) => return Ok((answer, sent)),
-                    Err(failure) => failure,
-                };
-                *unsettled |= !failure.is_refusal();
-                let Some(retry_after) = failure.pause() else {
-                    let Failure::Problem(problem) = failure else { continue };
-                    return Err(Error::Refused(problem));
-                };
-                shortest = shortest.min(retry_after);
-                heard.push(failure.to_string());
-                if tracing::enabled!(tracing::Level::DEBUG) {
-                    let url = urls[at].clone();
-                    log::write(move || tracing::debug!(%url, %failure, "asking the next gateway"));
-                }
-                // Unless another request has moved on meanwhile.
-                let _ = current.compare_exchange(
-                    at,
-                    (at + 1) % urls.len(),
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                );
+        let mut round =
+            FailedRound { heard: Vec::new(), retry_after: Duration::MAX, is_unreachable: true };
+        for _ in 0..urls.len() {
+            // A try without time for an answer would hide the failure heard before.
+            if !round.heard.is_empty() && until.left() < SHORTEST_TRY {
+                break;
             }
-            let rest = pause.mul_f64(0.5 + fastrand::f64()).max(shortest);
-            if rest + SHORTEST_TRY >= until.left() {
-                return Err(Error::Unavailable { what: heard });
+            let at = route.at;
+            let sent = Moment::now();
+            let failure = match call.send(http, &urls[at], one_try.min(until.left())).await {
+                Ok(answer) => return Ok((answer, sent)),
+                Err(failure) => failure,
+            };
+            route.is_unsettled |= !failure.changed_nothing();
+            let Some(retry_after) = failure.pause() else {
+                let Failure::Problem(problem) = failure else { continue };
+                return Err(NoAnswer::Refused(problem));
+            };
+            round.retry_after = round.retry_after.min(retry_after);
+            round.is_unreachable &= matches!(failure, Failure::Unreachable(_));
+            let what = failure.at(&urls[at]);
+            round.heard.push(what.clone());
+            route.at = (at + 1) % urls.len();
+            route.last_failure = Some(what);
+            if tracing::enabled!(tracing::Level::DEBUG) {
+                let url = urls[at].clone();
+                log::write(move || tracing::debug!(%url, %failure, "asking the next gateway"));
             }
-            tokio::time::sleep(rest).await;
-            pause = (pause * 2).min(longest);
+            // Unless another request has moved on meanwhile.
+            let _ = current.compare_exchange(at, route.at, Ordering::Relaxed, Ordering::Relaxed);
         }
+        Err(NoAnswer::Round(round))
+    }
+}
+
+/// The gateway that a request goes to. A request stays with one gateway while it answers, whatever
+/// other requests find.
+#[derive(Debug)]
+pub(crate) struct Route {
+    /// Index of the gateway.
+    pub(crate) at: usize,
+    /// Whether a gateway may have executed a failed request.
+    pub(crate) is_unsettled: bool,
+    /// The failure of the gateway that was left last.
+    pub(crate) last_failure: Option<String>,
+}
+
+/// What to do if no gateway accepts a connection.
+pub(crate) enum IfUnreachable {
+    Fail,
+    AskAgain,
+}
+
+/// Why a round over the gateways brought no answer.
+pub(crate) enum NoAnswer {
+    /// A gateway refuses the request.
+    Refused(Box<Problem>),
+    /// No gateway decided.
+    Round(FailedRound),
+}
+
+/// A round over the gateways in which none decided.
+pub(crate) struct FailedRound {
+    /// The answer or failure of each gateway.
+    pub(crate) heard: Vec<String>,
+    pub(crate) retry_after: Duration,
+    /// Whether no gateway accepted a connection, so that nothing was sent.
+    pub(crate) is_unreachable: bool,
+}
+
+impl FailedRound {
+    pub(crate) fn unavailable(self, name: Option<String>) -> Error {
+        let Self { heard, is_unreachable, .. } = self;
+        Error::Unavailable { name, what: heard, is_unreachable }
+    }
+}
+
+/// The pauses between rounds.
+pub(crate) struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(PAUSES.0)
+    }
+}
+
+impl Backoff {
+    pub(crate) fn next(&mut self, shortest: Duration) -> Duration {
+        let pause = self.0.mul_f64(0.5 + fastrand::f64()).max(shortest);
+        self.0 = (self.0 * 2).min(PAUSES.1);
+        pause
     }
 }
 
@@ -380,6 +474,19 @@ pub(crate) fn extension(name: &str, token: &str, ttl: Duration) -> Result<Call, 
     Ok(Call::of_lock(Method::PATCH, name)?.secret(&LOCK_TOKEN, token)?.body(&body))
 }
 
+/// Makes a request to release.
+fn release(name: &str, token: &str) -> Result<Call, Error> {
+    Call::of_lock(Method::DELETE, name)?.secret(&LOCK_TOKEN, token)
+}
+
+/// The result of a release. A repeated release finds that the first one succeeded.
+fn released(answer: Result<(Option<Value>, Moment), Error>) -> Result<(), Error> {
+    match answer {
+        Err(Error::Refused { problem, .. }) if is_loss(&problem) => Ok(()),
+        answer => answer.map(|_| ()),
+    }
+}
+
 /// A duration as a body has it.
 pub(crate) fn millis(duration: Duration) -> Value {
     json!(duration.as_millis() as u64)
@@ -393,9 +500,11 @@ fn is_loss(problem: &Problem) -> bool {
 }
 
 /// Turns the refusal of an extension into a loss.
-pub(crate) fn lost(error: Error) -> Error {
+pub(crate) fn lost(name: &str, error: Error) -> Error {
     match error {
-        Error::Refused(problem) if is_loss(&problem) => Error::Lost((*problem).into()),
+        Error::Refused { problem, .. } if is_loss(&problem) => {
+            Error::Lost(Loss { name: name.to_owned(), reason: (*problem).into() })
+        }
         error => error,
     }
 }

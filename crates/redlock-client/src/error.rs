@@ -4,10 +4,21 @@ use std::time::Duration;
 
 use redlock_api::{Problem, ProblemCode};
 
-/// Why a lock is no longer held, or may not be.
+use crate::waiting::time_of;
+
+/// A lock is no longer held, or may not be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}the lock was lost: {reason}", of(.name))]
+pub struct Loss {
+    /// The name of the lock.
+    pub name: String,
+    pub reason: LossReason,
+}
+
+/// Why a lock was lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Loss {
+pub enum LossReason {
     /// The lock is free or expired: somebody released it, or it was not extended in time.
     #[error("it was released by somebody else or has expired ({detail})")]
     Gone { detail: String },
@@ -22,7 +33,7 @@ pub enum Loss {
     Unconfirmed { what: Vec<String> },
 }
 
-impl From<Problem> for Loss {
+impl From<Problem> for LossReason {
     fn from(problem: Problem) -> Self {
         match problem {
             Problem { status: 404, detail, .. } => Self::Gone { detail },
@@ -34,29 +45,64 @@ impl From<Problem> for Loss {
     }
 }
 
-/// Why a request failed.
+/// Why a request failed. Every message about a lock begins with the lock's name.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else held the lock until the wait ended.
-    #[error("{} holds the lock{}", of_holder(.holder), in_time(.expires_in))]
-    Held { holder: Option<String>, expires_in: Option<Duration> },
+    #[error("{}{} holds the lock{}{}", of(.name), of_holder(.holder), since(.acquired_at), in_time(.expires_in))]
+    #[non_exhaustive]
+    Held {
+        name: String,
+        holder: Option<String>,
+        /// Since when, RFC 3339.
+        acquired_at: Option<String>,
+        expires_in: Option<Duration>,
+    },
     /// The gateway refuses the request; a repetition would be refused too.
-    #[error("{0}")]
-    Refused(Box<Problem>),
+    #[error("{}{problem}", of_some(.name))]
+    #[non_exhaustive]
+    Refused { name: Option<String>, problem: Box<Problem> },
     /// No gateway decided. `what` has the last answer or failure of each URL.
-    #[error("no gateway decided: {}", .what.join("; "))]
-    Unavailable { what: Vec<String> },
+    #[error(
+        "{}no gateway {}: {}",
+        of_some(.name),
+        if *.is_unreachable { "can be reached" } else { "decided" },
+        .what.join("; ")
+    )]
+    #[non_exhaustive]
+    Unavailable {
+        name: Option<String>,
+        what: Vec<String>,
+        /// Whether no gateway accepted a connection, so that nothing was sent.
+        is_unreachable: bool,
+    },
     /// The lock was lost earlier.
-    #[error("the lock was lost: {0}")]
+    #[error("{0}")]
     Lost(Loss),
     /// Nothing was sent, or an answer made no sense. The text says why.
     #[error("{0}")]
     Setup(String),
 }
 
+/// The name of a lock in front of a message. A name that no lock can have is quoted.
+fn of(name: &str) -> String {
+    match name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => format!("{name}: "),
+        false => format!("{name:?}: "),
+    }
+}
+
+fn of_some(name: &Option<String>) -> String {
+    name.as_deref().map(of).unwrap_or_default()
+}
+
 fn of_holder(holder: &Option<String>) -> String {
     holder.as_ref().map_or_else(|| "somebody".into(), |label| format!("{label:?}"))
+}
+
+fn since(acquired_at: &Option<String>) -> String {
+    acquired_at.as_deref().map_or_else(String::new, |at| format!(" (since {})", time_of(at)))
 }
 
 fn in_time(expires_in: &Option<Duration>) -> String {

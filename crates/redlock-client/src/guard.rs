@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Client, SHORTEST_TRY, deadline_of, extension, lost};
+use crate::client::{Client, IfUnreachable, SHORTEST_TRY, deadline_of, extension, lost};
 use crate::clock::Moment;
-use crate::error::{Error, Loss};
+use crate::error::{Error, Loss, LossReason};
 use crate::log;
 
 /// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
@@ -124,9 +124,8 @@ impl Guard {
             return Err(Error::Lost(self.held.loss()));
         }
         if self.deadline().has_passed() {
-            return Err(Error::Lost(Loss::Unconfirmed {
-                what: vec!["nothing has run since".into()],
-            }));
+            let what = vec!["nothing has run since".into()];
+            return Err(Error::Lost(self.held.loss_for(LossReason::Unconfirmed { what })));
         }
         Ok(())
     }
@@ -172,10 +171,10 @@ impl Drop for Guard {
 }
 
 impl Held {
-    async fn extend_until_lost(&self) -> Loss {
+    async fn extend_until_lost(&self) -> LossReason {
         let call = match extension(&self.name, &self.token, self.ttl) {
             Ok(call) => call,
-            Err(error) => return Loss::Unconfirmed { what: vec![error.to_string()] },
+            Err(error) => return LossReason::Unconfirmed { what: vec![error.to_string()] },
         };
         loop {
             let (confirmed, deadline) = *self.lease.borrow();
@@ -185,13 +184,16 @@ impl Held {
             loop {
                 let left = given_up.left();
                 if left < SHORTEST_TRY {
-                    return Loss::Unconfirmed { what: heard };
+                    return LossReason::Unconfirmed { what: heard };
                 }
                 let one_try = (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY);
                 let answer = tokio::select! {
-                    answer = self.client.ask::<Lease>(&call, given_up, one_try) => {
-                        answer.map_err(lost)
-                    }
+                    answer = self.client.ask::<Lease>(
+                        &call,
+                        given_up,
+                        one_try,
+                        IfUnreachable::AskAgain,
+                    ) => answer.map_err(|error| lost(&self.name, error)),
                     // The request's timer stands still while the machine sleeps.
                     () = given_up.reached() => continue,
                 };
@@ -202,8 +204,8 @@ impl Held {
                         break;
                     }
                     Ok((None, _)) => heard = vec!["PATCH was answered 204".into()],
-                    Err(Error::Lost(loss)) => return loss,
-                    Err(Error::Unavailable { what }) => heard = what,
+                    Err(Error::Lost(loss)) => return loss.reason,
+                    Err(Error::Unavailable { what, .. }) => heard = what,
                     // For example, the API key has ended. The lock is held until its deadline, and
                     // an operator may mend the key.
                     Err(error) => heard = vec![error.to_string()],
@@ -213,15 +215,20 @@ impl Held {
         }
     }
 
-    fn lose(&self, loss: Loss) {
-        let _ = self.loss.set(loss.clone());
+    fn lose(&self, reason: LossReason) {
+        let _ = self.loss.set(self.loss_for(reason.clone()));
         self.lost.cancel();
         let name = self.name.clone();
-        log::write(move || tracing::warn!(name, %loss, "a lock was lost"));
+        log::write(move || tracing::warn!(name, loss = %reason, "a lock was lost"));
     }
 
     fn loss(&self) -> Loss {
-        self.loss.get().cloned().unwrap_or_else(|| Loss::Unconfirmed { what: Vec::new() })
+        let unknown = || self.loss_for(LossReason::Unconfirmed { what: Vec::new() });
+        self.loss.get().cloned().unwrap_or_else(unknown)
+    }
+
+    fn loss_for(&self, reason: LossReason) -> Loss {
+        Loss { name: self.name.clone(), reason }
     }
 
     async fn release(&self) -> Result<(), Error> {

@@ -16,6 +16,8 @@ const NOT_A_GATEWAY: &str = "not_a_gateway";
 /// A request, independent of the gateway.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
+    /// The name of the lock, for messages.
+    pub(crate) name: Option<String>,
     pub(crate) method: Method,
     /// The path below the gateway's URL, percent-encoded.
     pub(crate) path: String,
@@ -32,11 +34,14 @@ pub(crate) enum Failure {
     Problem(Box<Problem>),
     /// The effect is unknown: no answer, or none from a gateway.
     Unclear(String),
+    /// Nothing was sent: no connection could be made.
+    Unreachable(String),
 }
 
 impl Call {
     pub(crate) fn new(method: Method, path: impl Into<String>) -> Self {
         Self {
+            name: None,
             method,
             path: path.into(),
             headers: HeaderMap::new(),
@@ -57,7 +62,8 @@ impl Call {
         let encode = |byte: u8| {
             if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
         };
-        Ok(Self::new(method, format!("locks/{}", name.bytes().map(encode).collect::<String>())))
+        let path = format!("locks/{}", name.bytes().map(encode).collect::<String>());
+        Ok(Self { name: Some(name.to_owned()), ..Self::new(method, path) })
     }
 
     pub(crate) fn with_answer(self, status: u16) -> Self {
@@ -71,13 +77,7 @@ impl Call {
 
     /// Adds a token or key, which no log may show.
     pub(crate) fn secret(self, name: &HeaderName, value: &str) -> Result<Self, crate::Error> {
-        let mut value = HeaderValue::try_from(value).map_err(|_| {
-            crate::Error::Setup(format!(
-                "the value for {name} has characters that an HTTP header cannot contain"
-            ))
-        })?;
-        value.set_sensitive(true);
-        Ok(self.header(name, value))
+        Ok(self.header(name, secret(name, value)?))
     }
 
     pub(crate) fn body(mut self, body: &impl Serialize) -> Self {
@@ -92,7 +92,10 @@ impl Call {
         url: &Url,
         limit: Duration,
     ) -> Result<Option<T>, Failure> {
-        let unclear = |error: reqwest::Error| Failure::Unclear(describe(url, error, limit));
+        let unclear = |error: reqwest::Error| match error.is_connect() {
+            true => Failure::Unreachable(describe(url, error, limit)),
+            false => Failure::Unclear(describe(url, error, limit)),
+        };
         let to = url
             .join(&self.path)
             .map_err(|error| Failure::Unclear(format!("{url}{}: {error}", self.path)))?;
@@ -122,6 +125,17 @@ impl Call {
     }
 }
 
+/// The value of a header that no log may show.
+pub(crate) fn secret(name: &HeaderName, value: &str) -> Result<HeaderValue, crate::Error> {
+    let mut value = HeaderValue::try_from(value).map_err(|_| {
+        crate::Error::Setup(format!(
+            "the value for {name} has characters that an HTTP header cannot contain"
+        ))
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
 fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
     let detail = format!("{url} answered {status}, and the body is not a gateway's");
     let seconds =
@@ -147,7 +161,7 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
 /// Describes an error by its innermost cause: the library's own text ends at "error sending
 /// request".
 fn describe(url: &Url, error: reqwest::Error, limit: Duration) -> String {
-    if error.is_timeout() {
+    if error.is_timeout() && !error.is_connect() {
         return format!("{url} did not answer within {:.1} s", limit.as_secs_f64());
     }
     let mut cause: &dyn std::error::Error = &error;
@@ -158,11 +172,12 @@ fn describe(url: &Url, error: reqwest::Error, limit: Duration) -> String {
 }
 
 impl Failure {
-    /// Whether a gateway refused the request, so that it changed nothing. A page of a proxy leaves
-    /// that open.
-    pub(crate) fn is_refusal(&self) -> bool {
+    /// Whether the request certainly changed nothing: a gateway refused it, or it was not sent. A
+    /// page of a proxy leaves that open.
+    pub(crate) fn changed_nothing(&self) -> bool {
         match self {
             Self::Unclear(_) => false,
+            Self::Unreachable(_) => true,
             Self::Problem(problem) => {
                 (400..500).contains(&problem.status)
                     && !matches!(&*problem.code, FROM_PROXY | NOT_A_GATEWAY)
@@ -170,10 +185,18 @@ impl Failure {
         }
     }
 
+    /// The failure with the URL of its gateway.
+    pub(crate) fn at(&self, url: &Url) -> String {
+        match self {
+            Self::Problem(problem) => format!("{url}: {problem}"),
+            Self::Unclear(what) | Self::Unreachable(what) => what.clone(),
+        }
+    }
+
     /// How long to wait before a retry; `None` when it would be refused again.
     pub(crate) fn pause(&self) -> Option<Duration> {
         match self {
-            Self::Unclear(_) => Some(Duration::ZERO),
+            Self::Unclear(_) | Self::Unreachable(_) => Some(Duration::ZERO),
             Self::Problem(problem) => match problem.status {
                 408 | 429 | 502..=504 => {
                     Some(Duration::from_millis(problem.retry_after_ms.unwrap_or(0)))
@@ -190,7 +213,7 @@ impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Problem(problem) => problem.fmt(f),
-            Self::Unclear(what) => f.write_str(what),
+            Self::Unclear(what) | Self::Unreachable(what) => f.write_str(what),
         }
     }
 }

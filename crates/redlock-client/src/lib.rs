@@ -30,6 +30,11 @@
 //! it by then. A guard cannot stop work that does not check it. So give [`Guard::fencing_token`] to
 //! the resource that is written to, and let the resource refuse smaller ones.
 //!
+//! An acquire that waits sends several requests to one gateway, which keeps its place in line. If
+//! that gateway fails, the acquire lines up at the next one. [`Lock::on_waiting`] reports both. If
+//! nothing listens at any URL, an acquire without a wait fails at once, and so do all calls of
+//! [`Client`]. [`ClientBuilder::timeout`] bounds each call in all.
+//!
 //! A release is tried for 5 s at most; then the lock ends with its TTL. If an acquire fails, and a
 //! try had no answer, it releases by its `Idempotency-Key`, for 2 s at most. It does so even if a
 //! later try was refused. An acquire whose future is dropped does so in the background.
@@ -45,12 +50,18 @@ mod guard;
 mod http;
 mod lock;
 mod log;
+mod owner;
+mod place;
+mod tls;
+mod waiting;
 
 pub use redlock_api::{
-    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode,
+    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode, Waiter,
 };
 
 pub use self::client::{Answer, Client, ClientBuilder};
-pub use self::error::{Error, Loss};
+pub use self::error::{Error, Loss, LossReason};
 pub use self::guard::Guard;
 pub use self::lock::{Grant, Lock};
+pub use self::owner::default_owner;
+pub use self::waiting::Waiting;

@@ -9,16 +9,20 @@ use std::time::Duration;
 use redlock_api::headers::IDEMPOTENCY_KEY;
 use redlock_api::{AcquireBody, Lease, Problem, ProblemCode};
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Handle;
 
-use crate::client::{Client, deadline_of, millis};
+use crate::client::{Backoff, Client, NoAnswer, Route, SHORTEST_TRY, deadline_of, millis};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::http::Call;
-use crate::log;
+use crate::place::Place;
+use crate::waiting::{Callback, Waiting};
+use crate::{log, owner};
 
+/// The wait of the first request. It is short, so that a person soon sees the place in line.
+const FIRST_TURN: Duration = Duration::from_secs(1);
 /// The longest wait of one request. A longer wait is split, because proxies end a request that is
 /// silent for half a minute.
 const LONGEST_WAIT: Duration = Duration::from_secs(20);
@@ -29,6 +33,9 @@ const LONGEST_WAIT_OF_SEVERAL: Duration = Duration::from_secs(5);
 const ONE_TRY: Duration = Duration::from_secs(5);
 /// How long an acquire without a decision is repeated, even if the caller does not wait.
 const UNDECIDED: Duration = Duration::from_secs(5);
+/// The part of a timeout that a wait leaves for the last answer, at most [`LONGEST_RESERVE`].
+const RESERVE: u32 = 10;
+const LONGEST_RESERVE: Duration = Duration::from_secs(1);
 /// The longest default margin; the default is a tenth of the TTL.
 const LONGEST_MARGIN: Duration = Duration::from_secs(2);
 
@@ -40,9 +47,12 @@ pub struct Lock {
     name: String,
     ttl: Duration,
     wait: Duration,
+    timeout: Option<Duration>,
+    needs_gateway: bool,
     owner: Option<String>,
     metadata: BTreeMap<String, String>,
     margin: Option<Duration>,
+    on_waiting: Option<Callback>,
 }
 
 /// An acquired lock that nobody extends.
@@ -71,9 +81,12 @@ impl Client {
             name: name.into(),
             ttl: Duration::from_secs(30),
             wait: Duration::ZERO,
+            timeout: self.timeout(),
+            needs_gateway: false,
             owner: None,
             metadata: BTreeMap::new(),
             margin: None,
+            on_waiting: None,
         }
     }
 }
@@ -85,11 +98,34 @@ impl Lock {
     }
 
     /// How long to wait while somebody else holds the lock; 0 by default, which fails at once.
+    /// [`Duration::MAX`] waits without end. All requests of one wait keep their place in the
+    /// gateway's line, until that gateway fails.
+    ///
+    /// If no gateway can be reached, the acquire fails when this time is over: at once by default.
     pub fn wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
 
-    /// The holder's label, shown to people who ask who holds the lock.
+    /// The longest time for an acquire in all, its wait included. The default is that of
+    /// [`crate::ClientBuilder::timeout`].
+    pub fn timeout(self, timeout: Duration) -> Self {
+        Self { timeout: Some(timeout), ..self }
+    }
+
+    /// Fails at once if no gateway can be reached when the acquire begins. It may then still wait
+    /// for the lock.
+    pub fn needs_gateway(self) -> Self {
+        Self { needs_gateway: true, ..self }
+    }
+
+    /// Calls a function after each answer while the acquire waits, for people. The function must
+    /// not block.
+    pub fn on_waiting(self, callback: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        Self { on_waiting: Some(Callback::new(callback)), ..self }
+    }
+
+    /// The holder's label, shown to people who ask who holds the lock. The default is
+    /// `user@host:pid program`.
     pub fn owner(self, owner: impl Into<String>) -> Self {
         Self { owner: Some(owner.into()), ..self }
     }
@@ -184,10 +220,10 @@ impl Lock {
         let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
         let request = Request { client: self.client.clone(), name: self.name.clone(), key };
         let mut unanswered = Unanswered(Some(request.clone()));
-        let mut unsettled = false;
+        let mut route = self.client.route();
         let answer = tokio::select! {
             biased;
-            answer = self.granted(call, &mut unsettled) => answer.map(Ok),
+            answer = self.granted(call, &mut route) => answer.map(Ok),
             cancelled = cancelled => Ok(Err(cancelled)),
         };
         // The lock may have been granted, and nobody has the token. That holds after `lock_held`
@@ -197,7 +233,7 @@ impl Lock {
             Ok(Ok(_)) => false,
             // A POST may be in flight.
             Ok(Err(_)) => true,
-            Err(_) => unsettled,
+            Err(_) => route.is_unsettled,
         };
         if may_be_granted {
             request.release().await;
@@ -206,26 +242,38 @@ impl Lock {
         answer
     }
 
-    /// Sets `unsettled` if a POST may have been granted the lock, and its answer is of no use.
+    /// Marks the route as unsettled if a POST may have been granted the lock, or has a place in
+    /// line, and its answer is of no use.
     async fn granted(
         &self,
         call: Call,
-        unsettled: &mut bool,
+        route: &mut Route,
     ) -> Result<(Lease, Moment, Moment), Error> {
-        let end_of_wait = Moment::now() + self.wait;
+        let begin = Moment::now();
         let gateways = self.client.gateways();
         let mut longest = if gateways > 1 { LONGEST_WAIT_OF_SEVERAL } else { LONGEST_WAIT };
-        let give_up = (Moment::now() + UNDECIDED).max(end_of_wait)
-            + (longest.min(self.wait) + ONE_TRY) * gateways;
+        let timeout = self.timeout.unwrap_or(Duration::MAX);
+        let reserve = (timeout / RESERVE).min(LONGEST_RESERVE);
+        let end_of_wait = begin + self.wait.min(timeout - reserve);
+        let give_up =
+            (begin + UNDECIDED).max(end_of_wait) + (longest.min(self.wait) + ONE_TRY) * gateways;
+        let give_up = give_up.min(begin + timeout);
+        let mut turn = FIRST_TURN;
+        let mut place = Place::default();
+        let mut backoff = Backoff::default();
+        let mut was_answered = false;
+        let name = &self.name;
         while !give_up.has_passed() {
             let sent = Moment::now();
-            let request_wait = end_of_wait.left().min(longest);
+            let request_wait = end_of_wait.left().min(turn).min(longest);
             let call = call.clone().body(&self.body(request_wait));
             let one_try = request_wait + ONE_TRY;
-            match self.client.ask_noting::<Lease>(&call, give_up, one_try, unsettled).await {
+            let problem = match self.client.round::<Lease>(&call, give_up, one_try, route).await {
                 Ok((Some(lease), _)) if !is_token(&lease.token) => {
-                    *unsettled = true;
-                    return Err(Error::Setup("POST was answered with a malformed token".into()));
+                    route.is_unsettled = true;
+                    return Err(Error::Setup(format!(
+                        "{name}: POST was answered with a malformed token"
+                    )));
                 }
                 Ok((Some(lease), sent)) => {
                     let deadline = deadline_of(&lease, sent, self.ttl);
@@ -234,45 +282,77 @@ impl Lock {
                     }
                     // The answer took longer than the lock lives. A repetition extends the lock or
                     // gets a new grant.
-                    *unsettled = true;
+                    route.is_unsettled = true;
+                    continue;
                 }
                 Ok((None, _)) => {
-                    *unsettled = true;
-                    return Err(Error::Setup("POST was answered 204".into()));
+                    route.is_unsettled = true;
+                    return Err(Error::Setup(format!("{name}: POST was answered 204")));
                 }
-                Err(Error::Refused(problem))
-                    if problem.known_code() == Some(ProblemCode::InvalidWait)
-                        && longest > SHORTEST_WAIT =>
-                {
+                Err(NoAnswer::Round(round)) => {
+                    let pause = backoff.next(round.retry_after);
+                    let is_over = round.is_unreachable
+                        && (end_of_wait.has_passed() || self.needs_gateway && !was_answered);
+                    if is_over || pause + SHORTEST_TRY >= give_up.left() {
+                        return Err(round.unavailable(Some(name.clone())));
+                    }
+                    if !end_of_wait.has_passed()
+                        && let Some(waiting) = place.undecided(&self.client, route, name, &round)
+                    {
+                        self.report(&waiting);
+                    }
+                    tokio::time::sleep(pause).await;
+                    continue;
+                }
+                Err(NoAnswer::Refused(problem)) => problem,
+            };
+            was_answered = true;
+            backoff = Backoff::default();
+            match problem.known_code() {
+                Some(ProblemCode::InvalidWait) if longest > SHORTEST_WAIT => {
                     longest = (request_wait / 2).max(SHORTEST_WAIT);
                 }
-                Err(Error::Refused(problem))
-                    if problem.known_code() == Some(ProblemCode::LockHeld) =>
-                {
-                    if end_of_wait.has_passed() {
-                        let Problem { holder, expires_in_ms, .. } = *problem;
-                        return Err(Error::Held {
-                            holder,
-                            expires_in: expires_in_ms.map(Duration::from_millis),
-                        });
-                    }
+                Some(ProblemCode::LockHeld) if end_of_wait.has_passed() => {
+                    // Nobody comes back for the place that the gateway keeps.
+                    route.is_unsettled |= problem.queue_place_expires_ms.is_some();
+                    let Problem { holder, acquired_at, expires_in_ms, .. } = *problem;
+                    let expires_in = expires_in_ms.map(Duration::from_millis);
+                    let name = name.clone();
+                    return Err(Error::Held { name, holder, acquired_at, expires_in });
+                }
+                Some(ProblemCode::LockHeld) => {
+                    self.report(&place.held(&self.client, route, name, &problem));
+                    turn = longest;
                     // The answer came early, so the repetition waits.
                     if Moment::now().since(sent) < request_wait / 2 {
-                        let pause = Duration::from_millis(problem.retry_after_ms.unwrap_or(1_000));
-                        tokio::time::sleep(pause.min(end_of_wait.left())).await;
+                        let place_ends = problem.queue_place_expires_ms.unwrap_or(u64::MAX);
+                        let pause = problem.retry_after_ms.unwrap_or(1_000).min(place_ends / 2);
+                        let pause = Duration::from_millis(pause).min(end_of_wait.left());
+                        tokio::time::sleep(pause).await;
                     }
                 }
-                Err(error) => return Err(error),
+                _ => return Err(Error::Refused { name: Some(name.clone()), problem }),
             }
         }
-        Err(Error::Unavailable { what: vec!["answers took longer than the lock lives".into()] })
+        let what = vec!["answers took longer than the lock lives".into()];
+        Err(Error::Unavailable { name: Some(name.clone()), what, is_unreachable: false })
+    }
+
+    fn report(&self, waiting: &Waiting) {
+        if let Some(trouble) = waiting.trouble.clone() {
+            let name = waiting.name.clone();
+            log::write(move || tracing::warn!(name, trouble, "a wait for a lock is disturbed"));
+        }
+        if let Some(callback) = &self.on_waiting {
+            callback.call(waiting);
+        }
     }
 
     fn body(&self, wait: Duration) -> AcquireBody {
         AcquireBody {
             ttl_ms: Some(millis(self.ttl)),
             wait_ms: Some(millis(wait)),
-            owner: self.owner.clone().map(Value::from),
+            owner: Some(self.owner.clone().unwrap_or_else(owner::of_this_process).into()),
             metadata: (!self.metadata.is_empty()).then(|| json!(self.metadata)),
         }
     }

@@ -62,7 +62,7 @@ mod tests {
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber, subscriber};
 
-    use crate::{Client, Loss};
+    use crate::{Client, LossReason};
 
     use super::*;
 
@@ -159,7 +159,7 @@ mod tests {
             let guard = lock.acquire().await.unwrap();
             report.send(guard.lost().await).unwrap();
         });
-        assert!(matches!(loss, Loss::Gone { .. }), "{loss}");
+        assert!(matches!(loss.reason, LossReason::Gone { .. }), "{loss}");
     }
 
     #[test]

@@ -142,7 +142,7 @@ async fn the_conflict_exit_code_can_be_chosen() {
     let gateway = Launch::embedded().ready().await;
     let _lease = gateway.post("job", serde_json::json!({ "owner": "alice" })).await;
     for (wanted, code) in [("0", 0), ("9", 9), ("75", 75), ("255", 255)] {
-        for wait in ["0s", "100ms"] {
+        for wait in ["0", "100ms"] {
             let args = [
                 "--json",
                 "run",

@@ -40,7 +40,7 @@ impl Drop for KillOnDrop {
     }
 }
 
-fn runner(child: &Child) -> i32 {
+pub(super) fn runner(child: &Child) -> i32 {
     child.id().expect("nobody has waited for it") as i32
 }
 
@@ -68,7 +68,7 @@ fn watchdogs(runner: i32) -> Vec<i32> {
     std::iter::successors(below(runner), |outer| below(*outer)).collect()
 }
 
-async fn both_watchdogs(runner: i32) -> [i32; 2] {
+pub(super) async fn both_watchdogs(runner: i32) -> [i32; 2] {
     eventually("both watchdogs are there", async || watchdogs(runner).try_into().ok()).await
 }
 

@@ -686,6 +686,7 @@ fn idle_time(minutes: u32, comes_back: bool) -> Duration {
         now += 10 * MS;
         if release(&queue, now, None) == "away" {
             while let Step::Defer(until) = waits.step(now, MayTry::InOrder) {
+                assert!(idle < Duration::from_secs(60), "{idle:?} since the first minute");
                 // The same owners come back, and leave again without an attempt.
                 let pause = if comes_back { 50 * MS } else { until - now };
                 let pause = pause.min(until - now);

@@ -1,0 +1,121 @@
+//! Whether `redlock` reaches a gateway: nobody listens, a gateway hangs, and certificates.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::{output, redlock};
+use crate::support::certificates::Authority;
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::DeadPort;
+
+/// Well below the 5 s for which a failed request is repeated.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn nothing_listening_is_reported_at_once() {
+    let gateway = Launch::embedded().ready().await;
+    let dead = [DeadPort::new(), DeadPort::new()];
+    let urls = dead.each_ref().map(|dead| format!("http://127.0.0.1:{}", dead.port()));
+    let urls = ["--url", &urls[0], "--url", &urls[1]];
+    for args in [
+        &["run", "a", "--", "true"][..],
+        &["run", "a", "--wait", "0", "--", "true"],
+        &["acquire", "a"],
+        &["extend", "a", "--token", "t"],
+        &["release", "a", "--token", "t"],
+        &["status", "a"],
+        &["list"],
+        &["watch", "a"],
+        &["force-release", "a"],
+        &["nodes"],
+    ] {
+        let begin = Instant::now();
+        let (code, _, err) = output(&gateway, &[&urls[..], args].concat()).await;
+        let took = begin.elapsed();
+        assert!(code == Some(69) && took < AT_ONCE, "{args:?}: {code:?} after {took:?}");
+        let are_named = urls.iter().skip(1).step_by(2).all(|url| err.contains(url));
+        assert!(are_named && err.contains("no gateway can be reached"), "{args:?}: {err}");
+    }
+    let alive = format!("http://{}", gateway.address());
+    let some_alive = [&urls[..], &["--url", &alive, "run", "a", "--", "true"]].concat();
+    assert_eq!(output(&gateway, &some_alive).await, (Some(0), String::new(), String::new()));
+}
+
+#[tokio::test]
+async fn wait_asks_again_until_a_gateway_listens() {
+    let first = Launch::embedded().ready().await;
+    let address = first.address().to_string();
+    drop(first);
+    let launch = Launch::bare(&["--listen", &address]);
+    let away = Launch::embedded().ready().await;
+    let url = format!("http://{address}");
+    let mut run =
+        redlock(&away, &["--url", &url, "run", "a", "--wait", "forever", "--", "echo", "hi"]);
+    let mut run = run.spawn().unwrap();
+    let told = super::line(&mut run).await;
+    assert!(
+        told.starts_with("redlock: a: no gateway can be reached, asking again: http://"),
+        "{told}"
+    );
+    let _gateway = launch.start().await;
+    let ended = super::ended(run).await;
+    assert!(ended.status.success() && ended.stdout == b"hi\n", "{ended:?}");
+}
+
+#[tokio::test]
+async fn timeout_bounds_a_request_in_all() {
+    let gateway = Launch::embedded().ready().await;
+    gateway.post("held", json!({ "ttl_ms": 60_000 })).await;
+    let took = async |gateway: &Gateway, args: &[&str]| {
+        let begin = Instant::now();
+        let (code, _, err) = output(gateway, &[&["--timeout", "500ms"], args].concat()).await;
+        assert!(begin.elapsed() < AT_ONCE, "{args:?}: {err}");
+        (code, err)
+    };
+    for args in [&["run", "held", "--", "true"][..], &["acquire", "held", "--wait", "1m"]] {
+        let (code, err) = took(&gateway, args).await;
+        assert!(code == Some(75) && err.contains("holds the lock"), "{args:?}: {code:?} {err}");
+    }
+    gateway.signal(Signal::STOP);
+    for args in [
+        &["run", "a", "--", "true"][..],
+        &["acquire", "a", "--wait", "1m"],
+        &["status", "a"],
+        &["nodes"],
+    ] {
+        let (code, err) = took(&gateway, args).await;
+        assert!(code == Some(69) && err.contains("did not answer within"), "{args:?}: {err}");
+    }
+    gateway.signal(Signal::CONT);
+}
+
+#[tokio::test]
+async fn self_signed_certificate_is_trusted_as_given() {
+    let folder = Authority::new();
+    let ours = folder.self_signed("ours", "DNS:localhost", 2060);
+    let theirs = folder.self_signed("theirs", "DNS:localhost", 2060);
+    let expired = folder.self_signed("expired", "DNS:localhost", 2021);
+    let over = async |own: &crate::support::certificates::Issued| {
+        let launch = Launch::embedded().flag("--tls-cert", &own.cert).flag("--tls-key", &own.key);
+        launch.start().await
+    };
+    let gateway = over(&ours).await;
+    let stale = over(&expired).await;
+    let ask = async |gateway: &Gateway, host: &str, ca: &str| {
+        let url = format!("https://{host}:{}", gateway.address().port());
+        let (code, out, err) = output(gateway, &["--url", &url, "--ca", ca, "status", "a"]).await;
+        (code, out + &err)
+    };
+    let (code, shown) = ask(&gateway, "localhost", &ours.cert).await;
+    assert_eq!((code, &*shown), (Some(0), "a: free\n"));
+    for (gateway, host, ca, what) in [
+        (&gateway, "127.0.0.1", &ours, "not valid for name"),
+        (&gateway, "localhost", &theirs, "certificate"),
+        (&stale, "localhost", &expired, "Expired"),
+    ] {
+        let (code, shown) = ask(gateway, host, &ca.cert).await;
+        assert!(code == Some(69) && shown.contains(what), "{what}: {code:?} {shown}");
+    }
+}
