@@ -371,8 +371,7 @@ async fn without_a_listener_every_call_fails_at_once() {
 #[tokio::test]
 async fn timeout_bounds_every_call() {
     let gateway = Launch::embedded().ready().await;
-    let half = Duration::from_millis(500);
-    let client = Client::builder().url(url(&gateway)).timeout(half).build().unwrap();
+    let client = Client::builder().url(url(&gateway)).timeout(TTL).build().unwrap();
     let guard = client.lock("held").acquire().await.unwrap();
     let begin = Instant::now();
     let held = client.lock("held").wait(PATIENCE).acquire().await;
@@ -386,7 +385,7 @@ async fn timeout_bounds_every_call() {
         assert!(error.to_string().contains("did not answer within"), "{error}");
     }
     // The acquire may have been granted. So its release takes up to 2 s more.
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < Duration::from_secs(8), "{took:?}");
     guard.release().await.unwrap();
 }
 

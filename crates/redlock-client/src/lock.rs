@@ -34,7 +34,7 @@ const ONE_TRY: Duration = Duration::from_secs(5);
 /// How long an acquire without a decision is repeated, even if the caller does not wait.
 const UNDECIDED: Duration = Duration::from_secs(5);
 /// The part of a timeout that a wait leaves for the last answer, at most [`LONGEST_RESERVE`].
-const RESERVE: u32 = 10;
+const RESERVE: u32 = 4;
 const LONGEST_RESERVE: Duration = Duration::from_secs(1);
 /// The longest default margin; the default is a tenth of the TTL.
 const LONGEST_MARGIN: Duration = Duration::from_secs(2);

@@ -70,8 +70,9 @@ async fn timeout_bounds_a_request_in_all() {
     gateway.post("held", json!({ "ttl_ms": 60_000 })).await;
     let took = async |gateway: &Gateway, args: &[&str]| {
         let begin = Instant::now();
-        let (code, _, err) = output(gateway, &[&["--timeout", "500ms"], args].concat()).await;
-        assert!(begin.elapsed() < AT_ONCE, "{args:?}: {err}");
+        let (code, _, err) = output(gateway, &[&["--timeout", "1s"], args].concat()).await;
+        // A hung acquire may have been granted. So its release takes up to 2 s more.
+        assert!(begin.elapsed() < AT_ONCE * 3 / 2, "{args:?}: {err}");
         (code, err)
     };
     for args in [&["run", "held", "--", "true"][..], &["acquire", "held", "--wait", "1m"]] {
