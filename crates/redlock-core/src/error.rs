@@ -125,7 +125,7 @@ pub struct HeldBy {
     /// lock never expires.
     pub expires_in: Option<Duration>,
     /// The place in line of the request that was refused; `None` unless the request waited.
-    pub line: Option<LinePlace>,
+    pub line: Option<Box<LinePlace>>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
     /// lock.
     pub(crate) owner: Option<Owner>,
@@ -135,7 +135,7 @@ pub struct HeldBy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinePlace {
     /// 1 for the next one to be served.
-    pub position: usize,
+    pub position: u32,
     /// For how long the place is kept for the next request of the same owner; `None` if it is not
     /// kept.
     pub kept_for: Option<Duration>,

@@ -173,11 +173,6 @@ impl<P> Places<P> {
         Some(gap_ends)
     }
 
-    /// Whether the lock may be free because of a pause.
-    pub(super) fn is_paused(&self, now: Instant) -> bool {
-        self.pause.as_ref().is_some_and(|pause| pause.ends > now)
-    }
-
     /// The waiter with this number asked the nodes. If the pause was for it, the pause is free of
     /// charge.
     pub(super) fn asked(&mut self, number: u64) {

@@ -307,7 +307,8 @@ impl<P, A> WaitQueues<P, A> {
             Leave::Ended { now } => {
                 let away = self
                     .with_places(places, lock, now, |places| places.line().range(..number).count());
-                let position = away + queue.waiters.range(..number).count() + 1;
+                let before = away + queue.waiters.range(..number).count();
+                let position = u32::try_from(before + 1).unwrap_or(u32::MAX);
                 let copy = shared_owner.and_then(|owner| queue.pass_on(number, owner, since));
                 is_passed_on = copy.is_some();
                 let mut keeps = None;
@@ -521,9 +522,8 @@ impl<P, A> WaitQueue<P, A> {
         if self.shared_owners == 0 {
             return None;
         }
-        let is_copy = |(_, waiter): &(&u64, &Box<Waiter<P, A>>)| waiter.shared_owner == Some(owner);
-        let (from, _) = self.waiters.iter().find(is_copy)?;
-        let from = *from;
+        let mut copies = self.waiters.iter();
+        let from = *copies.find(|(_, waiter)| waiter.shared_owner == Some(owner))?.0;
         if from < number {
             return Some(false);
         }

@@ -402,7 +402,7 @@ fn line(queue: &Queues, now: Instant) -> String {
     line.join(" ")
 }
 
-fn kept(position: usize) -> Option<LinePlace> {
+fn kept(position: u32) -> Option<LinePlace> {
     Some(LinePlace { position, kept_for: Some(KEPT) })
 }
 
@@ -422,6 +422,10 @@ fn a_returning_owner_takes_its_old_place_up() {
     let first = enter_for(&queue, "a", owner(1), now);
     assert_eq!((line(&queue, now).as_str(), queue.kept()), ("a b c d", 0));
     assert!(first.number() < third.number() && third.number() < fourth.number());
+    drop((first, third));
+    let other_numbers =
+        || queue.shard(&lock()).queues.get(&lock()).map(|queue| queue.numbers.len());
+    assert_eq!(other_numbers(), Some(0), "who leaves leaves nothing in the queue");
 }
 
 #[test]
@@ -664,6 +668,29 @@ fn a_place_given_up_ends_the_pause() {
     queue.give_up(&lock(), &owner(1), now);
     assert!(is_signalled(&second));
     assert_eq!(step(&second, now), ("again", None));
+}
+
+#[test]
+fn a_pause_is_not_prolonged_by_others_that_leave() {
+    let queue = queue();
+    let now = Instant::now();
+    let mut first = enter_for(&queue, "a", owner(1), now);
+    assert_eq!(step(&first, now), ("poll", None));
+    refused(&first, now);
+    let mut second = enter_for(&queue, "a", owner(2), now);
+    let third = enter(&queue, "b", now);
+    second.end(now);
+    first.end(now);
+    assert_eq!(release(&queue, now, None), "away");
+    let later = now + 150 * MS;
+    let mut second = enter_for(&queue, "a", owner(2), later);
+    assert_eq!(step(&second, later), ("defer", Some(50 * MS)), "the first is before it");
+    second.end(later);
+    assert_eq!(step(&third, later), ("defer", Some(50 * MS)), "both may come back");
+    let first = enter_for(&queue, "a", owner(1), later);
+    assert_eq!(step(&first, later), ("again", None));
+    first.granted(later, success(later));
+    assert_eq!(release(&queue, later, None), "away", "the pause for the first is not charged");
 }
 
 /// Waiters leave all the time, and none comes back. The lock is released every 10 ms. How long does

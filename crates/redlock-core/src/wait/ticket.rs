@@ -115,10 +115,10 @@ impl<P, A> WaitQueues<P, A> {
         let kept = shared_owner.and_then(|owner| {
             self.with_places(places, &lock, now, |places| {
                 let (number, place) = places.take(&owner)?;
-                Some((number, place.since, place.permit, places.is_paused(now)))
+                Some((number, place.since, place.permit))
             })
         });
-        let (number, since, permit, is_paused) = kept.unwrap_or((ticket, now, None, false));
+        let (number, since, permit) = kept.unwrap_or((ticket, now, None));
         let owner_holds = shared_owner.is_some() && shared_owner == queue.holder;
         queue.shared_owners += usize::from(shared_owner.is_some());
         let waiter = Waiter {
@@ -136,10 +136,6 @@ impl<P, A> WaitQueues<P, A> {
             signalled: false,
         };
         queue.insert(number, Box::new(waiter));
-        // The lock may be free, because it was left to this waiter.
-        if is_paused && queue.is_first(ticket) {
-            queue.next_try = queue.next_try.min(now);
-        }
         drop(shard);
         WaitTicket { queues: self.clone(), lock, ticket, has_left: false }
     }

@@ -200,8 +200,8 @@ impl ApiError {
         self.report.problem.holder = label_of(&by.info);
         self.report.problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
         self.report.problem.acquired_at = by.fencing.map(|token| rfc3339(token.get()));
-        self.report.problem.queue_position = by.line.map(|line| line.position as u64);
-        let kept_for = by.line.and_then(|line| line.kept_for);
+        self.report.problem.queue_position = by.line.as_ref().map(|line| u64::from(line.position));
+        let kept_for = by.line.as_ref().and_then(|line| line.kept_for);
         self.report.problem.queue_place_expires_ms =
             kept_for.map(|kept_for| kept_for.as_millis() as u64);
         self
@@ -373,7 +373,7 @@ fn describe(by: &HeldBy) -> String {
         Some(left) => format!("; it may expire in {} ms", left.as_millis()),
         None => ", without an expiry".to_owned(),
     };
-    match by.line {
+    match by.line.as_deref().copied() {
         Some(LinePlace { position, kept_for: Some(kept_for) }) => {
             let position = ordinal(position);
             let kept_for = show(kept_for);
@@ -386,7 +386,7 @@ fn describe(by: &HeldBy) -> String {
     }
 }
 
-fn ordinal(number: usize) -> String {
+fn ordinal(number: u32) -> String {
     let ending = match (number % 10, number % 100) {
         (1, of_hundred) if of_hundred != 11 => "st",
         (2, of_hundred) if of_hundred != 12 => "nd",

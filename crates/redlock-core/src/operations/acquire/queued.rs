@@ -95,7 +95,7 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
         let error = self.last_error(now);
         let place = self.ticket.end(now);
         match error {
-            LockError::Held(by) => LockError::Held(HeldBy { line: place, ..by }),
+            LockError::Held(by) => LockError::Held(HeldBy { line: place.map(Box::new), ..by }),
             error => error,
         }
     }
