@@ -12,6 +12,7 @@ mod support {
     pub(crate) mod metrics;
     pub(crate) mod nodes;
     pub(crate) mod openapi;
+    pub(crate) mod proxy;
     pub(crate) mod resp;
     pub(crate) mod secrets;
     pub(crate) mod turncoat;
@@ -60,7 +61,9 @@ mod core {
 mod http {
     mod audit;
     mod auth;
+    mod behind_a_proxy;
     mod browser;
+    mod docs;
     mod errors;
     mod fencing;
     mod front_door;
@@ -98,8 +101,10 @@ mod operations {
     mod config;
     mod connections;
     mod eligibility;
+    mod first_start;
     mod growth;
     mod lifecycle;
+    mod log_lines;
     mod masters_tls;
     mod memory;
     mod metrics;

@@ -2,14 +2,14 @@
 //! All of this must also work behind a real proxy.
 
 use std::net::SocketAddr;
-use std::process::{Child, Stdio};
 
 use http::Method;
 use serde_json::json;
 
 use crate::support::client::{Answer, Lease};
 use crate::support::gateway::{Gateway, Launch};
-use crate::support::harness::{TempDir, dies_with_us, eventually, free_port};
+use crate::support::harness::free_port;
+use crate::support::proxy::Proxy;
 
 #[tokio::test]
 async fn a_name_with_slashes_is_one_lock_raw_and_encoded() {
@@ -108,74 +108,28 @@ async fn an_invalid_end_date_of_a_key_is_reported_as_such() {
     );
 }
 
-/// A real nginx as a proxy in front of a gateway.
-struct Nginx {
-    address: SocketAddr,
-    process: Child,
-    _folder: TempDir,
-}
-
-impl Nginx {
-    async fn start(gateway: &Gateway) -> Self {
-        let folder = TempDir::new();
-        let port = free_port();
-        let here = folder.path().display();
-        let to = gateway.address();
-        // If the URL of proxy_pass has a path, nginx decodes the request's path and replaces its
-        // prefix. Without a path it passes the original on.
-        let text = format!(
-            "daemon off; worker_processes 1; pid {here}/pid; error_log stderr;
-             events {{}}
-             http {{
-               access_log off; client_body_temp_path {here}/a; proxy_temp_path {here}/b; fastcgi_temp_path {here}/c;
-               uwsgi_temp_path {here}/d; scgi_temp_path {here}/e;
-               server {{
-                 listen 127.0.0.1:{port};
-                 location / {{ proxy_pass http://{to}; }}
-                 location /redlock/ {{ proxy_pass http://{to}/; }}
-               }}
-             }}"
-        );
-        let file = folder.path().join("nginx.conf");
-        std::fs::write(&file, text).unwrap();
-        let mut command = dies_with_us("/usr/sbin/nginx");
-        command
-            .arg("-e")
-            .arg("stderr")
-            .arg("-p")
-            .arg(folder.path())
-            .arg("-c")
-            .arg(&file)
-            .stdin(Stdio::null());
-        let process = command.spawn().expect("nginx starts");
-        let proxy =
-            Self { address: SocketAddr::from(([127, 0, 0, 1], port)), process, _folder: folder };
-        eventually("nginx answers", async || {
-            let call = gateway.call(Method::GET, "/livez").to(proxy.address);
-            call.try_send().await.ok().filter(|answer| answer.status == 200)
-        })
-        .await;
-        proxy
-    }
-}
-
-impl Drop for Nginx {
-    fn drop(&mut self) {
-        // When nginx's main process ends, its worker ends too.
-        let _ = rustix::process::kill_process(
-            rustix::process::Pid::from_child(&self.process),
-            rustix::process::Signal::QUIT,
-        );
-        let _ = self.process.wait();
-    }
+/// An nginx that serves the gateway at its root and below a prefix. If the URL of proxy_pass has a
+/// path, nginx decodes the request's path and replaces its prefix. Without a path it passes the
+/// original on.
+async fn nginx_with_a_prefix(gateway: &Gateway) -> Proxy {
+    let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let to = gateway.address();
+    let text = format!(
+        "server {{
+           listen {address};
+           location / {{ proxy_pass http://{to}; }}
+           location /redlock/ {{ proxy_pass http://{to}/; }}
+         }}"
+    );
+    Proxy::nginx(gateway, address, &text).await
 }
 
 #[tokio::test]
 async fn slashes_and_documentation_work_behind_nginx() {
     let gateway = Launch::embedded().start().await;
-    let nginx = Nginx::start(&gateway).await;
+    let nginx = nginx_with_a_prefix(&gateway).await;
     let call = async |method: Method, path: &str, token: &str| -> Answer {
-        gateway.call(method, path).to(nginx.address).header("lock-token", token).send().await
+        nginx.call(&gateway, method, path).header("lock-token", token).send().await
     };
     for prefix in ["", "/redlock"] {
         for name in ["a/b", "a%2Fb"] {

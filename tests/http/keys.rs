@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::support::client::{Answer, Call, Lease, lock_path};
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::eventually;
+use crate::support::harness::{TempDir, eventually};
+use crate::support::metrics::Samples;
 use crate::support::waiters::waiting_is;
 
 /// A key, and its entry in the file of keys.
@@ -243,8 +244,60 @@ async fn a_key_file_open_to_others_causes_a_warning() {
             .output()
             .unwrap();
         let warning = String::from_utf8(made.stderr).unwrap();
-        assert_eq!(warning.contains("umask 077"), is_warned_of, "{mode:o}: {warning}");
+        assert_eq!(warning.contains("--out FILE"), is_warned_of, "{mode:o}: {warning}");
     }
+}
+
+#[tokio::test]
+async fn a_key_written_to_a_file_is_for_its_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = TempDir::new();
+    let path = dir.path().join("ci.key");
+    let out = path.to_str().expect("a plain path");
+    // The shell's umask lets everybody read new files.
+    let made = std::process::Command::new("sh")
+        .args(["-c", "umask 022; exec \"$@\"", "sh"])
+        .arg(crate::support::gateway::binary())
+        .args(["key", "new", "ci", "--out", out])
+        .output()
+        .expect("a shell");
+    assert!(made.status.success() && made.stderr.is_empty(), "{made:?}");
+    let mode = std::fs::metadata(&path).expect("the file is made").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let text = std::fs::read_to_string(&path).expect("text");
+    let entry = String::from_utf8(made.stdout).expect("text");
+    assert!(text.starts_with("rlk.ci.") && text.lines().count() == 1, "{text}");
+    assert!(entry.starts_with("[[key]]") && !entry.contains(text.trim()), "{entry}");
+    let new = Key { text: text.trim().into(), entry };
+    let file = file(&[&new]);
+    new.acquire(&with_keys(&file).start().await, "job").await;
+
+    let again = Launch::bare(&["key", "new", "ci", "--out", out]).finish().await;
+    assert_eq!(again.code, Some(2), "{again:?}");
+    assert!(again.stderr.contains("--out") && again.stderr.contains("exists"), "{again:?}");
+    assert_eq!(std::fs::read_to_string(&path).expect("text"), text, "the key is still there");
+}
+
+#[tokio::test]
+async fn the_next_expiry_of_a_key_is_a_metric() {
+    let expires = async |date: &str| {
+        let made = Launch::bare(&["key", "new", "ci", "--expires", date]).finish().await;
+        made.stdout.split_once("\n\n").expect("a key and its entry").1.to_owned()
+    };
+    let never = key("never", HOLDER, "*").await;
+    let later = expires("2999-01-31").await.replace("\"ci\"", "\"later\"");
+    let past = expires("2001-01-31").await.replace("\"ci\"", "\"past\"");
+    let file = Scratch::new("keys.toml", &[never.entry, later.clone(), past].join("\n"));
+    let gateway = with_keys(&file).flag("--public", "metrics").start().await;
+    let metric =
+        async || Samples::of(&gateway).await.get("redlock_auth_key_expiry_timestamp_seconds", &[]);
+    // date -u -d 2999-01-31 +%s
+    assert_eq!(metric().await, 32_474_736_000.0);
+    let sooner = expires("2998-01-31").await;
+    std::fs::write(file.path(), [later, sooner].join("\n")).expect("the file can be written");
+    gateway.signal(Signal::HUP);
+    eventually("the new file counts", async || (metric().await == 32_443_200_000.0).then_some(()))
+        .await;
 }
 
 #[tokio::test]

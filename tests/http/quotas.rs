@@ -145,6 +145,7 @@ async fn one_address_takes_names_at_full_speed_while_memory_is_free() {
     let gateway = Launch::over(&servers).ready().await;
     let names = 20_000;
     assert_eq!(Taker::start(&gateway, None, names).await.finish().await, (names, 0, 0));
+    assert_eq!(Samples::of(&gateway).await.get("redlock_quota_use_ratio", &[]), 0.0);
 }
 
 /// A greedy client must not fill the masters so far that no other client gets a lock.
@@ -182,6 +183,8 @@ async fn a_modest_client_is_served_beside_a_greedy_one() {
     assert_eq!((refused.header("retry-after"), &problem["retry_after_ms"]), ("1", &json!(1000)));
     let metrics = Samples::of(&gateway).await;
     assert!(metrics.get("redlock_quota_exceeded_total", &[]) > f64::from(by_share));
+    let largest_use = metrics.get("redlock_quota_use_ratio", &[]);
+    assert!((0.95..2.0).contains(&largest_use), "the greedy client uses {largest_use}");
     for server in &servers {
         let errors = server.cmd(&["INFO", "errorstats"]).text();
         assert!(!errors.contains("OOM"), "{errors}");

@@ -149,7 +149,7 @@ async fn a_flushed_master_does_not_vote_during_its_quarantine() {
     let lost = Instant::now();
     server.cmd(&["FLUSHALL"]);
     let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
-    assert!(!seen.is_bootstrapping && seen.remedy == Some(Remedy::WaitOrBootstrap), "{seen:?}");
+    assert!(!seen.is_bootstrapping && seen.remedy == Some(Remedy::Wait), "{seen:?}");
     assert_eq!(seen.restarts, 0, "the master was not restarted");
 }
 

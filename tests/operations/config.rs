@@ -226,6 +226,8 @@ async fn the_help_names_every_setting_and_shows_no_password() {
             "allow-anonymous",
             "cors-origin",
             "log-format",
+            "log-lock-names",
+            "public-url",
             "shutdown-grace",
         ] {
             assert!(

@@ -194,6 +194,33 @@ async fn a_trusted_proxy_has_no_per_client_connection_limit() {
     assert_eq!(count(&gateway, "redlock_connections_refused_total").await, 0.0);
 }
 
+#[tokio::test]
+async fn a_trusted_proxy_loses_no_connection_for_having_many() {
+    let launch = Launch::embedded().flag("--max-connections", "8");
+    let gateway = launch.flag("--trusted-proxy", "127.0.0.9").start().await;
+    let connected = async |last: u8| {
+        let mut stream = from(last, &gateway, WHOLE).await;
+        assert_eq!(status_line(&mut stream).await, "HTTP/1.1 200");
+        stream
+    };
+    let mut of_proxy = Vec::new();
+    for _ in 0..4 {
+        of_proxy.push(connected(9).await);
+    }
+    // One client has as many connections as the proxy. It loses two of them to newcomers.
+    let mut others = Vec::new();
+    for last in [2, 2, 2, 2, 3, 4] {
+        others.push(connected(last).await);
+    }
+    for stream in &mut of_proxy {
+        let mut rest = [0; 4096];
+        let _ = stream.try_read(&mut rest);
+        stream.write_all(WHOLE).await.expect("the connection is open");
+        assert_eq!(status_line(stream).await, "HTTP/1.1 200", "the proxy's connection was closed");
+    }
+    assert!(count(&gateway, "redlock_connections_evicted_total").await >= 2.0);
+}
+
 /// The lines of the JSON log that contain these words.
 fn lines(log: &str, words: &str) -> Vec<Value> {
     log.lines()

@@ -82,7 +82,7 @@ async fn the_banner_has_a_working_command_and_safety_warnings() {
         );
         assert_eq!(
             banner.contains("--bootstrap"),
-            !brand_new,
+            brand_new,
             "the banner has advice that does not apply:\n{banner}"
         );
     }

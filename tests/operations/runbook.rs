@@ -97,6 +97,23 @@ async fn a_bootstrapped_cluster_keeps_its_locks_without_the_flag() {
 }
 
 #[tokio::test]
+async fn a_first_start_without_the_flag_is_begun_anew() {
+    let servers = masters(3);
+    let urls = urls(&servers);
+    let mistaken = Launch::embedded().nodes(&urls).start().await;
+    for server in &servers {
+        until_state(&mistaken, server, "quarantined", 0).await;
+    }
+    drained(mistaken).await;
+    for server in &servers {
+        assert_eq!(server.cmd(&["DEL", "{lock:}:marker"]).integer(), 1);
+    }
+    let checked = Launch::bare(&["check"]).nodes(&urls).finish().await;
+    prints(&checked.stdout, &["no node has a marker", "start its first gateway with --bootstrap"]);
+    Launch::over(&servers).ready().await.acquire("job").await;
+}
+
+#[tokio::test]
 async fn a_cluster_without_bootstrap_says_when_it_will_vote() {
     let servers = masters(3);
     let launch = |words: &[&str]| times(Launch::bare(words).nodes(&urls(&servers)), "2s");
@@ -120,7 +137,7 @@ async fn a_cluster_without_bootstrap_says_when_it_will_vote() {
     let runbook = &ready.json()["runbook"];
     assert_eq!(
         (ready.status, status, runbook),
-        (503, &json!("no_quorum"), &json!("operations.md#quorum-lost"))
+        (503, &json!("no_quorum"), &json!("/docs/operations#quorum-lost"))
     );
     gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
     gateway.all_nodes_admitted().await;

@@ -108,12 +108,18 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Every `page.md#section` in a text that refers to the gateway's documentation.
+/// Every `page.md#section` and `/docs/page#section` in a text that refers to the gateway's
+/// documentation.
 fn sections(text: &str) -> BTreeSet<(&str, &str)> {
     let mut found = BTreeSet::new();
-    for name in ["operations.md", "runbook.md"] {
-        for (at, _) in text.match_indices(&format!("{name}#")) {
-            let rest = &text[at + name.len() + 1..];
+    for (name, reference) in [
+        ("operations.md", "operations.md#"),
+        ("operations.md", "/docs/operations#"),
+        ("runbook.md", "runbook.md#"),
+        ("runbook.md", "/docs/runbook#"),
+    ] {
+        for (at, _) in text.match_indices(reference) {
+            let rest = &text[at + reference.len()..];
             let end = rest
                 .find(|c: char| !(c.is_alphanumeric() || c == '-' || c == '_'))
                 .unwrap_or(rest.len());
@@ -151,4 +157,5 @@ fn every_section_that_operators_are_sent_to_exists() {
         assert_eq!(self::dead(&text), Vec::<String>::new(), "{name}");
     }
     assert_eq!(self::dead("see operations.md#quorum-lots."), ["operations.md#quorum-lots"]);
+    assert_eq!(self::dead("see /docs/operations#quorum-lots."), ["operations.md#quorum-lots"]);
 }

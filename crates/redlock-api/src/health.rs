@@ -17,10 +17,10 @@ pub struct Health {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeHealth>, required = false))]
     pub nodes: Option<Vec<NodeHealth>>,
-    /// Advice for operators when the gateway is not ready: a page of its documentation, and the
-    /// section.
+    /// Advice for operators when the gateway is not ready: the address of a section of its
+    /// documentation, absolute or relative to the gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "operations.md#quorum-lost"))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "/docs/operations#quorum-lost"))]
     pub runbook: Option<Cow<'static, str>>,
 }
 

@@ -67,9 +67,10 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]
     pub nodes: Option<Vec<NodeAnswer>>,
-    /// Advice for operators: a page of the gateway's documentation, and the section.
+    /// Advice for operators: the address of a section of the gateway's documentation, absolute or
+    /// relative to the gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "operations.md#quorum-lost"))]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "/docs/operations#quorum-lost"))]
     pub runbook: Option<Cow<'static, str>>,
 }
 

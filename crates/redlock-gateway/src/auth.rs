@@ -14,6 +14,7 @@ mod key;
 mod secret;
 mod tests;
 
+pub(crate) use self::authenticator::KeysMetrics;
 pub use self::authenticator::{AuthError, Authenticator, Caller, Credential};
 pub use self::file::{EntryError, KeysError, KeysTextError, exposed_mode};
 pub use self::key::{Keys, Verb};

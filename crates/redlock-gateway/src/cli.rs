@@ -99,7 +99,8 @@ pub enum KeyCommand {
     /// Make a key and print it once, followed by its entry for the file of --auth-keys. The command
     /// stores nothing.
     ///
-    /// The first line is the key. The rest is TOML: append it to the file. To replace a key without
+    /// The first line is the key. The rest is TOML: append it to the file. With --out, the key goes
+    /// to a file of its own, and only the TOML is printed. To replace a key without
     /// locking anybody out, put the new hash beside the old one in `hashes`. Remove the old hash
     /// when nobody uses the old key any more.
     New {
@@ -123,6 +124,10 @@ pub enum KeyCommand {
         /// never]
         #[arg(long, value_name = "DATE")]
         expires: Option<String>,
+        /// New file for the key, which only its owner can read (mode 600). An existing file is not
+        /// overwritten
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
         /// The keys file that the entry is for. The command reads only the mode of the file, to
         /// warn when others can read or write it
         #[arg(long, value_name = "FILE", env = "REDLOCK_AUTH_KEYS")]

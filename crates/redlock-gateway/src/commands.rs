@@ -1,8 +1,10 @@
 //! The operator's commands: `check` and `reconfigure`, which talk to nodes, and `key new`.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use redlock_core::Ttl;
@@ -46,6 +48,10 @@ pub enum CommandError {
     Expires(String),
     #[error(transparent)]
     Key(#[from] KeysTextError),
+    #[error("--out: {}: it exists, and a key is not overwritten; name a new file", .0.display())]
+    KeyFileExists(PathBuf),
+    #[error("--out: {}: {source}", path.display())]
+    KeyFile { path: PathBuf, source: std::io::Error },
 }
 
 /// Prints a report on every node. Returns whether a gateway would start with an admitted majority.
@@ -117,8 +123,14 @@ async fn check_nodes(config: &Config) -> bool {
         (admitted, later) = (new, 0);
     } else if config.settings.bootstrap {
         println!(
-            "--bootstrap: WOULD NOT COUNT: {new} of {} nodes are new, and all must be",
+            "--bootstrap: WOULD NOT COUNT: {new} of {} nodes are new, and all must be; leave the flag out: nodes in \
+             quarantine vote when it ends; start nodes that are missing, with their data",
             urls.len()
+        );
+    } else if new == urls.len() {
+        println!(
+            "no node has a marker: if this cluster was never used, start its first gateway with --bootstrap, and it votes \
+             at once; if it lost its data, leave the flag out and wait"
         );
     }
     let needed = Quorum::new(urls.len()).map_or(0, Quorum::size);
@@ -373,7 +385,35 @@ fn masters(config: &Config, urls: &[RedisUrl]) -> Vec<Master> {
     urls.iter().enumerate().map(master).collect()
 }
 
-/// Makes a key. Returns the key's text, an empty line, and the TOML entry for the keys file.
+/// A new key, and its TOML entry for the keys file.
+pub struct NewKey {
+    key: String,
+    entry: String,
+}
+
+impl NewKey {
+    /// The key, an empty line, and the entry.
+    pub fn text(&self) -> String {
+        format!("{}\n\n{}", self.key, self.entry)
+    }
+
+    /// Writes the key to a new file that only its owner can read. Returns the entry.
+    ///
+    /// # Errors
+    /// The file exists, or cannot be written.
+    pub fn write(self, path: &Path) -> Result<String, CommandError> {
+        let failed = |source: std::io::Error| match source.kind() {
+            std::io::ErrorKind::AlreadyExists => CommandError::KeyFileExists(path.to_owned()),
+            _ => CommandError::KeyFile { path: path.to_owned(), source },
+        };
+        let mut file =
+            File::options().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+        writeln!(file, "{}", self.key).and_then(|()| file.sync_all()).map_err(failed)?;
+        Ok(self.entry)
+    }
+}
+
+/// Makes a key.
 ///
 /// # Errors
 /// The argument that the keys file would not accept.
@@ -382,7 +422,7 @@ pub fn new_key(
     verbs: &[Verb],
     names: &[String],
     expires: Option<&str>,
-) -> Result<String, CommandError> {
+) -> Result<NewKey, CommandError> {
     let secret = Secret::new(name, &OsEntropy);
     let quoted = |texts: Vec<&str>| {
         texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ")
@@ -401,15 +441,18 @@ pub fn new_key(
         entry.push_str(&format!("expires = {expires}\n"));
     }
     Keys::parse(&entry)?;
-    Ok(format!("{}\n\n{entry}", secret.expose()))
+    Ok(NewKey { key: secret.expose().to_string(), entry })
 }
 
 /// Returns a warning for each risk: other users can read the key in `output`, or can read or write
 /// the keys file.
-pub fn exposures(keys: Option<&Path>, output: &impl AsFd) -> Vec<String> {
-    let output = output.as_fd().try_clone_to_owned().and_then(|fd| File::from(fd).metadata()).ok();
+pub fn exposures(keys: Option<&Path>, output: Option<&impl AsFd>) -> Vec<String> {
+    let output = output.and_then(|output| {
+        let fd = output.as_fd().try_clone_to_owned().ok()?;
+        File::from(fd).metadata().ok()
+    });
     let output = output.as_ref().and_then(|file| exposed_mode(file, 0o077)).map(|mode| {
-        format!("the key was written to a file with mode {mode:04o}: others can read it; make another key, after umask 077")
+        format!("the key was written to a file with mode {mode:04o}: others can read it; make another key, with --out FILE")
     });
     let keys = keys.and_then(Keys::exposure).map(|exposure| format!("--auth-keys: {exposure}"));
     keys.into_iter().chain(output).collect()

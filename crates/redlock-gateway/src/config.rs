@@ -275,6 +275,19 @@ pub struct Settings {
     /// Format of log lines [default: text on a terminal, else json]; RUST_LOG sets the level
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
+    /// Name the lock in log lines at level warn and error
+    ///
+    /// Without this flag a lock's name is only in audit lines, and in log lines at level debug,
+    /// because a name may tell outsiders about customers or projects.
+    #[arg(long, env = "REDLOCK_LOG_LOCK_NAMES", action = ArgAction::Set)]
+    #[arg(num_args = 0..=1, default_value = "false", default_missing_value = "true", require_equals = true)]
+    pub log_lock_names: bool,
+    /// URL under which people reach this gateway, such as https://locks.example.com [default: none]
+    ///
+    /// Links to the documentation begin with this URL: `runbook` in answers, log lines and alerts.
+    /// Without it they begin with /docs.
+    #[arg(long, value_name = "URL", env = "REDLOCK_PUBLIC_URL", value_parser = value::public_url)]
+    pub public_url: Option<String>,
     /// Collector for traces, by OTLP over HTTP (protobuf), such as http://localhost:4318 [default:
     /// none]
     ///

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use redlock_core::node::{NodeState, NodeStatus};
+use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
     PlacePermit, Redlock, Ttl, Waiter,
@@ -51,6 +51,8 @@ pub struct Gateway {
     leaving: AtomicBool,
     draining: AtomicBool,
     drained: Notify,
+    /// Whether the operator's declaration that the cluster is new was refuted.
+    bootstrap_refuted: Arc<AtomicBool>,
 }
 
 /// An acquire with checked arguments.
@@ -141,7 +143,14 @@ impl Gateway {
             leaving,
             draining,
             drained,
+            bootstrap_refuted: Arc::default(),
         }
+    }
+
+    /// Shares the flag that the declaration of a new cluster was refuted. From then on, nodes that
+    /// wait for its confirmation are shown as nodes that wait for the end of their quarantine.
+    pub fn with_bootstrap_refuted(self, bootstrap_refuted: Arc<AtomicBool>) -> Self {
+        Self { bootstrap_refuted, ..self }
     }
 
     /// Limits how many waiters, and how many locks waited for, one client may have.
@@ -447,11 +456,13 @@ impl Gateway {
 
     /// The state of every node. Much more expensive than [`Self::readiness`].
     pub fn nodes(&self) -> Vec<(String, NodeStatus)> {
-        self.locks
-            .nodes()
-            .into_iter()
-            .map(|(name, status)| (name, status.borrow().clone()))
-            .collect()
+        let is_refuted = self.bootstrap_refuted.load(Ordering::Acquire);
+        let status = |status: &NodeStatus| match status.is_bootstrapping && is_refuted {
+            true => NodeStatus { remedy: Some(Remedy::Wait), ..status.clone() },
+            false => status.clone(),
+        };
+        let nodes = self.locks.nodes().into_iter();
+        nodes.map(|(name, of_node)| (name, status(&of_node.borrow()))).collect()
     }
 
     /// A text with three numbers: how many nodes are admitted, configured, and needed for a
@@ -475,6 +486,7 @@ impl Gateway {
             wall_micros: self.locks.wall_micros(),
             clock_lead: self.locks.clock_lead(),
             assumed_memory: self.memory.assumed(),
+            largest_quota_use: self.memory.largest_use(),
         };
         self.telemetry.render(statuses, &now)
     }
@@ -484,6 +496,7 @@ impl Gateway {
         self.telemetry.upkeep();
         self.locks.upkeep();
         self.in_flight.upkeep();
+        self.memory.upkeep();
     }
 
     /// Starts to refuse acquires, also those that already wait. Extensions and releases are still

@@ -3,6 +3,7 @@
 
 pub mod access;
 mod browser;
+mod docs;
 pub mod error;
 pub mod extract;
 mod health;
@@ -15,13 +16,14 @@ pub mod wire;
 use parking_lot::Mutex;
 use std::any::Any;
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::Request;
-use axum::middleware::{from_fn_with_state, map_response};
+use axum::extract::{Path, Request};
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 use http::{HeaderValue, Method, StatusCode, Uri, header};
@@ -33,7 +35,7 @@ use tower_http::compression::CompressionLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
-use utoipa_swagger_ui::{Config, SwaggerUi};
+use utoipa_swagger_ui::Config;
 
 pub use self::access::AppState;
 use self::access::{Needs, Route};
@@ -43,9 +45,10 @@ use crate::audit::{Audit, AuditGuard, RequestEnd};
 use crate::auth::Verb;
 use crate::config::Public;
 use crate::gateway::Gateway;
-use crate::overload::clients::{Client, FairQueue};
+use crate::overload::clients::{Client, FairQueue, network};
 use crate::overload::refusals::{Refusals, Summary};
 use crate::proxies::ClientAddress;
+use crate::remedy::PublicUrl;
 use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
 use crate::transport::connection::Application;
 use crate::transport::connections::ConnectionSlot;
@@ -86,20 +89,44 @@ const PROBES: [&str; 4] = ["/livez", "/readyz", "/healthz", "/metrics"];
 fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
     // All answers share one copy of the text: thousands of clients may request it and not read the
     // answer.
-    let json = |text: String| {
-        let text = Bytes::from(text);
-        get(move || {
-            std::future::ready(([(header::CONTENT_TYPE, "application/json")], text.clone()))
-        })
+    let text = |kind: &'static str, text: Bytes| {
+        get(move || std::future::ready(([(header::CONTENT_TYPE, kind)], text.clone())))
     };
+    let json = |document: String| text("application/json", document.into());
     let pages = Router::new()
         .route("/openapi.json", json(document.to_string()))
         .route("/openapi-3.0.json", json(openapi::downgrade(document).to_string()))
         // A relative path works behind a proxy that adds a prefix.
         .route("/", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
-        .merge(SwaggerUi::new("/docs").config(Config::new(["../openapi.json"])))
-        .layer(map_response(relative));
+        .route("/docs", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "docs/")])))
+        .route("/docs/", get(async || api_page("index.html")))
+        .route("/docs/{*file}", get(async |Path(file): Path<String>| api_page(&file)))
+        .route("/docs/pages.css", text("text/css; charset=utf-8", docs::STYLES.into()));
+    let pages = docs::pages().fold(pages, |pages, (name, html)| {
+        pages.route(&format!("/docs/{name}"), text("text/html; charset=utf-8", html.into()))
+    });
     (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
+}
+
+/// A file of the page about the API. The page itself links to the documentation's pages.
+fn api_page(name: &str) -> Response {
+    let config = Arc::new(Config::new(["../openapi.json"]));
+    match utoipa_swagger_ui::serve(name, config) {
+        Ok(Some(file)) => {
+            let bytes = match name {
+                "index.html" => {
+                    let page = String::from_utf8_lossy(&file.bytes);
+                    let links = docs::navigation();
+                    let body = format!("<body>\n{links}");
+                    page.replacen("<body>", &body, 1).into_bytes()
+                }
+                _ => file.bytes.into_owned(),
+            };
+            ([(header::CONTENT_TYPE, file.content_type)], bytes).into_response()
+        }
+        Ok(None) => StatusCode::NOT_FOUND.into_response(),
+        Err(error) => ApiError::internal(error).into_response(),
+    }
 }
 
 /// The OpenAPI 3.1 document.
@@ -134,12 +161,22 @@ struct Observer {
     has_keys: bool,
     hosts: Hosts,
     fair_queue: Arc<FairQueue>,
-    /// When a request without a quorum was last logged at its full level.
-    last_mention: Mutex<Option<Instant>>,
+    public_url: PublicUrl,
+    logs_lock_names: bool,
+    without_quorum: Mutex<WithoutQuorum>,
+}
+
+/// The requests that failed for want of a quorum.
+#[derive(Default)]
+struct WithoutQuorum {
+    /// When one was last logged at its full level.
+    mentioned: Option<Instant>,
+    /// How many have failed since then.
+    since: u64,
 }
 
 /// Time between two log lines at full level about requests without a quorum.
-const MENTION_INTERVAL: Duration = Duration::from_secs(1);
+const MENTION_INTERVAL: Duration = Duration::from_secs(60);
 
 impl Application for App {
     fn answer(self, request: Request) -> impl Future<Output = Response> + Send {
@@ -155,11 +192,20 @@ impl App {
         hosts: Hosts,
     ) -> Self {
         let has_keys = !state.authenticator.is_open();
-        let fair_queue = state.fair_queue.clone();
         let state = Arc::new(state);
         let (routes, labels) = router(&state);
         let routes = browser::open_to(&state.cors_origins, routes);
-        Self::observed(routes, Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue))
+        let fair_queue = state.fair_queue.clone();
+        let observer = Observer::new(labels, telemetry, audit, has_keys, hosts, fair_queue);
+        Self::observed(routes, Observer { public_url: state.public_url.clone(), ..observer })
+    }
+
+    /// Sets whether log lines at level warn and error name the lock.
+    pub fn logging_lock_names(mut self, logs_lock_names: bool) -> Self {
+        if let Some(observer) = Arc::get_mut(&mut self.observer) {
+            observer.logs_lock_names = logs_lock_names;
+        }
+        self
     }
 
     /// The service of the operators' address: only probes and metrics, without keys.
@@ -168,8 +214,9 @@ impl App {
         telemetry: Arc<Telemetry>,
         audit: Arc<Audit>,
         hosts: Hosts,
+        public_url: PublicUrl,
     ) -> Self {
-        let state = Arc::new(AppState::open(gateway));
+        let state = Arc::new(AppState { public_url, ..AppState::open(gateway) });
         let mut labels = matchit::Router::new();
         for path in PROBES {
             labels.insert(path, path.to_owned()).expect("every path is there once");
@@ -181,8 +228,8 @@ impl App {
             api.routes(operation)
         });
         let (routes, _) = api.split_for_parts();
-        let fair_queue = state.fair_queue.clone();
         let routes = routes.fallback(async || no_such_path());
+        let fair_queue = state.fair_queue.clone();
         Self::observed(routes, Observer::new(labels, telemetry, audit, false, hosts, fair_queue))
     }
 
@@ -228,9 +275,12 @@ impl App {
             Err(error) => error.into_response(),
         };
         let is_turn_due = observer.is_turn_due(&context);
-        let error = take_error(&mut response);
+        let mut error = take_error(&mut response);
+        if let Some(error) = &mut error {
+            error.name_client(|| context.client_name(observer.has_keys));
+        }
         observer.account(&mut context, response.status(), error.as_ref());
-        finish(&mut response, error, context.id);
+        finish(&mut response, error, &observer.public_url, context.id);
         // The queue comes after the accounting. So a request whose client hangs up in the queue is
         // accounted for.
         if is_turn_due {
@@ -256,7 +306,21 @@ struct RequestContext<'a> {
     /// its next request would get a new queue.
     client: Option<Arc<Client>>,
     is_probe: bool,
+    /// The lock's name, if log lines may have it.
+    lock: Option<String>,
     record: Option<AuditGuard>,
+}
+
+impl RequestContext<'_> {
+    /// What the client's shares are counted by: its API key, or its address.
+    fn client_name(&self, has_keys: bool) -> Option<String> {
+        let key = self.record.as_ref().filter(|_| has_keys).and_then(AuditGuard::who);
+        let address = || match network(self.address?.ip) {
+            ip @ IpAddr::V4(_) => Some(format!("the address {ip}")),
+            ip @ IpAddr::V6(_) => Some(format!("the network {ip}/64")),
+        };
+        key.map(|key| format!("the key {key:?}")).or_else(address)
+    }
 }
 
 /// Routing: calls the handler of the path, with the request's span as the parent of spans that
@@ -279,9 +343,9 @@ fn take_error(response: &mut Response) -> Option<ErrorReport> {
 }
 
 /// Finish: writes the body of an error and the request id.
-fn finish(response: &mut Response, error: Option<ErrorReport>, id: HeaderValue) {
+fn finish(response: &mut Response, error: Option<ErrorReport>, url: &PublicUrl, id: HeaderValue) {
     if let Some(error) = error {
-        error.render(&id, response);
+        error.render(&id, url, response);
     }
     response.headers_mut().insert(REQUEST_ID.clone(), id);
 }
@@ -303,7 +367,9 @@ impl Observer {
             has_keys,
             hosts,
             fair_queue,
-            last_mention: Mutex::default(),
+            public_url: PublicUrl::default(),
+            logs_lock_names: false,
+            without_quorum: Mutex::default(),
         }
     }
 
@@ -327,6 +393,7 @@ impl Observer {
         let place = peer.map(|peer| peer.slot().clone());
         let client = peer.map(|peer| peer.client().clone());
         let is_probe = PROBES.contains(&request.uri().path());
+        let lock = self.logs_lock_names.then(|| access::lock_in(request.uri())).flatten();
         let record = self.record(&id, request);
         RequestContext {
             started,
@@ -339,6 +406,7 @@ impl Observer {
             place,
             client,
             is_probe,
+            lock,
             record,
         }
     }
@@ -364,6 +432,10 @@ impl Observer {
         if !context.is_probe && place.is_some_and(|place| !place.may_serve()) {
             return Err(ApiError::no_place());
         }
+        let peer = request.extensions().get::<Peer>();
+        if !context.is_probe && peer.is_some_and(Peer::is_beyond_share) {
+            return Err(ApiError::beyond_share());
+        }
         self.hosts.check(request)
     }
 
@@ -374,9 +446,11 @@ impl Observer {
         status: StatusCode,
         error: Option<&ErrorReport>,
     ) {
-        let RequestContext { started, id, method, route, span, trace, address, record, .. } =
-            context;
+        let RequestContext {
+            started, id, method, route, span, trace, address, record, lock, ..
+        } = context;
         let has_own_line = self.has_own_line(status, error, *address, record.as_ref());
+        let key = error.and(record.as_ref()).filter(|_| self.has_keys).and_then(AuditGuard::who);
         if let Some(record) = record.take() {
             let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             let problem = error.map(|error| error.code.as_str());
@@ -385,7 +459,8 @@ impl Observer {
         }
         let elapsed = started.elapsed();
         self.telemetry.http(method, route, status.as_u16(), elapsed);
-        let in_full = has_own_line && self.may_mention(error);
+        let (in_full, without_quorum) =
+            if has_own_line { self.may_mention(error) } else { (false, None) };
         let line = RequestLogLine {
             id,
             trace: trace.as_ref(),
@@ -393,6 +468,10 @@ impl Observer {
             route,
             status,
             address: *address,
+            key: key.as_deref(),
+            lock: lock.as_deref(),
+            is_probe: context.is_probe,
+            without_quorum,
             elapsed,
             in_full,
         };
@@ -421,20 +500,22 @@ impl Observer {
     }
 
     /// Whether to log a failure at its full level. Without a quorum, thousands of requests fail,
-    /// and one line per [`MENTION_INTERVAL`] is enough.
-    fn may_mention(&self, error: Option<&ErrorReport>) -> bool {
+    /// and one line per [`MENTION_INTERVAL`] is enough. Such a line has the number of requests that
+    /// failed since the last one.
+    fn may_mention(&self, error: Option<&ErrorReport>) -> (bool, Option<u64>) {
         let without_quorum = |error: &ErrorReport| {
             matches!(error.code, ProblemCode::QuorumUnavailable | ProblemCode::OutcomeUnknown)
         };
         if !error.is_some_and(without_quorum) {
-            return true;
+            return (true, None);
         }
-        let mut last = self.last_mention.lock();
-        let may = last.is_none_or(|last| last.elapsed() >= MENTION_INTERVAL);
-        if may {
-            *last = Some(Instant::now());
+        let mut failed = self.without_quorum.lock();
+        failed.since += 1;
+        if failed.mentioned.is_some_and(|at| at.elapsed() < MENTION_INTERVAL) {
+            return (false, None);
         }
-        may
+        failed.mentioned = Some(Instant::now());
+        (true, Some(std::mem::take(&mut failed.since)))
     }
 
     /// Whether the request gets its own line in the log and in the audit log. Strangers can cause
@@ -471,6 +552,8 @@ fn is_refusal(status: StatusCode, error: Option<&ErrorReport>) -> bool {
     REFUSALS.contains(&status) || error.is_some_and(of_service)
 }
 
+const NO_LOCK: Option<&str> = None;
+
 /// The log line of a request.
 struct RequestLogLine<'a> {
     id: &'a HeaderValue,
@@ -479,6 +562,12 @@ struct RequestLogLine<'a> {
     route: &'a str,
     status: StatusCode,
     address: Option<ClientAddress>,
+    /// The name of the API key, if the request failed.
+    key: Option<&'a str>,
+    lock: Option<&'a str>,
+    is_probe: bool,
+    /// How many requests failed for want of a quorum since the last line about one.
+    without_quorum: Option<u64>,
     elapsed: Duration,
     in_full: bool,
 }
@@ -486,7 +575,7 @@ struct RequestLogLine<'a> {
 impl RequestLogLine<'_> {
     fn log(&self, error: Option<&ErrorReport>) {
         macro_rules! log {
-            ($level:ident, $message:literal) => {
+            ($level:ident, $lock:expr, $message:literal) => {
                 tracing::$level!(
                     request_id = text(self.id),
                     trace_id = self.trace.map(|ids| ids.trace.as_str()),
@@ -496,6 +585,10 @@ impl RequestLogLine<'_> {
                     status = self.status.as_u16(),
                     code = error.map(|error| error.code.as_str()),
                     address = self.address.map(tracing::field::display),
+                    key = self.key,
+                    lock = $lock,
+                    detail = self.detail(error),
+                    without_quorum = self.without_quorum,
                     cause = error.and_then(|error| error.cause.as_deref()),
                     elapsed_ms = self.elapsed.as_micros() as f64 / 1e3,
                     $message
@@ -503,15 +596,24 @@ impl RequestLogLine<'_> {
             };
         }
         match error {
-            Some(ErrorReport { cause: Some(_), .. }) => log!(error, "request failed"),
+            Some(ErrorReport { cause: Some(_), .. }) => log!(error, self.lock, "request failed"),
             // During a shutdown the gateway refuses every new lock. That is no failure, and there
             // may be thousands of such requests.
-            Some(ErrorReport { code: ProblemCode::Draining, .. }) => log!(debug, "request"),
-            _ if !self.in_full => log!(debug, "request"),
-            _ if self.status.is_server_error() => log!(warn, "request failed"),
-            Some(_) if is_refusal(self.status, error) => log!(info, "request refused"),
-            _ => log!(debug, "request"),
+            Some(ErrorReport { code: ProblemCode::Draining, .. }) => {
+                log!(debug, NO_LOCK, "request")
+            }
+            _ if !self.in_full => log!(debug, NO_LOCK, "request"),
+            // The probe's sender sees the answer. The log has a line about the cause of its own.
+            _ if self.is_probe => log!(debug, NO_LOCK, "request"),
+            _ if self.status.is_server_error() => log!(warn, self.lock, "request failed"),
+            Some(_) if is_refusal(self.status, error) => log!(info, NO_LOCK, "request refused"),
+            _ => log!(debug, NO_LOCK, "request"),
         }
+    }
+
+    /// The detail of a refusal because of a limit. It names the limit's flag and the client.
+    fn detail<'e>(&self, error: Option<&'e ErrorReport>) -> Option<&'e str> {
+        error.filter(|error| error.is_of_a_share()).map(|error| error.problem.detail.as_str())
     }
 }
 
@@ -540,16 +642,6 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
             )
         });
     (router, labels)
-}
-
-/// Makes the Swagger UI's redirect from /docs to /docs/ relative.
-async fn relative(mut response: Response) -> Response {
-    if let Some(location) =
-        response.headers_mut().get_mut(header::LOCATION).filter(|at| *at == "/docs/")
-    {
-        *location = HeaderValue::from_static("docs/");
-    }
-    response
 }
 
 fn no_such_path() -> ApiError {

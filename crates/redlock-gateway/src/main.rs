@@ -56,11 +56,17 @@ fn main() -> ExitCode {
     let cli = config::parse::<Cli, Settings>(&line).unwrap_or_else(|error| error.exit());
     let done = match cli.command.unwrap_or(Command::Serve(cli.settings)) {
         Command::Serve(settings) => on_runtime(settings, serve),
-        Command::Key(KeyCommand::New { name, verbs, names, expires, auth_keys }) => {
+        Command::Key(KeyCommand::New { name, verbs, names, expires, out, auth_keys }) => {
             let key = commands::new_key(&name, &verbs, &names, expires.as_deref());
-            key.map_err(Unusable::from).map(|text| {
+            let text = key.and_then(|key| match &out {
+                None => Ok(key.text()),
+                Some(path) => key.write(path),
+            });
+            text.map_err(Unusable::from).map(|text| {
                 print!("{text}");
-                for warning in commands::exposures(auth_keys.as_deref(), &io::stdout()) {
+                // With --out, the output has no secret.
+                let output = out.is_none().then(io::stdout);
+                for warning in commands::exposures(auth_keys.as_deref(), output.as_ref()) {
                     eprintln!("redlock-gateway: warning: {warning}");
                 }
                 ExitCode::SUCCESS
@@ -256,7 +262,13 @@ fn announce(config: &Config, running: &Running) {
                 "  CAUTION: nothing is stored. A restart of this process loses every lock, and a second gateway"
             );
             say!(
-                "  cannot see the locks of this gateway. For real use give 3 or 5 Redis masters: --node redis://… "
+                "  cannot see the locks of this gateway. For real use start 3 or 5 Redis masters, and give them:"
+            );
+            say!(
+                "    redlock-gateway --bootstrap --node redis://… --node …   once: new masters vote at once"
+            );
+            say!(
+                "    redlock-gateway --node redis://… --node …               every later start, and further gateways"
             );
         }
         Nodes::Redis(urls) => {
@@ -267,9 +279,9 @@ fn announce(config: &Config, running: &Running) {
                 "  A master that is new, or may have lost locks in a restart, votes after {wait}. A master that syncs"
             );
             say!("  every write (appendonly yes, appendfsync always) votes 3 s after a restart.");
-            if !settings.bootstrap {
+            if settings.bootstrap {
                 say!(
-                    "  (A brand-new cluster votes at once if its first gateway is started with --bootstrap.)"
+                    "  --bootstrap: if all masters are new, they vote at once. Leave the flag out from the next start on."
                 );
             }
             if urls.len() % 2 == 0 {

@@ -4,12 +4,13 @@ use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum_server::{Handle, Server};
 use hyper_util::rt::TokioTimer;
 use redlock_core::clock::Entropy;
-use redlock_core::node::eligibility::ClusterConfig;
+use redlock_core::node::eligibility::{ClusterConfig, quarantine};
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
 use redlock_core::node::{Node, NodeSettings};
 use redlock_core::{Bootstrap, Env, Redlock, Settings, SettingsError};
@@ -18,8 +19,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use crate::audit::{Audit, AuditError, AuditFile};
-use crate::auth::{Authenticator, Keys, KeysError};
-use crate::config::{Config, Nodes, OnAuditFailure};
+use crate::auth::{Authenticator, Keys, KeysError, KeysMetrics};
+use crate::config::{Config, Nodes, OnAuditFailure, show};
 use crate::gateway::{CursorKey, Gateway};
 use crate::http::{App, AppState, Hosts};
 use crate::overload::capacity::{self, NoDescriptors};
@@ -27,6 +28,7 @@ use crate::overload::clients::{Clients, FairQueue};
 use crate::overload::refusals::{self, Refusals, Summary};
 use crate::overload::{MasterMemory, WaitShare};
 use crate::reload::{Reload, Watched};
+use crate::remedy::{PublicUrl, section};
 use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces, TracesError};
 use crate::transport::connection::{Encrypted, Plain, services};
 use crate::transport::connections::{self, ConnectionLimits, Connections};
@@ -134,6 +136,10 @@ pub async fn run(
     let operators = Arc::new(Clients::default());
     let public = config.public;
     let cors_origins = config.cors_origins.clone();
+    let public_url = PublicUrl::new(config.settings.public_url.as_deref());
+    if let Some(url) = &config.settings.public_url {
+        telemetry.public_url(url);
+    }
     let fair_queue = FairQueue::new(config.settings.worker_threads);
     let state = AppState {
         gateway: gateway.clone(),
@@ -142,10 +148,12 @@ pub async fn run(
         clients: clients.clone(),
         fair_queue,
         cors_origins,
+        public_url: public_url.clone(),
     };
     let hosts =
         Hosts { is_loopback: address.ip().is_loopback(), allowed: config.allowed_hosts.clone() };
-    let app = App::new(state, telemetry.clone(), audit.clone(), hosts);
+    let app = App::new(state, telemetry.clone(), audit.clone(), hosts)
+        .logging_lock_names(config.settings.log_lock_names);
 
     let handle = Handle::new();
     let server = axum_server::from_tcp(listener)?.handle(handle.clone());
@@ -154,8 +162,10 @@ pub async fn run(
     let connections = Connections::new(limit(&config), clients.clone(), refusals.clone(), metrics);
     // The set aborts these tasks when this function returns.
     let mut tasks = JoinSet::new();
-    let of_operators =
-        |hosts| App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts);
+    let of_operators = |hosts| {
+        let url = public_url.clone();
+        App::of_operators(gateway.clone(), telemetry.clone(), audit.clone(), hosts, url)
+    };
     let serve = |listener| {
         serve_operators(listener, &config, of_operators, (&operators, &refusals), &mut tasks)
     };
@@ -173,7 +183,7 @@ pub async fn run(
             tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections_in))
         }
     };
-    tasks.spawn(watch_quorum(gateway.clone()));
+    tasks.spawn(watch_quorum(gateway.clone(), public_url.link(section::QUORUM_LOST)));
     tasks.spawn(upkeep(gateway.clone(), [clients, operators]));
     tasks.spawn(sum_up_for_ever(app.clone(), refusals.clone()));
 
@@ -278,7 +288,9 @@ fn authenticator(
     match &config.settings.auth_keys {
         None => Ok(Arc::new(Authenticator::open(lets_force))),
         Some(path) => {
-            Authenticator::following(path, reload, telemetry.reload_failures(Reloaded::AuthKeys))
+            let failures = telemetry.reload_failures(Reloaded::AuthKeys);
+            let metrics = KeysMetrics { failures, expiry: telemetry.key_expiry() };
+            Authenticator::following(path, reload, metrics)
         }
     }
 }
@@ -321,8 +333,8 @@ async fn upkeep(gateway: Arc<Gateway>, clients: [Arc<Clients>; 2]) {
 }
 
 /// Logs one line when the majority is lost, and one when it is back. In between, each refused
-/// request reports the loss to its client.
-async fn watch_quorum(gateway: Arc<Gateway>) {
+/// request reports the loss to its client, and one a minute to the log.
+async fn watch_quorum(gateway: Arc<Gateway>, runbook: String) {
     let mut tick = tokio::time::interval(QUORUM_INTERVAL);
     let mut reported_quorum = true;
     let mut since = Instant::now();
@@ -342,6 +354,7 @@ async fn watch_quorum(gateway: Arc<Gateway>) {
         } else {
             tracing::error!(
                 nodes,
+                runbook,
                 "QUORUM LOST: no majority of nodes may vote, and no lock can be acquired"
             );
         }
@@ -436,8 +449,11 @@ fn assemble(
         );
     }
     let locks = locks.connect()?;
+    let bootstrap_refuted = Arc::<AtomicBool>::default();
     if config.settings.bootstrap && matches!(config.nodes, Nodes::Redis(_)) {
-        tokio::spawn(bootstrap(locks.clone()));
+        let longest_wait =
+            quarantine(config.settings.limits.max_ttl.duration(), config.settings.clock_skew);
+        tokio::spawn(bootstrap(locks.clone(), longest_wait, bootstrap_refuted.clone()));
     }
     let cursors = cursor_key(config, &cluster, names, env.entropy.as_ref());
     telemetry.limits(config.capacity.in_flight, config.capacity.waiters, locks.quorum().size());
@@ -453,6 +469,7 @@ fn assemble(
         memory,
         telemetry.clone(),
     );
+    let gateway = gateway.with_bootstrap_refuted(bootstrap_refuted);
     Ok(Arc::new(gateway.with_wait_share(WaitShare {
         waiters:
             config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
@@ -461,7 +478,7 @@ fn assemble(
     })))
 }
 
-async fn bootstrap(locks: Redlock) {
+async fn bootstrap(locks: Redlock, longest_wait: Duration, is_refuted: Arc<AtomicBool>) {
     let confirmed = locks.bootstrap();
     tokio::pin!(confirmed);
     let outcome = loop {
@@ -485,9 +502,13 @@ async fn bootstrap(locks: Redlock) {
             tracing::info!("--bootstrap: all nodes are new and are admitted at once")
         }
         Bootstrap::Refuted(node) => {
+            is_refuted.store(true, Ordering::Release);
             tracing::warn!(
                 node,
-                "--bootstrap: not applied: this node is not new, or a gateway already waits for it"
+                at_most = show(longest_wait),
+                "--bootstrap: not applied, and without effect from now on: this node is not new, or a gateway already \
+                 waits for it; nodes in quarantine vote when it ends, see `until` in \
+                 /readyz"
             );
         }
     }

@@ -63,6 +63,8 @@ pub struct Now {
     pub clock_lead: Duration,
     /// Memory of a node that sets no maxmemory, in bytes.
     pub assumed_memory: u64,
+    /// The largest part of its quota that a client uses.
+    pub largest_quota_use: f64,
 }
 
 /// All metrics of one gateway.
@@ -227,6 +229,19 @@ impl Telemetry {
         )
     }
 
+    /// The gauge with the next expiry of an API key.
+    pub fn key_expiry(&self) -> Gauge {
+        self.handles.key_expiry.clone()
+    }
+
+    /// Exports the URL of this gateway, so that alerts can link to its documentation.
+    pub fn public_url(&self, url: &str) {
+        let url = url.to_owned();
+        metrics::with_local_recorder(&self.recorder, || {
+            metrics::gauge!("redlock_public_url_info", "url" => url).set(1.0)
+        });
+    }
+
     /// All metrics as Prometheus text, with the current state of gateway and nodes.
     pub fn render<'a>(
         &self,
@@ -238,6 +253,7 @@ impl Telemetry {
         self.handles.waiting_locks.set(now.waiting.locks as f64);
         self.handles.listings.set(now.listings as f64);
         self.handles.in_flight.set(now.in_flight as f64);
+        self.handles.quota_use.set(now.largest_quota_use);
         self.handles.clock_lead.set(now.clock_lead.as_secs_f64());
         self.handles.ready.set(f64::from(u8::from(now.is_ready)));
         self.handles.log_lines_dropped.absolute(logging::dropped_lines());
@@ -407,6 +423,8 @@ struct Handles {
     abandoned: Counter,
     out_of_reach: Counter,
     quota_exceeded: Counter,
+    quota_use: Gauge,
+    key_expiry: Gauge,
     waits: [Histogram; WAIT_ENDS.len()],
     waiters: Gauge,
     kept_places: Gauge,
@@ -453,6 +471,8 @@ impl Handles {
             abandoned: metrics::counter!("redlock_releases_abandoned_total"),
             out_of_reach: metrics::counter!("redlock_fences_out_of_reach_total"),
             quota_exceeded: metrics::counter!("redlock_quota_exceeded_total"),
+            quota_use: metrics::gauge!("redlock_quota_use_ratio"),
+            key_expiry: metrics::gauge!("redlock_auth_key_expiry_timestamp_seconds"),
             waits: WAIT_ENDS.map(|(_, end)| metrics::histogram!("redlock_wait_duration_seconds", "outcome" => end)),
             waiters: metrics::gauge!("redlock_waiters"),
             kept_places: metrics::gauge!("redlock_kept_places"),

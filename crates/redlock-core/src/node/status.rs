@@ -187,8 +187,6 @@ pub enum Remedy {
     WaitBeforeTheNext,
     /// The quarantine ends by itself.
     Wait,
-    /// The quarantine ends by itself. An operator may declare the cluster brand-new.
-    WaitOrBootstrap,
     /// The quarantine ends by itself. After its next restart a master with durable settings votes
     /// again within seconds.
     WaitThenMakeDurable,
@@ -252,10 +250,6 @@ impl fmt::Display for Remedy {
         f.write_str(match self {
             Self::Wait => "wait",
             Self::WaitBeforeTheNext => "restart no other master before this one has caught up",
-            Self::WaitOrBootstrap => {
-                "wait; if the cluster is brand-new, declare that when its first process \
-                 starts"
-            }
             Self::WaitThenMakeDurable => {
                 "wait; with appendonly yes, appendfsync always and no-appendfsync-on-rewrite no \
                  the next restart takes 3 s"

@@ -1,11 +1,12 @@
 //! Identifies callers by the keys in the keys file, and follows changes of that file.
 
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use metrics::Counter;
+use metrics::{Counter, Gauge};
 use redlock_core::{LockName, Ttl};
 
 use super::file::KeysError;
@@ -79,6 +80,10 @@ impl Authenticator {
         }
     }
 
+    fn current(&self) -> Arc<Keys> {
+        self.keys.as_ref().map(|keys| keys.load_full()).unwrap_or_default()
+    }
+
     /// Whether the gateway has no keys file, so that everybody is let in.
     pub fn is_open(&self) -> bool {
         self.keys.is_none()
@@ -136,10 +141,11 @@ impl Authenticator {
     pub(crate) fn following(
         path: &Path,
         reload: &Reload,
-        failures: Counter,
+        KeysMetrics { failures, expiry }: KeysMetrics,
     ) -> Result<Arc<Self>, KeysError> {
         let mut watched = Watched::new(vec![path.to_owned()], reload);
         let first = keys(path, watched.contents())?;
+        show_expiry(&first, &expiry);
         if first.is_empty() {
             tracing::warn!(file = %path.display(), "--auth-keys: the file has no key: nobody is let in");
         }
@@ -149,11 +155,18 @@ impl Authenticator {
         let followed = authenticator.clone();
         tokio::spawn(async move {
             loop {
-                watched.changed().await;
+                {
+                    // The same future goes on after each timeout, because it is not cancel-safe.
+                    let mut changed = pin!(watched.changed());
+                    while tokio::time::timeout(SHOW_EXPIRY, &mut changed).await.is_err() {
+                        show_expiry(&followed.current(), &expiry);
+                    }
+                }
                 match keys(&path, watched.contents()) {
                     Ok(keys) => {
                         tracing::info!(keys = keys.len(), "--auth-keys: the file was read again");
                         warn_of_exposure(&path);
+                        show_expiry(&keys, &expiry);
                         followed.replace(keys);
                     }
                     Err(error) => {
@@ -168,6 +181,23 @@ impl Authenticator {
         });
         Ok(authenticator)
     }
+}
+
+/// Metrics of the keys file.
+pub(crate) struct KeysMetrics {
+    pub(crate) failures: Counter,
+    /// The next expiry of a key.
+    pub(crate) expiry: Gauge,
+}
+
+/// How often the gauge of the next expiry is set, because a key may have expired.
+const SHOW_EXPIRY: Duration = Duration::from_secs(60);
+
+fn show_expiry(keys: &Keys, gauge: &Gauge) {
+    let now = SystemTime::now();
+    let coming = keys.by_name.values().filter_map(|key| key.expires).filter(|end| *end > now);
+    let next = coming.min().and_then(|end| end.duration_since(UNIX_EPOCH).ok());
+    gauge.set(next.map_or(0.0, |next| next.as_secs() as f64));
 }
 
 /// The sender of a request.

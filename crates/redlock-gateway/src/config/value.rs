@@ -81,6 +81,18 @@ pub(super) fn endpoint(text: &str) -> Result<String, &'static str> {
     is_fit.then_some(text).ok_or(expected)
 }
 
+/// A URL without a slash at its end, to which paths are appended.
+pub(super) fn public_url(text: &str) -> Result<String, &'static str> {
+    let expected = "expected http://HOST[:PORT][/PATH] or https://…, without credentials and query, such as https://locks.example.com";
+    let text = text.trim();
+    let uri: Uri = text.parse().map_err(|_| expected)?;
+    let is_fit = matches!(uri.scheme_str(), Some("http" | "https"))
+        && uri.host().is_some_and(|host| !host.is_empty())
+        && uri.authority().is_some_and(|authority| !authority.as_str().contains('@'))
+        && !text.contains(['?', '#']);
+    is_fit.then(|| text.trim_end_matches('/').to_owned()).ok_or(expected)
+}
+
 pub(super) fn group(text: &str) -> Result<Group, InvalidValue> {
     let wrong = |why: &str| InvalidValue(format!("--group: {text:?} is not allowed: {why}"));
     let parts = text

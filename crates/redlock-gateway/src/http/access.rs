@@ -14,6 +14,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::request::Parts;
 use http::{Uri, header};
+use percent_encoding::percent_decode_str;
 use redlock_core::LockName;
 
 use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
@@ -24,6 +25,7 @@ use crate::config::{Limits, Origin, Public};
 use crate::gateway::{Gateway, Refusal};
 use crate::overload::clients::{Client, Clients, FairQueue};
 use crate::overload::in_flight::{Active, InFlight, RequestClass};
+use crate::remedy::PublicUrl;
 use crate::transport::disconnect::Peer;
 
 /// State that all routes share.
@@ -35,6 +37,8 @@ pub struct AppState {
     pub fair_queue: Arc<FairQueue>,
     /// The origins whose pages may call.
     pub cors_origins: Vec<Origin>,
+    /// Where people reach this gateway.
+    pub public_url: PublicUrl,
 }
 
 impl AppState {
@@ -49,6 +53,7 @@ impl AppState {
             clients: Arc::default(),
             fair_queue: FairQueue::new(1),
             cors_origins: Vec::new(),
+            public_url: PublicUrl::default(),
         }
     }
 }
@@ -210,7 +215,8 @@ impl Access {
         }
         access.note(|entry| entry.who = Some(access.caller.name().to_owned()));
         let limited = |pause| {
-            RATE_LIMITED.because("the API key has used up its rate of requests").retry_after(pause)
+            let detail = "the API key has used up its rate of requests (`rate` and `burst` in the keys file)";
+            RATE_LIMITED.because(detail).retry_after(pause)
         };
         access.caller.check_rate().map_err(limited)?;
         Ok(access)
@@ -248,6 +254,10 @@ impl Access {
 
     pub(super) fn gateway(&self) -> &Gateway {
         &self.app.gateway
+    }
+
+    pub(super) fn public_url(&self) -> &PublicUrl {
+        &self.app.public_url
     }
 
     /// Whether the caller may see the names of the nodes.
@@ -296,6 +306,15 @@ impl LockAccess {
 /// Whether the verb changes locks.
 fn changes(verb: Verb) -> bool {
     matches!(verb, Verb::Acquire | Verb::Extend | Verb::Release | Verb::Force)
+}
+
+/// The lock's name in a path, for the log. `None` if the path has no valid name, or a secret in its
+/// place.
+pub(super) fn lock_in(uri: &Uri) -> Option<String> {
+    let encoded = uri.path().strip_prefix("/locks/")?;
+    let text = percent_decode_str(encoded).decode_utf8().ok()?;
+    no_secret(&text).ok()?;
+    Some(text.parse::<LockName>().ok()?.as_str().to_owned())
 }
 
 /// The lock's name from the path, percent-decoded and checked.

@@ -24,6 +24,7 @@ use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
+use crate::remedy::PublicUrl;
 
 /// An example of the error with this status and code, if there is one.
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
@@ -140,7 +141,18 @@ impl ApiError {
     pub(super) fn no_place() -> Self {
         OVERLOADED
             .because(
-                "the limit on open connections is reached, and all of them have requests under way",
+                "the limit on open connections (--max-connections) is reached, and all of them have requests \
+                 under way",
+            )
+            .retry_after(SOON)
+    }
+
+    /// The client behind a trusted proxy uses as many connections as one client may have.
+    pub(super) fn beyond_share() -> Self {
+        OVERLOADED
+            .because(
+                "as many requests of this client are under way through a proxy as one client may have \
+                 connections (--max-connections-per-client)",
             )
             .retry_after(SOON)
     }
@@ -272,7 +284,8 @@ impl ApiError {
                 let limit = ByteSize::b(limit);
                 let detail = format!(
                     "the masters' memory is short: this client takes about {taken} of it and may take {limit}, twice what \
-                     is free; release locks, or try again when some have ended"
+                     is free; release locks, or try again when some have ended; more memory for the masters (maxmemory, \
+                     or --master-memory where they set none) raises the limit"
                 );
                 QUOTA_EXCEEDED.because(detail).retry_after(retry_after)
             }
@@ -281,7 +294,8 @@ impl ApiError {
             }
             Refusal::ClientGone => ABANDONED.because("the client closed the connection while it waited"),
             Refusal::Overloaded => {
-                let detail = "too many requests are in flight, or too many of this client; some slots are reserved for others";
+                let detail = "too many requests are in flight (--max-in-flight), or too many of this client; some slots are reserved \
+                              for others";
                 OVERLOADED.because(detail).retry_after(SOON)
             }
             Refusal::TooManyListings(TooManyListings { max, of_this_client }) => {
@@ -336,21 +350,24 @@ impl ApiError {
             LockError::TooManyWaiters { max, limit } => {
                 let what = match limit {
                     WaitLimit::All => {
-                        format!("{max} requests are waiting for locks here, as many as are allowed")
+                        format!(
+                            "{max} requests are waiting for locks here, as many as are allowed (--max-waiters)"
+                        )
                     }
                     WaitLimit::OfLock => {
                         format!(
-                            "{max} requests are waiting for this lock here, as many as are allowed"
+                            "{max} requests are waiting for this lock here, as many as are allowed (--max-waiters-per-lock)"
                         )
                     }
                     WaitLimit::OfCaller => {
                         format!(
-                            "{max} requests of this client are waiting here, as many as one client may have"
+                            "{max} requests of this client are waiting here, as many as one client may have (--max-waiters-per-client)"
                         )
                     }
                     WaitLimit::LocksOfCaller => {
                         format!(
-                            "requests of this client are waiting for {max} locks here, as many as one client may wait for"
+                            "requests of this client are waiting for {max} locks here, as many as one client may wait for \
+                             (--max-waited-locks-per-client)"
                         )
                     }
                 };
@@ -397,11 +414,31 @@ fn ordinal(number: u32) -> String {
 }
 
 impl ErrorReport {
+    /// Names the client whose share is used up, if the request was refused because of a share.
+    pub(super) fn name_client(&mut self, client: impl FnOnce() -> Option<String>) {
+        if let Some(client) = self.is_of_a_share().then(client).flatten() {
+            let detail = &mut self.problem.detail;
+            *detail = format!("{detail}; this client is {client}");
+        }
+    }
+
+    /// Whether the request was refused because of a limit on what clients may use.
+    pub(super) fn is_of_a_share(&self) -> bool {
+        matches!(
+            self.code,
+            ProblemCode::TooManyWaiters
+                | ProblemCode::RateLimited
+                | ProblemCode::QuotaExceeded
+                | ProblemCode::Overloaded
+        )
+    }
+
     /// Writes the body of an error into the answer. This comes last, because the body has the
     /// request id.
-    pub(super) fn render(self, id: &HeaderValue, response: &mut Response) {
+    pub(super) fn render(self, id: &HeaderValue, url: &PublicUrl, response: &mut Response) {
         let request_id = id.to_str().ok().map(str::to_owned);
-        let problem = Problem { request_id, ..self.problem };
+        let runbook = self.problem.runbook.map(|section| url.link(&section).into());
+        let problem = Problem { request_id, runbook, ..self.problem };
         *response.body_mut() = Body::from(json_line(&problem).unwrap_or_default());
         let headers = response.headers_mut();
         headers.remove(header::CONTENT_LENGTH);

@@ -43,8 +43,8 @@ pub(super) async fn readyz(visibility: Visibility, access: Access) -> Result<Res
         Readiness::NoQuorum | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
     };
     let body = match visibility {
-        Visibility::Full => health(readiness, gateway.nodes()),
-        Visibility::StatusOnly => health_without_nodes(readiness),
+        Visibility::Full => health(readiness, gateway.nodes(), access.public_url()),
+        Visibility::StatusOnly => health_without_nodes(readiness, access.public_url()),
     };
     json_response(status, &body)
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::gateway::{LeaseView, ListView, Readiness};
 use crate::info::{LockMetadata, label_of};
-use crate::remedy::{in_flags, section};
+use crate::remedy::{PublicUrl, advice, section};
 
 /// A granted or extended lock, with the label from the request.
 pub fn lease(name: &LockName, view: &LeaseView, owner: Option<String>) -> Lease {
@@ -128,29 +128,39 @@ pub(super) fn alive() -> Health {
 }
 
 /// Without the nodes, whose addresses not everybody may see.
-pub(super) fn health_without_nodes(readiness: Readiness) -> Health {
+pub(super) fn health_without_nodes(readiness: Readiness, url: &PublicUrl) -> Health {
     let (status, runbook) = match readiness {
         Readiness::Ready => ("ready", None),
         Readiness::NoQuorum => ("no_quorum", Some(section::QUORUM_LOST)),
         Readiness::Draining => ("draining", Some(section::DRAINING)),
     };
-    Health { status: status.into(), nodes: None, runbook: runbook.map(Into::into) }
+    Health {
+        status: status.into(),
+        nodes: None,
+        runbook: runbook.map(|section| url.link(section).into()),
+    }
 }
 
-pub(super) fn health(readiness: Readiness, nodes: Vec<(String, NodeStatus)>) -> Health {
+pub(super) fn health(
+    readiness: Readiness,
+    nodes: Vec<(String, NodeStatus)>,
+    url: &PublicUrl,
+) -> Health {
     let said = |text: String| Some(text).filter(|text| !text.is_empty());
+    let now = SystemTime::now();
+    let left = |until: u64| (UNIX_EPOCH + Duration::from_micros(until)).duration_since(now).ok();
     let nodes = nodes.into_iter().map(|(node, status)| NodeHealth {
         node,
+        advice: advice(&status, status.until_micros.and_then(left)),
         state: status.state.as_str().to_owned(),
         since: rfc3339(status.since_micros),
         until: status.until_micros.map(rfc3339),
         detail: said(status.detail),
-        advice: status.remedy.map(|remedy| in_flags(remedy).into_owned()),
         engine: status.engine.map(|engine| engine.as_str().to_owned()),
         restarts: status.restarts,
         evicted_keys: status.evicted_keys,
     });
-    Health { nodes: Some(nodes.collect()), ..health_without_nodes(readiness) }
+    Health { nodes: Some(nodes.collect()), ..health_without_nodes(readiness, url) }
 }
 
 /// JSON with a newline, for people who read it in a terminal.

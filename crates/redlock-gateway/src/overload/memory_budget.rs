@@ -25,7 +25,7 @@
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlock_core::Redlock;
 use redlock_core::node::rules::fence_grace;
@@ -49,6 +49,10 @@ const SETTLE_TIME: Duration = Duration::from_millis(100);
 /// seconds. A status older than six seconds belongs to a master that does not answer.
 const SAMPLES: usize = 64;
 
+/// For how long a client's largest use of its limit is remembered at least. Prometheus scrapes more
+/// often than that.
+const USE_PERIOD: Duration = Duration::from_secs(60);
+
 /// The memory of the masters that a quorum needs.
 pub struct MasterMemory {
     /// The assumed memory in bytes of a master without a maximum.
@@ -56,6 +60,7 @@ pub struct MasterMemory {
     watermark_life: Duration,
     taken: Taken,
     state: Mutex<State>,
+    period_began: Mutex<Instant>,
 }
 
 #[derive(Default)]
@@ -84,6 +89,22 @@ impl MasterMemory {
             watermark_life: fence_grace(clock_skew),
             taken: Taken::default(),
             state: Mutex::default(),
+            period_began: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// The largest part of its limit that any client has used in the last one or two
+    /// [`USE_PERIOD`]s. 0 while memory is not short.
+    pub fn largest_use(&self) -> f64 {
+        self.taken.largest_use()
+    }
+
+    /// To be called every few seconds.
+    pub fn upkeep(&self) {
+        let mut began = self.period_began.lock();
+        if began.elapsed() >= USE_PERIOD {
+            *began = Instant::now();
+            self.taken.begin_period();
         }
     }
 
@@ -163,7 +184,6 @@ fn scarcest(
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Instant;
 
     use redlock_core::node::{NodeState, Remedy};
 

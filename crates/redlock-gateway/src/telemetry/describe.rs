@@ -86,6 +86,16 @@ pub(super) fn describe() {
         "redlock_quota_exceeded_total",
         "Requests refused because the masters' memory is short and the client has used up its share."
     );
+    gauge!(
+        "redlock_quota_use_ratio",
+        "The largest part of its share of the masters' memory that a client used in the last minutes. 0 while memory is not short."
+    );
+    gauge!(
+        "redlock_auth_key_expiry_timestamp_seconds",
+        Unit::Seconds,
+        "When the next API key expires, 0 if none will. Seconds since 1970."
+    );
+    gauge!("redlock_public_url_info", "Always 1, with --public-url as a label.");
     gauge!("redlock_build_info", "Always 1, with the version as a label.");
 }
 

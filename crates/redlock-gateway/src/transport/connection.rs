@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tower::{Service, service_fn};
 
+use crate::overload::clients::Permit;
 use crate::transport::connections::{Busy, ConnectionSlot, Connections};
 use crate::transport::disconnect::{Peer, SharedStream};
 use crate::transport::tls::{TlsStream, client_certificate};
@@ -104,9 +105,12 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
     }
 
     fn call(&mut self, mut request: http::Request<Incoming>) -> Self::Future {
+        let mut of_client = None;
         if let Some(peer) = &self.peer {
             let client = self.slot.proxies().client(peer.address(), request.headers());
-            request.extensions_mut().insert(peer.speaking_for(client));
+            let mut peer = peer.speaking_for(client);
+            of_client = peer.take_share();
+            request.extensions_mut().insert(peer);
         }
         let app = self.app.clone();
         let slot = self.slot.clone();
@@ -123,7 +127,7 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
             } else if let Some(keep_alive) = keep_alive {
                 response.headers_mut().insert(KEEP_ALIVE.clone(), keep_alive);
             }
-            Ok(response.map(|body| Answer { body, _busy: busy }))
+            Ok(response.map(|body| Answer { body, _busy: busy, _of_client: of_client }))
         })
     }
 }
@@ -133,6 +137,8 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
 pub(crate) struct Answer {
     body: Body,
     _busy: Busy,
+    /// Counts the connection for the client behind a proxy.
+    _of_client: Option<Permit>,
 }
 
 impl http_body::Body for Answer {

@@ -13,7 +13,8 @@
 //! newcomer is closed.
 //!
 //! One address gets only a part of the slots. At that limit, an idle connection of the same address
-//! is closed for the newcomer. A trusted proxy stands for many clients, and may have all slots.
+//! is closed for the newcomer. A trusted proxy stands for many clients, and may have all slots. Of
+//! the proxy's connections, each client behind it may use as many at once as one address may have.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::net::IpAddr;
@@ -95,6 +96,8 @@ struct OpenConnection {
     /// packed into one word.
     packed: AtomicU64,
     client: Arc<Client>,
+    /// Whether the other end is a trusted proxy, so that the connection belongs to no one client.
+    is_of_proxy: bool,
     stream: Mutex<Option<Arc<TcpStream>>>,
     /// Index in the table; changed under the table's lock.
     index: AtomicU64,
@@ -126,7 +129,9 @@ impl OpenConnection {
     /// The order of closing, smallest first.
     fn rank(&self) -> (u64, std::cmp::Reverse<usize>, u64) {
         let packed = self.packed.load(Ordering::Acquire);
-        (packed & SHOWN, std::cmp::Reverse(self.client.connections.count()), packed >> SINCE)
+        // A proxy has many connections because it has many clients. They must not suffer for that.
+        let of_client = if self.is_of_proxy { 1 } else { self.client.connections.count() };
+        (packed & SHOWN, std::cmp::Reverse(of_client), packed >> SINCE)
     }
 
     fn change(&self, change: impl Fn(u64) -> Option<u64>) -> bool {
@@ -192,9 +197,9 @@ impl Connections {
 
     fn enter_now(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionSlot>> {
         let client = self.clients.at(address);
-        let is_one_client = !self.limit.proxies.contains(address);
+        let is_of_proxy = self.limit.proxies.contains(address);
         let is_bound =
-            is_one_client && (self.limit.loopback || !address.to_canonical().is_loopback());
+            !is_of_proxy && (self.limit.loopback || !address.to_canonical().is_loopback());
         let limit = if is_bound { self.limit.per_client } else { usize::MAX };
         let mut table = locked(&self.table);
         let mut of_client = client.connections.take(limit);
@@ -222,6 +227,7 @@ impl Connections {
         let open = Arc::new(OpenConnection {
             packed: AtomicU64::new(since << SINCE),
             client,
+            is_of_proxy,
             stream: Mutex::default(),
             index: AtomicU64::new(table.open.len() as u64),
         });
@@ -320,6 +326,16 @@ impl ConnectionSlot {
     /// The client at another address.
     pub(crate) fn client_at(&self, address: IpAddr) -> Arc<Client> {
         self.all.clients.at(address)
+    }
+
+    /// Counts this connection for the client behind the proxy, during one request. `None` if the
+    /// client uses as many connections as one client may have.
+    pub(crate) fn lend_to(&self, client: &Client) -> Option<Permit> {
+        let permit = client.connections.take(self.all.limit.per_client);
+        if permit.is_none() {
+            self.all.metrics.refused(ConnectionRefused::Client);
+        }
+        permit
     }
 
     /// Whether the slot is a spare one and the limit is still exceeded.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::overload::clients::Client;
+use crate::overload::clients::{Client, Permit};
 use crate::proxies::ClientAddress;
 use crate::transport::connections::ConnectionSlot;
 use crate::transport::tls::ClientCertificate;
@@ -36,6 +36,8 @@ pub(crate) struct Peer {
     slot: Arc<ConnectionSlot>,
     /// The client that the other end, a trusted proxy, names for this request.
     behind: Option<(ClientAddress, Arc<Client>)>,
+    /// Whether the client behind the proxy uses as many connections as one client may have.
+    is_beyond_share: bool,
 }
 
 impl Peer {
@@ -60,6 +62,19 @@ impl Peer {
         let is_other = client != self.address.into();
         let behind = is_other.then(|| (client, self.slot.client_at(client.ip)));
         Self { behind, ..self.clone() }
+    }
+
+    /// Counts the connection for the client behind the proxy, if there is one, until the permit is
+    /// dropped. Without a permit the request is to be refused.
+    pub(crate) fn take_share(&mut self) -> Option<Permit> {
+        let (_, client) = self.behind.as_ref()?;
+        let permit = self.slot.lend_to(client);
+        self.is_beyond_share = permit.is_none();
+        permit
+    }
+
+    pub(crate) fn is_beyond_share(&self) -> bool {
+        self.is_beyond_share
     }
 
     /// The slot of the connection.
@@ -117,6 +132,7 @@ impl SharedStream {
             certificate: None,
             slot: slot.clone(),
             behind: None,
+            is_beyond_share: false,
         };
         Ok((Self { stream, slot, left: usize::MAX }, peer))
     }

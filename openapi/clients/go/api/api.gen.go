@@ -281,8 +281,8 @@ type Health struct {
 	// Nodes Every node, and whether it may vote. Only for callers that may see metrics.
 	Nodes []NodeHealth `json:"nodes,omitempty"`
 
-	// Runbook Advice for operators when the gateway is not ready: a page of its documentation, and the
-	// section.
+	// Runbook Advice for operators when the gateway is not ready: the address of a section of its
+	// documentation, absolute or relative to the gateway.
 	Runbook *string `json:"runbook,omitempty"`
 
 	// Status `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
@@ -481,7 +481,8 @@ type Problem struct {
 	// RetryAfterMs Time after which a retry makes sense, in milliseconds. `Retry-After` has it in seconds.
 	RetryAfterMs *int64 `json:"retry_after_ms,omitempty"`
 
-	// Runbook Advice for operators: a page of the gateway's documentation, and the section.
+	// Runbook Advice for operators: the address of a section of the gateway's documentation, absolute or
+	// relative to the gateway.
 	Runbook *string `json:"runbook,omitempty"`
 
 	// Status The HTTP status.

@@ -318,9 +318,7 @@ impl Suspicion {
                 "it has no marker, and an operator declared the cluster new",
                 Remedy::ReachAllNodes,
             ),
-            Self::Blank => {
-                ("it had no marker: it is new, or all its data was lost", Remedy::WaitOrBootstrap)
-            }
+            Self::Blank => ("it had no marker: it is new, or all its data was lost", Remedy::Wait),
             Self::Restarted => match durability {
                 Durability::Durable | Durability::Settling => (
                     "it was restarted and may have lost locks: not every write was synced to disk \

@@ -38,15 +38,15 @@ kinds! {
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";
     UNSUPPORTED_MEDIA_TYPE: UNSUPPORTED_MEDIA_TYPE, UnsupportedMediaType, "Unsupported media type", "the content type is missing; send application/json (curl: -H 'content-type: application/json' -d '{…}')";
     MISDIRECTED_REQUEST: MISDIRECTED_REQUEST, MisdirectedRequest, "Not a host of this service", "this gateway is not known under this name; --allowed-host gives the names that it has";
-    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, TooManyWaiters, "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed; try again, or without wait_ms";
-    RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests";
-    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended";
+    TOO_MANY_WAITERS: TOO_MANY_REQUESTS, TooManyWaiters, "Too many waiters", "10000 requests are waiting for locks here, as many as are allowed (--max-waiters); try again, or without wait_ms; this client is the key \"ci\"";
+    RATE_LIMITED: TOO_MANY_REQUESTS, RateLimited, "Too many requests", "the API key has used up its rate of requests (`rate` and `burst` in the keys file); this client is the key \"ci\"";
+    QUOTA_EXCEEDED: TOO_MANY_REQUESTS, QuotaExceeded, "Quota exceeded", "the masters' memory is short: this client takes about 43.1 MiB of it and may take 19.8 MiB, twice what is free; release locks, or try again when some have ended; more memory for the masters (maxmemory, or --master-memory where they set none) raises the limit; this client is the key \"ci\"";
     INTERNAL: INTERNAL_SERVER_ERROR, InternalError, "Internal error", "this is a defect of the gateway; its log has more under this request id";
     NO_QUORUM: SERVICE_UNAVAILABLE, QuorumUnavailable, "No quorum", "too few nodes answered in time to decide; this request holds nothing, and whatever it set is being released";
     OUTCOME_UNKNOWN: SERVICE_UNAVAILABLE, OutcomeUnknown, "The outcome is unknown", "too few nodes answered to tell whether this was done; a deadline from an earlier answer still stands, and trying again is safe";
     DRAINING: SERVICE_UNAVAILABLE, Draining, "Shutting down", "this replica is shutting down; another one may serve";
     AUDIT_UNAVAILABLE: SERVICE_UNAVAILABLE, AuditUnavailable, "The audit log cannot be written", "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
-    OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight, or too many of this client; some slots are reserved for others";
+    OVERLOADED: SERVICE_UNAVAILABLE, Overloaded, "Too many requests in flight", "too many requests are in flight (--max-in-flight), or too many of this client; some slots are reserved for others; this client is the key \"ci\"";
 }
 
 impl ProblemKind {

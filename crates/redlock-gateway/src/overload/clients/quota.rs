@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How many recently counted names are remembered, so that the watermark of a name is not counted
@@ -59,18 +59,46 @@ pub struct Exceeded {
     pub retry_after: Duration,
 }
 
-/// Bytes of the masters' memory that this gateway's clients have taken since it started, less those
-/// they released. Expired locks stay counted, so only differences over a short time mean anything.
+/// The use of the masters' memory by all clients of this gateway.
 #[derive(Debug, Clone, Default)]
-pub struct Taken(Arc<AtomicI64>);
+pub struct Taken(Arc<Use>);
+
+#[derive(Debug, Default)]
+struct Use {
+    /// Bytes taken since the gateway started, less those released. Expired locks stay counted, so
+    /// only differences over a short time mean anything.
+    bytes: AtomicI64,
+    /// The largest part of its limit that any client has used, in thousandths: in this period, and
+    /// in the one before.
+    peak: AtomicU64,
+    last_peak: AtomicU64,
+}
 
 impl Taken {
     pub fn bytes(&self) -> i64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.bytes.load(Ordering::Relaxed)
     }
 
     pub(super) fn add(&self, change: Change) {
-        self.0.fetch_add(change, Ordering::Relaxed);
+        self.0.bytes.fetch_add(change, Ordering::Relaxed);
+    }
+
+    /// Records that a client uses `taken` of `limit` bytes.
+    fn record_use(&self, taken: u64, limit: u64) {
+        let thousandths = taken.saturating_mul(1000) / limit.max(1);
+        self.0.peak.fetch_max(thousandths, Ordering::Relaxed);
+    }
+
+    /// The largest part of its limit that any client has used lately. 0 while there is no limit.
+    pub fn largest_use(&self) -> f64 {
+        let Use { peak, last_peak, .. } = &*self.0;
+        let thousandths = peak.load(Ordering::Relaxed).max(last_peak.load(Ordering::Relaxed));
+        thousandths as f64 / 1000.0
+    }
+
+    /// Begins a new period.
+    pub fn begin_period(&self) {
+        self.0.last_peak.store(self.0.peak.swap(0, Ordering::Relaxed), Ordering::Relaxed);
     }
 }
 
@@ -142,6 +170,9 @@ impl QuotaLedger {
         let mut table = self.table();
         let bytes = lock_bytes(name, info);
         let taken = table.bytes();
+        if let Some(limit) = terms.limit {
+            terms.taken.record_use(taken + bytes, limit);
+        }
         if let Some(limit) = terms.limit.filter(|limit| taken + bytes > *limit) {
             return Err(Exceeded { taken, limit, retry_after: RETRY_AFTER });
         }

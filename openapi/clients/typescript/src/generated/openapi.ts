@@ -248,9 +248,9 @@ export interface components {
             /** @description Every node, and whether it may vote. Only for callers that may see metrics. */
             nodes?: components["schemas"]["NodeHealth"][];
             /**
-             * @description Advice for operators when the gateway is not ready: a page of its documentation, and the
-             *     section.
-             * @example operations.md#quorum-lost
+             * @description Advice for operators when the gateway is not ready: the address of a section of its
+             *     documentation, absolute or relative to the gateway.
+             * @example /docs/operations#quorum-lost
              */
             runbook?: string;
             /**
@@ -559,8 +559,9 @@ export interface components {
              */
             retry_after_ms?: number;
             /**
-             * @description Advice for operators: a page of the gateway's documentation, and the section.
-             * @example operations.md#quorum-lost
+             * @description Advice for operators: the address of a section of the gateway's documentation, absolute or
+             *     relative to the gateway.
+             * @example /docs/operations#quorum-lost
              */
             runbook?: string;
             /**

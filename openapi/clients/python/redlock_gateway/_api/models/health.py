@@ -29,8 +29,8 @@ class Health:
         status (HealthStatus): `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
             only `alive`.
         nodes (list[NodeHealth] | Unset): Every node, and whether it may vote. Only for callers that may see metrics.
-        runbook (str | Unset): Advice for operators when the gateway is not ready: a page of its documentation, and the
-            section. Example: operations.md#quorum-lost.
+        runbook (str | Unset): Advice for operators when the gateway is not ready: the address of a section of its
+            documentation, absolute or relative to the gateway. Example: /docs/operations#quorum-lost.
     """
 
     status: HealthStatus

@@ -48,8 +48,9 @@ class Problem:
         request_id (str | Unset): The `x-request-id` of this answer, as in the gateway's log.
         retry_after_ms (int | Unset): Time after which a retry makes sense, in milliseconds. `Retry-After` has it in
             seconds.
-        runbook (str | Unset): Advice for operators: a page of the gateway's documentation, and the section. Example:
-            operations.md#quorum-lost.
+        runbook (str | Unset): Advice for operators: the address of a section of the gateway's documentation, absolute
+            or
+            relative to the gateway. Example: /docs/operations#quorum-lost.
     """
 
     code: ProblemCode

@@ -1,0 +1,114 @@
+//! The documentation that the gateway serves: every link leads somewhere, and every page can be
+//! read on a phone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::json;
+
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::masters;
+
+/// The values of an attribute in a page.
+fn values<'a>(page: &'a str, attribute: &str) -> BTreeSet<&'a str> {
+    let start = format!(" {attribute}=\"");
+    let parts = page.split(start.as_str()).skip(1);
+    parts.filter_map(|part| part.split('"').next()).collect()
+}
+
+/// Follows all links from the page about the API. Returns each page by its path.
+async fn all_pages(gateway: &Gateway) -> BTreeMap<String, String> {
+    let mut pages = BTreeMap::new();
+    let mut next = vec!["/docs/".to_owned()];
+    while let Some(path) = next.pop() {
+        if pages.contains_key(&path) {
+            continue;
+        }
+        let answer = gateway.get(&path).await;
+        assert_eq!(answer.status, 200, "{path} is linked");
+        let page = answer.text();
+        let internal = values(&page, "href").into_iter().filter(|link| !link.contains("://"));
+        for link in internal.filter(|link| !link.ends_with(".css") && !link.ends_with(".png")) {
+            let name = link.split('#').next().unwrap_or_default();
+            if !name.is_empty() {
+                next.push(format!("/docs/{}", name.trim_start_matches("./")));
+            }
+        }
+        pages.insert(path, page);
+    }
+    pages
+}
+
+#[tokio::test]
+async fn every_link_and_anchor_of_the_documentation_resolves() {
+    let gateway = Launch::embedded().start().await;
+    let pages = all_pages(&gateway).await;
+    for name in ["operations", "runbook", "configuration", "behind-a-proxy", "safety", "fencing"] {
+        assert!(pages.contains_key(&format!("/docs/{name}")), "{name}: {:?}", pages.keys());
+    }
+    let mut anchors = 0;
+    for (path, page) in &pages {
+        for link in values(page, "href").into_iter().filter(|link| !link.contains("://")) {
+            let Some((name, anchor)) = link.split_once('#') else { continue };
+            let to = if name.is_empty() { path.clone() } else { format!("/docs/{name}") };
+            assert!(values(&pages[&to], "id").contains(anchor), "{path}: {link}");
+            anchors += 1;
+        }
+    }
+    assert!(anchors > 30, "{anchors} links to sections are too few");
+}
+
+#[tokio::test]
+async fn pages_of_the_documentation_suit_phones_and_the_policy() {
+    let gateway = Launch::embedded().start().await;
+    let api = gateway.get("/docs/").await;
+    for (path, page) in all_pages(&gateway).await {
+        if path == "/docs/" {
+            continue;
+        }
+        let answer = gateway.get(&path).await;
+        assert_eq!(answer.header("content-type"), "text/html; charset=utf-8", "{path}");
+        for header in ["content-security-policy", "x-frame-options", "referrer-policy"] {
+            assert_eq!(answer.header(header), api.header(header), "{path}");
+        }
+        assert!(page.contains("<meta name=\"viewport\" content=\"width=device-width"), "{path}");
+        for forbidden in ["<style", "style=", "<script", "javascript:", "onclick="] {
+            assert!(!page.contains(forbidden), "{forbidden} in {path}");
+        }
+        assert_eq!(page.matches("<h1").count(), 1, "{path}");
+    }
+    let styles = gateway.get("/docs/pages.css").await;
+    assert_eq!(styles.header("content-type"), "text/css; charset=utf-8");
+    assert!(styles.text().contains("overflow-x: auto"), "wide tables and lines scroll");
+}
+
+#[tokio::test]
+async fn answers_link_to_the_runbook_by_url() {
+    for (url, prefix) in [("", ""), ("https://locks.example.com/", "https://locks.example.com")] {
+        let mut servers = masters(3);
+        let mut launch = Launch::over(&servers).flag("--node-timeout", "50ms");
+        if !url.is_empty() {
+            launch = launch.flag("--public-url", url);
+        }
+        let gateway = launch.ready().await;
+        servers.iter_mut().for_each(|server| server.kill());
+        let problem = gateway.post("job", json!({})).await.problem(503, "quorum_unavailable");
+        let health = gateway.readyz().await.json();
+        for answer in [&problem, &health] {
+            let link = format!("{prefix}/docs/operations#quorum-lost");
+            assert_eq!(answer["runbook"], json!(link), "{answer}");
+        }
+        let page = gateway.get("/docs/operations").await.text();
+        assert!(values(&page, "id").contains("quorum-lost"));
+    }
+}
+
+#[tokio::test]
+async fn an_unusable_public_url_is_refused() {
+    for url in ["locks.example.com", "ftp://a", "https://user@a", "https://a?b", "https://a#b"] {
+        let refused = Launch::embedded().flag("--public-url", url).finish().await;
+        assert_eq!(refused.code, Some(2), "{url}: {refused:?}");
+        for word in ["--public-url", "https://locks.example.com"] {
+            assert!(refused.stderr.contains(word), "{url}: {refused:?}");
+        }
+    }
+}
