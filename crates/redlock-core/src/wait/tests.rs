@@ -693,6 +693,19 @@ fn a_pause_is_not_prolonged_by_others_that_leave() {
     assert_eq!(release(&queue, later, None), "away", "the pause for the first is not charged");
 }
 
+#[test]
+fn who_leaves_again_does_not_prolong_its_pause() {
+    let queue = queue();
+    let now = Instant::now();
+    let mut first = refused_for(&queue, owner(1), now);
+    let second = enter(&queue, "b", now);
+    first.end(now);
+    assert_eq!(release(&queue, now, None), "away");
+    let later = now + 150 * MS;
+    enter_for(&queue, "a", owner(1), later).end(later);
+    assert_eq!(step(&second, later), ("defer", Some(50 * MS)));
+}
+
 /// Waiters leave all the time, and none comes back. The lock is released every 10 ms. How long does
 /// it stay free while somebody waits for it?
 fn idle_time(minutes: u32, comes_back: bool) -> Duration {
