@@ -368,7 +368,7 @@ impl OldCluster {
 fn masters(config: &Config, urls: &[RedisUrl]) -> Vec<Master> {
     let names: Vec<String> = urls.iter().map(|url| url.name().to_owned()).collect();
     let cluster = cluster_name(config, &names);
-    let settings = redis_settings(config, &cluster);
+    let settings = redis_settings(config, &cluster, urls.len());
     let master = |(place, url): (usize, &RedisUrl)| RedisNode::master(url.clone(), settings(place));
     urls.iter().enumerate().map(master).collect()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::eligibility::{Facts, Suspicion};
+use super::eligibility::{ClusterConfig, Facts, Suspicion};
 use super::observer::Env;
 use super::status::{Diagnosis, Engine, NodeMemory, NodeState, NodeStatus, Remedy};
 
@@ -111,6 +111,13 @@ impl Reporter {
             node = %self.name, version = %facts.version, durability = %facts.durability,
             "node admitted"
         );
+    }
+
+    /// The same admission now has larger bounds in its marker.
+    pub(super) fn raised(&self, marker: &str) {
+        self.status.send_modify(|status| marker.clone_into(&mut status.marker));
+        let max_ttl_ms = ClusterConfig::max_ttl_of(marker).unwrap_or_default().as_millis();
+        tracing::info!(node = %self.name, max_ttl_ms, "the node's marker permits another max_ttl");
     }
 
     /// The node now has the locks that were granted while it was away.
