@@ -282,6 +282,20 @@ static SHORTER_MAX_TTL: Case = Case {
         )
     },
 };
+static RAISED_MAX_TTL: Case = Case {
+    title: "eligibility: max_ttl is raised on three nodes",
+    size: Size::Small,
+    model: |rules| {
+        let bounds = EligibilityBounds {
+            nodes: 3,
+            faults: 1,
+            processes: false,
+            raise: true,
+            ..EligibilityBounds::LOSSES
+        };
+        eligibility(rules, bounds)
+    },
+};
 static EVERY_PROBE_ORDER: Case = Case {
     title: "eligibility: two losses of data or restarts, every order",
     size: Size::Small,
@@ -478,7 +492,7 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 45] = [
+pub static CASES: [&Case; 46] = [
     &PROPOSALS,
     &CONFIRMATION,
     &LOSS_OF_TWO,
@@ -495,6 +509,7 @@ pub static CASES: [&Case; 45] = [
     &DURABILITY,
     &BOOTSTRAP,
     &SHORTER_MAX_TTL,
+    &RAISED_MAX_TTL,
     &EVERY_PROBE_ORDER,
     &REPAIR,
     &YOUNG,
@@ -568,6 +583,10 @@ mutations! {
     bootstrap_ends_with_admission: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
     marker_names_configuration: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
     reconfiguration_waits: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    larger_bound_is_waited: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    majority_is_probed: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    limit_is_checked: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    bounds_rise_first: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
     marker_names_admission: LOSS_WITHOUT_RELEASES, FENCING;
     missing_is_repaired: REPAIR, NEVER_LOST;
     repair_may_be_old: REPAIR, NEVER_LOST;
