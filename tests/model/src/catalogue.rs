@@ -283,8 +283,23 @@ static SHORTER_MAX_TTL: Case = Case {
     },
 };
 static RAISED_MAX_TTL: Case = Case {
-    title: "eligibility: max_ttl is raised on three nodes",
+    title: "eligibility: max_ttl is raised on three nodes, one lock",
     size: Size::Small,
+    model: |rules| {
+        let bounds = EligibilityBounds {
+            nodes: 3,
+            faults: 1,
+            processes: false,
+            raise: true,
+            grants: Some(1),
+            ..EligibilityBounds::LOSSES
+        };
+        eligibility(rules, bounds)
+    },
+};
+static RAISED_MAX_TTL_AND_LOCKS: Case = Case {
+    title: "eligibility: max_ttl is raised on three nodes",
+    size: Size::Large,
     model: |rules| {
         let bounds = EligibilityBounds {
             nodes: 3,
@@ -492,7 +507,7 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 46] = [
+pub static CASES: [&Case; 47] = [
     &PROPOSALS,
     &CONFIRMATION,
     &LOSS_OF_TWO,
@@ -532,6 +547,7 @@ pub static CASES: [&Case; 46] = [
     &TWO_LOSSES,
     &EVERY_ORDER,
     &ALL_FAULTS,
+    &RAISED_MAX_TTL_AND_LOCKS,
     &RECOVERY_AND_TWO_LOSSES,
     &RECOVERY_AND_EXTENSION,
     &RECOVERY_AND_CONFIRMATION,

@@ -68,6 +68,7 @@ pub mod link;
 pub mod master;
 pub mod network;
 pub mod plan;
+pub mod raise;
 pub mod reconfigure;
 pub mod rule;
 pub mod run;
