@@ -243,6 +243,14 @@ pub async fn reconfigure(
     };
     let left = Left { nodes: old_nodes, max_clock_skew: old.clock_skew };
     let change = survey(masters(config, urls), left, print_progress).await.map_err(failed)?;
+    let max_ttl = show(config.settings.limits.max_ttl.duration());
+    if !really && change.is_raise() {
+        say!(
+            "nothing was changed; with --yes: the markers of these nodes permit a max_ttl of {max_ttl} within seconds; all \
+             nodes vote on, and no request fails"
+        );
+        return Ok(());
+    }
     if !really {
         let wait = show(change.wait());
         say!(
@@ -252,6 +260,15 @@ pub async fn reconfigure(
         return Ok(());
     }
     change.carry_out(&OsEntropy, print_progress).await.map_err(failed)?;
+    if change.is_raise() {
+        say!(
+            "done: the markers of {} nodes permit a max_ttl of {max_ttl}; all nodes voted on\n\
+             next: restart the gateways with --max-ttl {max_ttl}, one after the other; until then each refuses a TTL above \
+             its own --max-ttl",
+            urls.len()
+        );
+        return Ok(());
+    }
     say!("done: {} nodes carry the new marker", urls.len());
     Ok(())
 }
@@ -287,6 +304,7 @@ fn print_progress(progress: Progress<'_>) {
         Progress::Lost { master, error } => {
             say!("{master}: {error}; leaves without having answered")
         }
+        Progress::NotYetRaised { master, why } => say!("{master}: {why}; trying again"),
         Progress::VotesStopped(wait) => say!(
             "these nodes give no votes now; waiting {} until no lock of the old configuration can live\n\
              start no gateway of the new configuration before this wait ends, and stop every gateway of the old one: a running one\n\
@@ -325,6 +343,7 @@ fn reconfigure_error(error: &ReconfigureError, old_given: &str) -> String {
         | ReconfigureError::Overtaken(..)
         | ReconfigureError::SameProcess(..)
         | ReconfigureError::SeveralSets(..)
+        | ReconfigureError::NotRaised(..)
         | ReconfigureError::Interrupted(..)) => error.to_string(),
     }
 }

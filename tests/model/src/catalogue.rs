@@ -282,34 +282,15 @@ static SHORTER_MAX_TTL: Case = Case {
         )
     },
 };
-static RAISED_MAX_TTL: Case = Case {
-    title: "eligibility: max_ttl is raised on three nodes, one lock",
+static RAISED_MAX_TTL_ON_TWO: Case = Case {
+    title: "eligibility: max_ttl is raised on two nodes",
     size: Size::Small,
-    model: |rules| {
-        let bounds = EligibilityBounds {
-            nodes: 3,
-            faults: 1,
-            processes: false,
-            raise: true,
-            grants: Some(1),
-            ..EligibilityBounds::LOSSES
-        };
-        eligibility(rules, bounds)
-    },
+    model: |rules| raised_max_ttl(rules, 2),
 };
-static RAISED_MAX_TTL_AND_LOCKS: Case = Case {
+static RAISED_MAX_TTL: Case = Case {
     title: "eligibility: max_ttl is raised on three nodes",
     size: Size::Large,
-    model: |rules| {
-        let bounds = EligibilityBounds {
-            nodes: 3,
-            faults: 1,
-            processes: false,
-            raise: true,
-            ..EligibilityBounds::LOSSES
-        };
-        eligibility(rules, bounds)
-    },
+    model: |rules| raised_max_ttl(rules, 3),
 };
 static EVERY_PROBE_ORDER: Case = Case {
     title: "eligibility: two losses of data or restarts, every order",
@@ -493,6 +474,18 @@ fn eligibility(rules: Rules, bounds: EligibilityBounds) -> AnyModel {
     AnyModel::Eligibility(Eligibility::new(rules, bounds))
 }
 
+/// One node loses its data, at any time.
+fn raised_max_ttl(rules: Rules, nodes: usize) -> AnyModel {
+    let bounds = EligibilityBounds {
+        nodes,
+        faults: 1,
+        processes: false,
+        raise: true,
+        ..EligibilityBounds::LOSSES
+    };
+    eligibility(rules, bounds)
+}
+
 /// Turns recovery on and allows at least one loss of data.
 fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(
@@ -524,7 +517,7 @@ pub static CASES: [&Case; 47] = [
     &DURABILITY,
     &BOOTSTRAP,
     &SHORTER_MAX_TTL,
-    &RAISED_MAX_TTL,
+    &RAISED_MAX_TTL_ON_TWO,
     &EVERY_PROBE_ORDER,
     &REPAIR,
     &YOUNG,
@@ -547,7 +540,7 @@ pub static CASES: [&Case; 47] = [
     &TWO_LOSSES,
     &EVERY_ORDER,
     &ALL_FAULTS,
-    &RAISED_MAX_TTL_AND_LOCKS,
+    &RAISED_MAX_TTL,
     &RECOVERY_AND_TWO_LOSSES,
     &RECOVERY_AND_EXTENSION,
     &RECOVERY_AND_CONFIRMATION,

@@ -110,7 +110,6 @@ impl Model for Eligibility {
                 short: 0,
                 faults_left: self.bounds.faults,
                 restarts_left: self.bounds.restarts,
-                grants_left: self.bounds.grants,
                 has_waited: false,
             }
         };

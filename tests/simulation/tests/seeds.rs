@@ -124,7 +124,7 @@ fn raising_max_ttl_under_losses_violates_nothing() {
     let found = search(0..seeds() / 3, &Demand::ALL, false, Plan::raise, |_, _| {});
     assert_clean(&found, "raise");
     let situation = |name: &str| {
-        let situations = &found.summary.counts.situations;
+        let situations = &found.summary.situations;
         situations.get(name).copied().unwrap_or_default()
     };
     let histories = found.summary.histories;

@@ -258,7 +258,12 @@ pub async fn survey(
     let left = left.unwrap_or_else(|| config.node_set().to_owned());
     let longest_ttl = longest_ttl.max(config.max_ttl());
     let longest_skew = longest_skew.max(config.max_clock_skew());
-    let is_raise = is_raise && leaving.is_empty() && left == config.node_set();
+    // The operator may state longer values than the markers.
+    let is_raise = is_raise
+        && leaving.is_empty()
+        && left == config.node_set()
+        && longest_ttl == config.max_ttl()
+        && longest_skew == config.max_clock_skew();
     Ok(Change { masters: seen, leaving, longest_ttl, longest_skew, left, is_raise })
 }
 

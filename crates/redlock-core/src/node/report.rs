@@ -166,6 +166,7 @@ impl Reporter {
     ) {
         let has_changed = is_other || self.status().state != NodeState::Quarantined;
         let now = self.env.clock.wall_micros();
+        let until = now.saturating_add(left.as_micros() as u64);
         // All fields change in one step. A watcher such as the bootstrap must never see the number
         // of this probe together with the result of an earlier one.
         self.status.send_modify(|status| {
@@ -174,8 +175,11 @@ impl Reporter {
                 status.enter(NodeState::Quarantined, diagnosis);
                 marker.clone_into(&mut status.marker);
                 status.since_micros = now;
-                status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
                 status.is_bootstrapping = suspicion == Suspicion::New;
+            }
+            // Another node's marker may have shown a larger bound meanwhile.
+            if status.until_micros.is_none_or(|shown| shown.abs_diff(until) >= 1_000_000) {
+                status.until_micros = Some(until);
             }
         });
         if has_changed {

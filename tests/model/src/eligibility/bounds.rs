@@ -33,8 +33,6 @@ pub struct Bounds {
     pub durability: bool,
     /// Whether the cluster is new, with `--bootstrap` on its first gateway or on both.
     pub bootstrap: bool,
-    /// Number of locks granted in a history, if it is bounded.
-    pub grants: Option<u8>,
     /// Number of gateway restarts.
     pub restarts: u8,
     /// Whether an operator introduces a shorter `max_ttl`. The second gateway has it from the
@@ -61,7 +59,6 @@ impl Bounds {
         restarts: 0,
         change: false,
         raise: false,
-        grants: None,
         is_operated_well: true,
         every_order: false,
     };

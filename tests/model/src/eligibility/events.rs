@@ -205,7 +205,7 @@ impl Eligibility {
             return;
         }
         for nodes in 1..1u8 << self.bounds.nodes {
-            if s.grants_left != Some(0) && self.can_grant(s, at, nodes) {
+            if self.can_grant(s, at, nodes) {
                 actions.push(Action::Grant { gateway, nodes });
             }
         }

@@ -107,8 +107,6 @@ pub struct State {
     pub(super) short: u8,
     pub(super) faults_left: u8,
     pub(super) restarts_left: u8,
-    /// How many locks may still be granted, if that is bounded.
-    pub(super) grants_left: Option<u8>,
     /// Whether a quarantine of a new cluster was waited out instead of being confirmed as new.
     pub(super) has_waited: bool,
 }
@@ -154,17 +152,8 @@ impl Hash for State {
     /// States that differ only in the order of nodes or of gateways have the same hash. So the
     /// checker merges them.
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let Self {
-            sites,
-            gateways,
-            change,
-            live,
-            short,
-            faults_left,
-            restarts_left,
-            grants_left,
-            has_waited,
-        } = self;
+        let Self { sites, gateways, change, live, short, faults_left, restarts_left, has_waited } =
+            self;
         let sites: Vec<_> = sites.iter().map(Site::digests).collect();
         let seen_in = |order: [usize; GATEWAYS]| {
             let sites = sites
@@ -173,15 +162,13 @@ impl Hash for State {
             digest(&(sites.fold(0, u64::wrapping_add), order.map(|gateway| gateways[gateway])))
         };
         let sites = seen_in([0, 1]).wrapping_add(seen_in([1, 0]));
-        (sites, change, live, short, faults_left, restarts_left, grants_left, has_waited)
-            .hash(hasher);
+        (sites, change, live, short, faults_left, restarts_left, has_waited).hash(hasher);
     }
 }
 
 impl State {
     pub(super) fn grant(&mut self, nodes: u8, is_short: bool) {
         let lock = self.fresh_lease();
-        self.grants_left = self.grants_left.map(|left| left - 1);
         for (_, site) in
             self.sites.iter_mut().enumerate().filter(|(node, _)| nodes & (1 << node) != 0)
         {
