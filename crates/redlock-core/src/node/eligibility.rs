@@ -418,8 +418,7 @@ impl Eligibility {
                 (Durability::Durable | Durability::Settling | Durability::Unknown(_), _)
                 | (Durability::Volatile(_), false) => {
                     if own.limit > stated.limit && self.rules.limit_is_checked {
-                        let config = self.identity.cluster_config();
-                        return NextStep::Refuse(config.exceeds(stated.limit));
+                        return NextStep::Refuse(self.identity.cluster_config().conflict(stands));
                     }
                     self.expects_bootstrap = false;
                     self.admitted_by = Some(incarnation.to_owned());

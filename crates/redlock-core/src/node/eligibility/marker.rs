@@ -182,15 +182,6 @@ impl ClusterConfig {
         Diagnosis::new(why, Remedy::Reconfigure)
     }
 
-    pub(super) fn exceeds(&self, limit: Duration) -> Diagnosis {
-        let why = format!(
-            "its marker permits a max_ttl of {} ms, and this gateway has {} ms",
-            limit.as_millis(),
-            self.max_ttl().as_millis()
-        );
-        Diagnosis::new(why, Remedy::Reconfigure)
-    }
-
     /// The longest TTL that a marker permits.
     pub fn max_ttl_of(marker: &str) -> Option<Duration> {
         Self::bounds_of(marker).map(|bounds| bounds.limit)
