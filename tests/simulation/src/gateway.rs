@@ -94,7 +94,7 @@ impl Gateway {
             let eligibility =
                 Eligibility::new(cluster_config.identity(&name), quarantine, self.plan.skew)
                     .returning_after(self.plan.node_settings().returns_after())
-                    .with_rules(self.plan.rules)
+                    .with_rules(self.plan.node_settings().bound_rules())
                     .expecting_bootstrap(first);
             let network = self.network.clone();
             let recorder = self.recorder.clone();

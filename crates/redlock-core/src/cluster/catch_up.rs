@@ -34,7 +34,7 @@ use tokio::time::{Instant, timeout};
 use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, Ttl};
-use crate::node::eligibility::{NAME_MOVES_WITHIN, incarnation_of};
+use crate::node::eligibility::{ClusterConfig, NAME_MOVES_WITHIN, incarnation_of};
 use crate::node::link::{LinkError, Scan, Scanned};
 use crate::node::{Env, Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Vote, Voter};
 use crate::settings::Settings;
@@ -278,7 +278,9 @@ impl Worker {
     /// The longest life that a lock of ours may have on these masters. Other gateways may grant a
     /// longer TTL than this one.
     fn longest_life_on(&self, masters: &[usize]) -> Duration {
-        let bound = |master: &usize| self.nodes[*master].status().borrow().ttl_bound();
+        let bound = |master: &usize| {
+            ClusterConfig::ttl_bound_of(&self.nodes[*master].status().borrow().marker)
+        };
         masters.iter().filter_map(bound).fold(self.longest_life, Duration::max)
     }
 

@@ -36,6 +36,7 @@ mod raise;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use self::raise::NotRaised;
 use crate::model::clock::{Entropy, SystemClock};
 use crate::model::quorum::Quorum;
 use crate::node::Diagnosis;
@@ -177,8 +178,8 @@ pub enum ReconfigureError {
 }
 
 /// A master as it was probed.
-pub(super) struct Seen {
-    pub(super) master: Master,
+struct Seen {
+    master: Master,
     run_id: String,
     marker: Option<String>,
 }
@@ -421,7 +422,14 @@ impl Change {
     ) -> Result<(), ReconfigureError> {
         let config = self.masters[0].master.identity.cluster_config();
         if self.is_raise {
-            return raise::raise(&self.masters, config.max_ttl(), report).await;
+            let masters: Vec<_> = self.masters.iter().map(|seen| &seen.master).collect();
+            let report = |master: &str, why: &str| report(Progress::NotYetRaised { master, why });
+            return raise::raise(&masters, config.max_ttl(), report).await.map_err(
+                |why| match why {
+                    NotRaised::Overtaken(master) => ReconfigureError::Overtaken(master),
+                    NotRaised::TooLate(master, why) => ReconfigureError::NotRaised(master, why),
+                },
+            );
         }
         let under_way = config.marker_under_way(
             &self.left,

@@ -256,7 +256,7 @@ impl Recoverer {
         let ProbeReply { facts, marker, .. } = in_time(session.probe()).await?;
         let since = self.env.clock.monotonic().saturating_sub(seen);
         // A lock may live longer than this gateway's own `max_ttl`.
-        let bound = marker.as_deref().and_then(ClusterConfig::bounds_of).map(|bounds| bounds.bound);
+        let bound = marker.as_deref().and_then(ClusterConfig::ttl_bound_of);
         let longest_life = self.longest_life.max(bound.unwrap_or_default());
         let (session, stored) = all_of(session, longest_life).await?;
         let after = in_time(session.probe()).await?;

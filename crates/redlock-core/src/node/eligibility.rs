@@ -62,7 +62,6 @@ pub use self::marker::{
 };
 use self::marker::{ParsedMarker, State, short};
 use crate::model::clock::{Clock, Entropy};
-use crate::node::rules::SafetyRules;
 use crate::node::status::{Diagnosis, Remedy};
 
 /// How often a node's name is followed. To follow a name, the gateway resolves it again for a
@@ -111,6 +110,24 @@ pub enum EarlyEnd {
     BrandNew,
     /// Recovery restored the locks that the node had lost.
     Recovered,
+}
+
+/// The rules about the TTLs in markers, see `SafetyRules` in `node/rules.rs`. All are on, except in
+/// tests that switch one off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BoundRules {
+    /// A quarantine lasts by the largest TTL bound that the gateway has seen in a marker.
+    pub larger_bound_is_waited: bool,
+    /// A quarantine ends only when the gateway has probed a majority of the nodes since it began.
+    pub majority_is_probed: bool,
+    /// A node votes only for gateways whose `max_ttl` is within the limit of its marker.
+    pub limit_is_checked: bool,
+}
+
+impl Default for BoundRules {
+    fn default() -> Self {
+        Self { larger_bound_is_waited: true, majority_is_probed: true, limit_is_checked: true }
+    }
 }
 
 /// Another node of the cluster, as this gateway last probed it.
@@ -190,7 +207,7 @@ pub struct Eligibility {
     distrusted: Option<Option<String>>,
     /// Whether two processes were alive at once under the node's name.
     is_contested: bool,
-    rules: SafetyRules,
+    rules: BoundRules,
 }
 
 /// A wait under way.
@@ -222,12 +239,12 @@ impl Eligibility {
             admitted_by: None,
             distrusted: None,
             is_contested: false,
-            rules: SafetyRules::ALL,
+            rules: BoundRules::default(),
         }
     }
 
     /// Sets the rules that are on: all of them, except in tests that switch one off.
-    pub fn with_rules(self, rules: SafetyRules) -> Self {
+    pub fn with_rules(self, rules: BoundRules) -> Self {
         Self { rules, ..self }
     }
 

@@ -114,7 +114,7 @@ impl Master {
         let mut eligibility =
             Eligibility::new(self.identity.clone(), quarantine, self.settings.max_clock_skew)
                 .returning_after(self.settings.returns_after())
-                .with_rules(self.settings.rules());
+                .with_rules(self.settings.bound_rules());
         loop {
             match eligibility.next_step(
                 facts,

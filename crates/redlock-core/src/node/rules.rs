@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::eligibility::{NAME_MOVES_WITHIN, quarantine};
+use super::eligibility::{BoundRules, NAME_MOVES_WITHIN, quarantine};
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use crate::model::types::{FencingToken, Ttl};
@@ -569,6 +569,13 @@ impl NodeSettings {
         } else {
             Duration::ZERO
         }
+    }
+
+    /// The rules about the TTLs in markers.
+    pub const fn bound_rules(&self) -> BoundRules {
+        let SafetyRules { larger_bound_is_waited, majority_is_probed, limit_is_checked, .. } =
+            self.rules;
+        BoundRules { larger_bound_is_waited, majority_is_probed, limit_is_checked }
     }
 
     /// How long a node must not vote after a restart with all its data.

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::eligibility::ClusterConfig;
-
 /// The state of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NodeState {
@@ -129,12 +127,6 @@ impl NodeStatus {
             evicted_keys: 0,
             memory: None,
         }
-    }
-
-    /// The longest TTL that a lock on this node may have, by its marker. Other gateways may grant
-    /// longer TTLs than this one. `None` if no marker was seen.
-    pub(crate) fn ttl_bound(&self) -> Option<Duration> {
-        ClusterConfig::bounds_of(&self.marker).map(|bounds| bounds.bound)
     }
 
     /// Enters a state for a reason, and clears the fields of the earlier state.

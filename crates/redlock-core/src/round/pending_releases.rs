@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::node::eligibility::ClusterConfig;
 use crate::node::{Node, NodeState, Observer, Op, Reply, Vote, Voter};
 
 /// The limit on pending releases per node.
@@ -89,8 +90,10 @@ impl PendingReleases {
     }
 
     fn enqueue(&self, node: usize, op: Arc<Op>) {
+        let bound_on =
+            |node: &Arc<dyn Node>| ClusterConfig::ttl_bound_of(&node.status().borrow().marker);
         // Another gateway may have granted the lock with a longer TTL than this one grants.
-        let bounds = self.nodes.iter().filter_map(|node| node.status().borrow().ttl_bound());
+        let bounds = self.nodes.iter().filter_map(bound_on);
         let life = bounds.map(|bound| bound + self.max_clock_skew).fold(self.life, Duration::max);
         let release = Pending { op, until: Instant::now() + life };
         if self.queues[node].try_send(release).is_err() {

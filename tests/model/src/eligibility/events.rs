@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use redlock_core::node::SafetyRules;
 use redlock_core::node::eligibility::{
-    EarlyEnd, Eligibility as Decisions, Moment, NextStep, Peer, Peers, Suspicion, TtlBounds,
-    incarnation_of,
+    BoundRules, EarlyEnd, Eligibility as Decisions, Moment, NextStep, Peer, Peers, Suspicion,
+    TtlBounds, incarnation_of,
 };
 use redlock_core::quorum::{Decision, Tally};
 
@@ -68,11 +67,10 @@ impl Eligibility {
     fn decisions(&self, is_new: bool) -> Decisions {
         Decisions::new(self.identity(is_new).clone(), QUARANTINE, Duration::ZERO)
             .returning_after(Duration::ZERO)
-            .with_rules(SafetyRules {
+            .with_rules(BoundRules {
                 larger_bound_is_waited: self.rules.larger_bound_is_waited,
                 majority_is_probed: self.rules.majority_is_probed,
                 limit_is_checked: self.rules.limit_is_checked,
-                ..SafetyRules::ALL
             })
     }
 

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Progress, ReconfigureError, Seen};
 use crate::model::clock::SystemClock;
 use crate::node::eligibility::TtlBounds;
 use crate::node::link::{LinkError, MarkerSwap, ProbeReply, Swapped};
@@ -28,25 +27,34 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// How long one master may stay away or without a marker.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Raises the bounds in the markers of all masters.
+/// Why a master's marker was not raised. The first text is the name of the master.
+pub(super) enum NotRaised {
+    /// The marker belongs to another configuration by now.
+    Overtaken(String),
+    /// The marker could not be raised in time; contains the last reason.
+    TooLate(String, String),
+}
+
+/// Raises the bounds in the markers of all masters. `report` gets the name of a master that cannot
+/// be raised yet, and why.
 pub(super) async fn raise(
-    masters: &[Seen],
+    masters: &[&Master],
     max_ttl: Duration,
-    mut report: impl FnMut(Progress<'_>),
-) -> Result<(), ReconfigureError> {
+    mut report: impl FnMut(&str, &str),
+) -> Result<(), NotRaised> {
     let first = TtlBounds { limit: Duration::ZERO, bound: max_ttl };
     let both = TtlBounds::both(max_ttl);
-    if masters[0].master.settings.rules().bounds_rise_first {
-        for seen in masters {
-            raise_one(&seen.master, first, &mut report).await?;
+    if masters[0].settings.rules().bounds_rise_first {
+        for master in masters {
+            raise_one(master, first, &mut report).await?;
         }
     }
     // A master that was recovered meanwhile may have got the old limit again. So the passes repeat
     // until one finds every marker raised.
     loop {
         let mut has_raised = false;
-        for seen in masters {
-            has_raised |= raise_one(&seen.master, both, &mut report).await?;
+        for master in masters {
+            has_raised |= raise_one(master, both, &mut report).await?;
         }
         if !has_raised {
             return Ok(());
@@ -58,8 +66,8 @@ pub(super) async fn raise(
 async fn raise_one(
     master: &Master,
     bounds: TtlBounds,
-    report: &mut impl FnMut(Progress<'_>),
-) -> Result<bool, ReconfigureError> {
+    report: &mut impl FnMut(&str, &str),
+) -> Result<bool, NotRaised> {
     let config = master.identity.cluster_config();
     let deadline = Instant::now() + PATIENCE;
     let mut said = String::new();
@@ -70,7 +78,7 @@ async fn raise_one(
             }
             Ok(ProbeReply { facts, marker: Some(marker), .. }) => {
                 let Some(raised) = config.raised(&marker, bounds) else {
-                    return Err(ReconfigureError::Overtaken(master.name.clone()));
+                    return Err(NotRaised::Overtaken(master.name.clone()));
                 };
                 if raised == marker {
                     return Ok(false);
@@ -92,10 +100,10 @@ async fn raise_one(
             Err(error) => error.to_string(),
         };
         if Instant::now() >= deadline {
-            return Err(ReconfigureError::NotRaised(master.name.clone(), why));
+            return Err(NotRaised::TooLate(master.name.clone(), why));
         }
         if why != said {
-            report(Progress::NotYetRaised { master: &master.name, why: &why });
+            report(&master.name, &why);
             said = why;
         }
         sleep(PAUSE).await;

@@ -187,6 +187,12 @@ impl ClusterConfig {
         Self::bounds_of(marker).map(|bounds| bounds.limit)
     }
 
+    /// The longest TTL that a lock on a node with this marker may have. Other gateways may grant
+    /// longer TTLs than this one.
+    pub fn ttl_bound_of(marker: &str) -> Option<Duration> {
+        Self::bounds_of(marker).map(|bounds| bounds.bound)
+    }
+
     /// Both lengths in a marker, whatever its node set.
     pub fn bounds_of(marker: &str) -> Option<TtlBounds> {
         ParsedConfig::parse(marker).map(|config| config.bounds)
