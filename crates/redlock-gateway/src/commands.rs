@@ -156,10 +156,12 @@ fn print_capacity(config: &Config) {
 
 fn print_probe(master: &Master, found: &Probe, skew: Duration) {
     let facts = &found.facts;
-    let ours = master.identity.cluster_config().marker_prefix();
+    let ours = master.identity.cluster_config();
+    let is_ours =
+        |marker: &str| ours.bounds_in(marker).is_some_and(|bounds| bounds.limit >= ours.max_ttl());
     let marker = match &found.marker {
         None => "marker absent".to_owned(),
-        Some(marker) if marker.starts_with(ours) => "marker ours".to_owned(),
+        Some(marker) if is_ours(marker) => "marker ours".to_owned(),
         Some(_) => "marker FOREIGN".to_owned(),
     };
     let offset = found.clock_offset_micros as f64 / 1000.0;
