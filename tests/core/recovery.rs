@@ -423,8 +423,8 @@ struct LateSession {
 }
 
 impl Session for LateSession {
-    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
-        let page = self.session.stored(cursor);
+    fn stored(&self, cursor: Option<Bytes>, longest_life: Duration) -> Answering<StoredPage> {
+        let page = self.session.stored(cursor, longest_life);
         let gate = self.gate.clone();
         Box::pin(async move {
             gate.wanted.notify_one();

@@ -111,6 +111,17 @@ async fn bad_ttls_are_quoted_with_the_allowed_range() {
         let patch = patch.header("content-type", "application/json").body(body).send().await;
         assert_bad(bad, &patch, 400, "invalid_ttl", &[&quoted, allowed]);
     }
+    let ways_out = "extend the lock while you work, or have the operator raise the limit";
+    let too_long = gateway.post("longer", json!({ "ttl_ms": 120_001 })).await;
+    assert_bad(
+        "a longer TTL",
+        &too_long,
+        400,
+        "invalid_ttl",
+        &["ttl_ms is 120001", "to 120000;", ways_out],
+    );
+    let too_short = gateway.post("shorter", json!({ "ttl_ms": 9 })).await.json();
+    assert!(!too_short["detail"].as_str().unwrap().contains("operator"), "{too_short}");
     let long = format!("{{\"ttl_ms\":\"{}\"}}", "9".repeat(1_000));
     let answer = with_body(&gateway, long).send().await;
     assert_bad("a long text", &answer, 400, "invalid_ttl", &["…", "10 to 120000"]);

@@ -107,7 +107,7 @@ async fn pass_answers(
 async fn node_through(proxy: &SlowProxy) -> Arc<RemoteNode> {
     // The node timeout is long, so that answers which are held back do not end the session.
     let settings = Settings { node_timeout: PATIENCE, ..Settings::default() };
-    let node = remote_node_with(&proxy.url, settings.of_masters("tests"), Arc::new(NoObserver));
+    let node = remote_node_with(&proxy.url, settings.of_masters("tests", 1), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     assert_eq!(
         ask(node.as_ref(), Lock::new("first").acquire(1, now(), LONG_MS)).await,

@@ -286,7 +286,7 @@ async fn an_admitted_node_that_becomes_a_replica_is_refused() {
     // A quarantine lasts five seconds here.
     let node = NodeSettings::default().with_max_clock_skew(Duration::from_millis(500));
     let settings = Settings { max_ttl: ttl(1_500), node, ..Settings::default() };
-    let node = strict_node(&server.url(), settings.of_masters("tests"), Arc::new(NoObserver));
+    let node = strict_node(&server.url(), settings.of_masters("tests", 1), Arc::new(NoObserver));
     in_state(node.as_ref(), NodeState::Admitted).await;
     // The server becomes a replica of a master that does not exist. So it receives no data, and its
     // marker stays.
@@ -333,27 +333,28 @@ async fn a_changed_eviction_policy_of_an_admitted_node_is_noticed() {
 async fn a_marker_of_another_configuration_is_never_overwritten() {
     let (server, node, _) = redis_node().await;
     let before = server.cmd(&["GET", "{lock:}:marker"]);
-    let other = Settings { max_ttl: ttl(77_000), ..Settings::default() }.of_masters("tests");
+    let other = Settings { max_ttl: ttl(377_000), ..Settings::default() }.of_masters("tests", 1);
     let newcomer = remote_node_with(&server.url(), other.clone(), Arc::new(NoObserver));
     let status = in_state(newcomer.as_ref(), NodeState::Refused).await;
     assert!(
-        status.detail.contains("300000 ms") && status.detail.contains("77000 ms"),
+        status.detail.contains("300000 ms") && status.detail.contains("377000 ms"),
         "{}",
         status.detail
     );
     assert_eq!(server.cmd(&["GET", "{lock:}:marker"]), before);
     assert_eq!(ask(node.as_ref(), Lock::new("a").acquire(1, now(), LONG_MS)).await, Vote::Granted);
 
-    // The last step of `reconfigure` reverses the roles: the new configuration gets votes, and the
-    // old one does not.
-    server.cmd(&["SET", "{lock:}:marker", &before.text().replace(":300000:", ":77000:")]);
-    assert_failed(
-        ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await,
-        Reason::Quarantined,
-        Effect::None,
-    );
+    // `reconfigure` raises the limit. Then both get votes, and the session of the first goes on.
+    server.cmd(&["SET", "{lock:}:marker", &before.text().replace(":300000:", ":377000:")]);
+    assert_eq!(ask(node.as_ref(), Lock::new("b").acquire(1, now(), LONG_MS)).await, Vote::Granted);
     in_state(newcomer.as_ref(), NodeState::Admitted).await;
-    in_state(node.as_ref(), NodeState::Refused).await;
+    eventually("the first has seen the larger limit", async || {
+        node.status().borrow().marker.contains(":377000:").then_some(())
+    })
+    .await;
+    assert!(node.status().borrow().state.is_admitted());
+    let raised = server.cmd(&["GET", "{lock:}:marker"]);
+    assert!(raised.text().contains(":377000:"), "no heartbeat wrote an older marker");
     assert_ne!(redis_settings(NodeSettings::default()).cluster_config(), other.cluster_config());
 }
 
@@ -405,7 +406,8 @@ async fn an_idle_worker_notices_a_hung_node_by_its_heartbeat() {
 async fn two_prefixes_on_one_server_do_not_disturb_each_other() {
     let (server, node, _) = redis_node().await;
     let other = Settings { key_prefix: String::new(), max_ttl: ttl(5_000), ..Settings::default() };
-    let plain = remote_node_with(&server.url(), other.of_masters("others"), Arc::new(NoObserver));
+    let plain =
+        remote_node_with(&server.url(), other.of_masters("others", 1), Arc::new(NoObserver));
     in_state(plain.as_ref(), NodeState::Admitted).await;
     let keys = Keys::new("", &name("a"));
     let op = Op::Acquire { keys, record: record(1, now()), ttl: ttl(LONG_MS), tell: None };

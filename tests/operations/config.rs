@@ -347,7 +347,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
     assert_eq!((good.code, good.stderr.as_str()), (Some(0), ""), "{good:?}");
     assert!(good.stdout.contains("ok: 3 of 3 nodes would be admitted now, 2 needed"), "{good:?}");
     servers.iter().for_each(|server| assert_reported(&good, server, &["marker ours"]));
-    let other_ttl = Launch::bare(&["check", "--max-ttl", "1m"]).nodes(&urls).finish().await;
+    let other_ttl = Launch::bare(&["check", "--max-ttl", "10m"]).nodes(&urls).finish().await;
     assert_eq!(other_ttl.code, Some(1), "{other_ttl:?}");
     for server in &servers {
         assert_reported(&other_ttl, server, &["marker FOREIGN"]);
@@ -357,6 +357,9 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
         3,
         "{other_ttl:?}"
     );
+    let shorter = Launch::bare(&["check", "--max-ttl", "1m"]).nodes(&urls).finish().await;
+    assert_eq!(shorter.code, Some(0), "a shorter max_ttl is within the limit: {shorter:?}");
+    servers.iter().for_each(|server| assert_reported(&shorter, server, &["marker ours"]));
     drop(gateway);
 
     servers[2].kill();

@@ -146,14 +146,14 @@ async fn reconfigure_finishes_when_its_output_is_not_read() {
             .flag("--default-ttl", "500ms");
         times.flag("--clock-skew", "100ms")
     };
-    let gateway = launch(&["--listen", "127.0.0.1:0", "--bootstrap"], "1s").ready().await;
+    let gateway = launch(&["--listen", "127.0.0.1:0", "--bootstrap"], "3s").ready().await;
     drop(gateway);
     let markers = || -> Vec<Resp> {
         servers.iter().map(|server| server.cmd(&["GET", "{lock:}:marker"])).collect()
     };
     let (_reader, unread) = full_pipe();
     let (_, closed) = pipe().expect("a pipe");
-    for (output, max_ttl) in [(unread, "2s"), (file(closed), "3s")] {
+    for (output, max_ttl) in [(unread, "2s"), (file(closed), "1s")] {
         let before = markers();
         let done = launch(&["reconfigure", "--yes"], max_ttl).spawn_into(output).finish().await;
         assert_eq!(done.code, Some(0), "to {max_ttl}");
@@ -162,6 +162,6 @@ async fn reconfigure_finishes_when_its_output_is_not_read() {
             "to {max_ttl}"
         );
     }
-    let gateway = launch(&["--listen", "127.0.0.1:0"], "3s").ready().await;
+    let gateway = launch(&["--listen", "127.0.0.1:0"], "1s").ready().await;
     assert_eq!(gateway.post("job", json!({})).await.status, 201);
 }

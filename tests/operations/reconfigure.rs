@@ -1,12 +1,15 @@
 //! `redlock-gateway reconfigure` moves masters from one configuration to another. At no time do
 //! gateways of both configurations get votes.
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::operations::config::{assert_not_done, assert_refused, assert_refused_after_output};
+use crate::support::client::Answer;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::stored_on;
@@ -43,7 +46,8 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     let mut servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(durable())).collect();
     let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
     let times = |launch: Launch, max_ttl: &str| {
-        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", "200ms")
+        let skew = if max_ttl == "2s" { "250ms" } else { "200ms" };
+        launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", skew)
     };
     let old = times(Launch::over(&servers), "1500ms").ready().await;
     assert_eq!(old.post("job", json!({ "ttl_ms": 1500 })).await.status, 201);
@@ -59,8 +63,8 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
     for word in [
         "nothing was changed",
         "--yes",
-        "5s 200ms",
-        "stays; max_ttl 1s 500ms → 2s",
+        "5s 250ms",
+        "stays; max_ttl 1s 500ms → 2s, clock_skew 200ms → 250ms",
         "nobody gets or extends a lock",
     ] {
         assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
@@ -489,4 +493,195 @@ async fn staying_masters_without_markers_need_the_old_max_ttl() {
     .finish()
     .await;
     assert_refused("of which nodes", &unled, &["--old-node"]);
+}
+
+/// Clients that acquire, extend and release locks without a pause. Every answer other than a
+/// success is a failure.
+struct Load {
+    gateways: Arc<RwLock<Vec<Arc<Gateway>>>>,
+    failures: Arc<Mutex<Vec<String>>>,
+    rounds: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(gateways: Vec<Gateway>) -> Self {
+        let mut load = Self {
+            gateways: Arc::new(RwLock::new(gateways.into_iter().map(Arc::new).collect())),
+            failures: Arc::default(),
+            rounds: Arc::default(),
+            stop: Arc::default(),
+            clients: Vec::new(),
+        };
+        for client in 0..6 {
+            let (gateways, failures) = (load.gateways.clone(), load.failures.clone());
+            let (rounds, stop) = (load.rounds.clone(), load.stop.clone());
+            load.clients.push(tokio::spawn(async move {
+                let name = format!("load-{client}");
+                for turn in client.. {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let gateway = {
+                        let gateways = gateways.read().unwrap();
+                        gateways[turn % gateways.len()].clone()
+                    };
+                    let note = |what: &str, answer: &Answer, status: u16| {
+                        if answer.status != status {
+                            failures.lock().unwrap().push(format!("{what}: {answer:?}"));
+                        }
+                    };
+                    let granted = gateway.post(&name, json!({ "ttl_ms": 10_000 })).await;
+                    note("acquire", &granted, 201);
+                    let token = granted.json()["token"].as_str().unwrap_or_default().to_owned();
+                    note("extend", &gateway.patch(&name, &token, 10_000).await, 200);
+                    note("release", &gateway.delete(&name, &token).await, 204);
+                    rounds.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+        }
+        load
+    }
+
+    /// Replaces a gateway, as a rolling restart does: the new one serves before the old one drains.
+    async fn replace(&self, at: usize, new: Gateway) {
+        eventually("the new gateway serves", async || {
+            (new.readyz().await.status == 200).then_some(())
+        })
+        .await;
+        let old = std::mem::replace(&mut self.gateways.write().unwrap()[at], Arc::new(new));
+        old.signal(Signal::TERM);
+        eventually("no request uses the old gateway", async || {
+            (Arc::strong_count(&old) == 1).then_some(())
+        })
+        .await;
+        let mut old = Arc::into_inner(old).expect("nobody else has it");
+        assert_eq!(old.ended().await, Some(0));
+    }
+
+    fn gateway(&self) -> Arc<Gateway> {
+        self.gateways.read().unwrap()[0].clone()
+    }
+
+    /// Waits until clients have made some more rounds.
+    async fn goes_on(&self) {
+        let before = self.rounds.load(Ordering::Relaxed);
+        eventually("clients go on", async || {
+            (self.rounds.load(Ordering::Relaxed) > before + 30).then_some(())
+        })
+        .await;
+        self.assert_none_failed();
+    }
+
+    async fn stop(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in std::mem::take(&mut self.clients) {
+            client.await.expect("the client has ended");
+        }
+        self.assert_none_failed();
+        println!("{} rounds of 3 requests, 0 failed", self.rounds.load(Ordering::Relaxed));
+    }
+
+    fn assert_none_failed(&self) {
+        let failures = self.failures.lock().unwrap();
+        assert!(failures.is_empty(), "{} failed, first {:?}", failures.len(), failures.first());
+    }
+}
+
+/// The markers permit more, the gateways are restarted with more, and a master loses its data in
+/// each phase. No request fails, and a long lock outlives the loss of a master that granted it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn raising_max_ttl_under_load_fails_no_request() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    let with = |launch: Launch, max_ttl: &str| {
+        launch
+            .flag("--max-ttl", max_ttl)
+            .flag("--default-ttl", "10s")
+            .flag("--clock-skew", "200ms")
+            .flag("--node-timeout", "1s")
+    };
+    let old = [
+        with(Launch::over(&servers), "30s").ready().await,
+        with(Launch::embedded().nodes(&urls), "30s").ready().await,
+    ];
+    // A gateway with the larger max_ttl gets no votes before the markers permit it.
+    let early = with(Launch::embedded().nodes(&urls), "1m").start().await;
+    refused_everywhere(&early).await;
+    early.post("job", json!({})).await.problem(503, "quorum_unavailable");
+    let reason = early.readyz().await.json()["nodes"][0]["detail"].to_string();
+    assert!(reason.contains("max_ttl 30000 ms"), "{reason}");
+    let refused = old[0].post("job", json!({ "ttl_ms": 60_000 })).await;
+    let detail = refused.problem(400, "invalid_ttl")["detail"].to_string();
+    assert!(detail.contains("have the operator raise the limit"), "{detail}");
+
+    let load = Load::start(old.into());
+    load.goes_on().await;
+    let reconfigure = |yes: &[&str]| {
+        let launch = Launch::bare(&["reconfigure"]).nodes(&urls);
+        with(yes.iter().fold(launch, |launch, yes| launch.argument(yes)), "1m").finish()
+    };
+    let before = markers(&servers);
+    let asked = reconfigure(&[]).await;
+    for word in ["stays; max_ttl 30s → 1m", "nothing was changed", "no request fails"] {
+        assert!(asked.stdout.contains(word), "no {word:?} in\n{}", asked.stdout);
+    }
+    assert_eq!(markers(&servers), before);
+
+    // The first loss comes just before the raise.
+    servers[0].cmd(&["FLUSHALL"]);
+    let since = Instant::now();
+    let done = reconfigure(&["--yes"]).await;
+    assert_eq!(done.code, Some(0), "{done:?}");
+    assert!(since.elapsed() < Duration::from_secs(10), "it takes seconds: {:?}", since.elapsed());
+    for word in
+        ["done: the markers of 3 nodes permit a max_ttl of 1m", "next: restart the gateways"]
+    {
+        assert!(done.stdout.contains(word), "no {word:?} in\n{}", done.stdout);
+    }
+    assert!(markers(&servers).iter().all(|marker| marker.contains(":60000:")), "{done:?}");
+    eventually("the early gateway gets votes", async || {
+        (early.readyz().await.status == 200).then_some(())
+    })
+    .await;
+    load.goes_on().await;
+    load.gateway().all_nodes_caught_up().await;
+    assert!(markers(&servers).iter().all(|marker| marker.contains(":60000:")));
+
+    // The second loss comes while the gateways are restarted. The lost vote was for a long lock.
+    let long = early.acquire_for("long", 60_000).await;
+    servers[1].cmd(&["FLUSHALL"]);
+    load.replace(0, with(Launch::embedded().nodes(&urls), "1m").start().await).await;
+    load.goes_on().await;
+    load.gateway().all_nodes_caught_up().await;
+    assert_eq!(stored_on(&servers, "long", |_| true).len(), 3, "recovery gave the lock back");
+    load.replace(1, with(Launch::embedded().nodes(&urls), "1m").start().await).await;
+    load.goes_on().await;
+    assert_eq!(load.gateway().patch("long", &long.token, 60_000).await.status, 200);
+    load.stop().await;
+}
+
+/// A gateway keeps its shorter `max_ttl` and is restarted after the raise. A master loses its data
+/// with a long lock. That gateway must not end the quarantine by its own `max_ttl`.
+#[tokio::test]
+async fn a_gateway_with_a_shorter_max_ttl_waits_by_the_marker() {
+    let servers = masters(3);
+    let urls: Vec<String> = servers.iter().map(RedisServer::url).collect();
+    drop(times(Launch::over(&servers), "30s").ready().await);
+    servers[0].cmd(&["FLUSHALL"]);
+    let short = times(Launch::embedded().nodes(&urls), "500ms").start().await;
+    // By its own `max_ttl` the gateway would wait 3.6 s. By the markers it waits 33.1 s.
+    let seconds = |time: &serde_json::Value| -> Option<u64> {
+        let clock = time.as_str()?.get(11..19)?;
+        clock.split(':').try_fold(0, |sum, part| Some(sum * 60 + part.parse::<u64>().ok()?))
+    };
+    eventually("the quarantine lasts by the largest bound", async || {
+        let node = short.readyz().await.json()["nodes"][0].clone();
+        let day = 24 * 60 * 60;
+        let wait = (seconds(&node["until"])? + day - seconds(&node["since"])?) % day;
+        (node["state"] == "quarantined" && wait >= 32).then_some(())
+    })
+    .await;
+    assert_eq!(short.post("job", json!({})).await.status, 201, "two masters vote");
 }

@@ -61,7 +61,7 @@ impl ClusterSettings {
     }
 
     pub(crate) fn settings(&self) -> RedisSettings {
-        self.of_locks(Duration::from_millis(50)).of_masters(self.name)
+        self.of_locks(Duration::from_millis(50)).of_masters(self.name, 1)
     }
 
     fn of_locks(&self, node_timeout: Duration) -> Settings {

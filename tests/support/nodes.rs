@@ -249,7 +249,7 @@ pub(crate) async fn in_state(node: &dyn Node, state: NodeState) -> NodeStatus {
 }
 
 pub(crate) fn redis_settings(node: NodeSettings) -> RedisSettings {
-    Settings { node, ..Settings::default() }.of_masters("tests")
+    Settings { node, ..Settings::default() }.of_masters("tests", 1)
 }
 
 pub(crate) fn remote_node(url: &str) -> Arc<RemoteNode> {

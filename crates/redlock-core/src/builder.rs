@@ -152,7 +152,7 @@ impl RedlockBuilder {
                 let urls = urls.iter().enumerate().map(parse).collect::<Result<Vec<_>, _>>()?;
                 settings.check(urls.iter().map(RedisUrl::name))?;
                 let cluster = ClusterConfig::cluster_of_nodes(urls.iter().map(RedisUrl::name));
-                let mut of_masters = settings.of_masters(&cluster);
+                let mut of_masters = settings.of_masters(&cluster, urls.len());
                 of_masters.bootstrap = self.bootstrap;
                 #[cfg(feature = "tls")]
                 {

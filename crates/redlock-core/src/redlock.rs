@@ -398,7 +398,7 @@ mod tests {
         let of_nodes =
             Settings { max_ttl: Ttl::from_millis(10_000).expect("a ttl"), ..Settings::default() };
         let url = RedisUrl::parse("redis://127.0.0.1:1").expect("an address");
-        let node = RedisNode::start(url, of_nodes.of_masters("c"), Env::default());
+        let node = RedisNode::start(url, of_nodes.of_masters("c", 1), Env::default());
         let refused = Redlock::new(
             vec![Arc::new(node) as Arc<dyn Node>],
             Settings::default(),

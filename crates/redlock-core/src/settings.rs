@@ -1,11 +1,15 @@
 //! The settings of a [`Redlock`](crate::Redlock), checked before anything is started.
 
+#[cfg(feature = "redis")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::quorum::{NodeCountError, Quorum};
 use crate::model::types::Ttl;
 use crate::model::validity::longest_round;
 pub use crate::node::Env;
+#[cfg(feature = "redis")]
+use crate::node::NodeRegistry;
 use crate::node::NodeSettings;
 #[cfg(feature = "redis")]
 use crate::node::eligibility::ClusterConfig;
@@ -38,9 +42,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Settings for Redis nodes that agree with these settings. `cluster` names the set of nodes.
+    /// Settings for Redis nodes that agree with these settings. `cluster` names the set of nodes,
+    /// and `masters` is their number.
     #[cfg(feature = "redis")]
-    pub fn of_masters(&self, cluster: &str) -> RedisSettings {
+    pub fn of_masters(&self, cluster: &str, masters: usize) -> RedisSettings {
         let Self { key_prefix, max_ttl, node_timeout, drift_factor, node, .. } = self.clone();
         let cluster_config = ClusterConfig::new(cluster, max_ttl.duration(), node.max_clock_skew);
         RedisSettings {
@@ -49,7 +54,7 @@ impl Settings {
             cluster_config,
             node_timeout,
             drift_factor,
-            node_registry: Default::default(),
+            node_registry: Arc::new(NodeRegistry::new(masters)),
             node_name: None,
             bootstrap: false,
             #[cfg(feature = "tls")]

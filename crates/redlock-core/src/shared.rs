@@ -55,8 +55,12 @@ impl Shared {
                 });
             }
         }
-        let life = settings.max_ttl.duration() + settings.node.max_clock_skew;
-        let pending = PendingReleases::start(&nodes, env.observer.clone(), life);
+        let pending = PendingReleases::start(
+            &nodes,
+            env.observer.clone(),
+            of_locks,
+            settings.node.max_clock_skew,
+        );
         let tokens = HybridClock::new(env.clock.clone(), settings.node.max_clock_skew);
         let fairness = Arc::new(Fairness::new(env.entropy.as_ref()));
         let _scheduled = [

@@ -168,10 +168,12 @@ fn print_capacity(config: &Config) {
 
 fn print_probe(master: &Master, found: &Probe, skew: Duration) {
     let facts = &found.facts;
-    let ours = master.identity.cluster_config().marker_prefix();
+    let ours = master.identity.cluster_config();
+    let is_ours =
+        |marker: &str| ours.bounds_in(marker).is_some_and(|bounds| bounds.limit >= ours.max_ttl());
     let marker = match &found.marker {
         None => "marker absent".to_owned(),
-        Some(marker) if marker.starts_with(ours) => "marker ours".to_owned(),
+        Some(marker) if is_ours(marker) => "marker ours".to_owned(),
         Some(_) => "marker FOREIGN".to_owned(),
     };
     let offset = found.clock_offset_micros as f64 / 1000.0;
@@ -255,6 +257,14 @@ pub async fn reconfigure(
     };
     let left = Left { nodes: old_nodes, max_clock_skew: old.clock_skew };
     let change = survey(masters(config, urls), left, print_progress).await.map_err(failed)?;
+    let max_ttl = show(config.settings.limits.max_ttl.duration());
+    if !really && change.is_raise() {
+        say!(
+            "nothing was changed; with --yes: the markers of these nodes permit a max_ttl of {max_ttl} within seconds; all \
+             nodes vote on, and no request fails"
+        );
+        return Ok(());
+    }
     if !really {
         let wait = show(change.wait());
         say!(
@@ -264,6 +274,15 @@ pub async fn reconfigure(
         return Ok(());
     }
     change.carry_out(&OsEntropy, print_progress).await.map_err(failed)?;
+    if change.is_raise() {
+        say!(
+            "done: the markers of {} nodes permit a max_ttl of {max_ttl}; all nodes voted on\n\
+             next: restart the gateways with --max-ttl {max_ttl}, one after the other; until then each refuses a TTL above \
+             its own --max-ttl",
+            urls.len()
+        );
+        return Ok(());
+    }
     say!("done: {} nodes carry the new marker", urls.len());
     Ok(())
 }
@@ -299,6 +318,7 @@ fn print_progress(progress: Progress<'_>) {
         Progress::Lost { master, error } => {
             say!("{master}: {error}; leaves without having answered")
         }
+        Progress::NotYetRaised { master, why } => say!("{master}: {why}; trying again"),
         Progress::VotesStopped(wait) => say!(
             "these nodes give no votes now; waiting {} until no lock of the old configuration can live\n\
              start no gateway of the new configuration before this wait ends, and stop every gateway of the old one: a running one\n\
@@ -337,6 +357,7 @@ fn reconfigure_error(error: &ReconfigureError, old_given: &str) -> String {
         | ReconfigureError::Overtaken(..)
         | ReconfigureError::SameProcess(..)
         | ReconfigureError::SeveralSets(..)
+        | ReconfigureError::NotRaised(..)
         | ReconfigureError::Interrupted(..)) => error.to_string(),
     }
 }
@@ -380,7 +401,7 @@ impl OldCluster {
 fn masters(config: &Config, urls: &[RedisUrl]) -> Vec<Master> {
     let names: Vec<String> = urls.iter().map(|url| url.name().to_owned()).collect();
     let cluster = cluster_name(config, &names);
-    let settings = redis_settings(config, &cluster);
+    let settings = redis_settings(config, &cluster, urls.len());
     let master = |(place, url): (usize, &RedisUrl)| RedisNode::master(url.clone(), settings(place));
     urls.iter().enumerate().map(master).collect()
 }

@@ -434,7 +434,7 @@ fn assemble(
             locks.embedded(*count).embedded_memory(config.capacity.locks / *count as u64)
         }
         Nodes::Redis(urls) => {
-            let settings = redis_settings(config, &cluster);
+            let settings = redis_settings(config, &cluster, urls.len());
             let start = |(place, url): (usize, &RedisUrl)| {
                 Arc::new(RedisNode::start(url.clone(), settings(place), env.clone()))
                     as Arc<dyn Node>
@@ -566,8 +566,12 @@ fn settings(config: &Config) -> Settings {
 }
 
 /// Returns a function from a node's position in the list to its settings.
-pub(crate) fn redis_settings(config: &Config, cluster: &str) -> impl Fn(usize) -> RedisSettings {
-    let mut redis = settings(config).of_masters(cluster);
+pub(crate) fn redis_settings(
+    config: &Config,
+    cluster: &str,
+    masters: usize,
+) -> impl Fn(usize) -> RedisSettings {
+    let mut redis = settings(config).of_masters(cluster, masters);
     redis.bootstrap = config.settings.bootstrap;
     redis.tls = config.node_tls.clone();
     let is_named = config.settings.cluster.is_some();

@@ -282,6 +282,16 @@ static SHORTER_MAX_TTL: Case = Case {
         )
     },
 };
+static RAISED_MAX_TTL_ON_TWO: Case = Case {
+    title: "eligibility: max_ttl is raised on two nodes",
+    size: Size::Small,
+    model: |rules| raised_max_ttl(rules, 2),
+};
+static RAISED_MAX_TTL: Case = Case {
+    title: "eligibility: max_ttl is raised on three nodes",
+    size: Size::Large,
+    model: |rules| raised_max_ttl(rules, 3),
+};
 static EVERY_PROBE_ORDER: Case = Case {
     title: "eligibility: two losses of data or restarts, every order",
     size: Size::Small,
@@ -464,6 +474,18 @@ fn eligibility(rules: Rules, bounds: EligibilityBounds) -> AnyModel {
     AnyModel::Eligibility(Eligibility::new(rules, bounds))
 }
 
+/// One node loses its data, at any time.
+fn raised_max_ttl(rules: Rules, nodes: usize) -> AnyModel {
+    let bounds = EligibilityBounds {
+        nodes,
+        faults: 1,
+        processes: false,
+        raise: true,
+        ..EligibilityBounds::LOSSES
+    };
+    eligibility(rules, bounds)
+}
+
 /// Turns recovery on and allows at least one loss of data.
 fn recovery(rules: Rules, bounds: Bounds) -> AnyModel {
     AnyModel::Locks(Locks::new(
@@ -478,7 +500,7 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 45] = [
+pub static CASES: [&Case; 47] = [
     &PROPOSALS,
     &CONFIRMATION,
     &LOSS_OF_TWO,
@@ -495,6 +517,7 @@ pub static CASES: [&Case; 45] = [
     &DURABILITY,
     &BOOTSTRAP,
     &SHORTER_MAX_TTL,
+    &RAISED_MAX_TTL_ON_TWO,
     &EVERY_PROBE_ORDER,
     &REPAIR,
     &YOUNG,
@@ -517,6 +540,7 @@ pub static CASES: [&Case; 45] = [
     &TWO_LOSSES,
     &EVERY_ORDER,
     &ALL_FAULTS,
+    &RAISED_MAX_TTL,
     &RECOVERY_AND_TWO_LOSSES,
     &RECOVERY_AND_EXTENSION,
     &RECOVERY_AND_CONFIRMATION,
@@ -568,6 +592,10 @@ mutations! {
     bootstrap_ends_with_admission: BOOTSTRAP, NO_VOTE_AFTER_LOSS;
     marker_names_configuration: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
     reconfiguration_waits: SHORTER_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    larger_bound_is_waited: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    majority_is_probed: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    limit_is_checked: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
+    bounds_rise_first: RAISED_MAX_TTL, NO_VOTE_AFTER_LOSS;
     marker_names_admission: LOSS_WITHOUT_RELEASES, FENCING;
     missing_is_repaired: REPAIR, NEVER_LOST;
     repair_may_be_old: REPAIR, NEVER_LOST;

@@ -9,7 +9,7 @@
 //! Nodes lose their data in place (FLUSHALL). They restart empty or from a file: a dump, which
 //! brings an old marker back, or an append-only file. They evict keys, and begin or cease to sync
 //! every write to disk. A cluster is new, or its nodes look new because they lost their data.
-//! Gateways restart. An operator introduces a shorter `max_ttl`.
+//! Gateways restart. An operator introduces a shorter `max_ttl`, or raises it.
 //!
 //! Only faults and gateway restarts are bounded. The number of locks, probes and markers has no
 //! bound: the model reuses nonces and process numbers that no node and no gateway remembers. States
@@ -41,7 +41,8 @@
 //! - A gateway with `--bootstrap` starts only when no lease runs, or when another gateway knows
 //!   that the cluster is not new. Before a gateway's claim that a blank node is new is confirmed,
 //!   all gateways probe that node.
-//! - Gateways with the new `max_ttl` see no node without a marker before the change of
+//! - While `max_ttl` is raised, a majority of the nodes keeps its data.
+//! - Gateways with the shorter `max_ttl` see no node without a marker before the change of
 //!   configuration has ended. The gateways with the old one stop when the change begins.
 //!
 //! Without [`Bounds::is_operated_well`] the third, fourth and fifth assumption do not hold. Then
@@ -77,7 +78,7 @@ impl Model for Eligibility {
                 bootstrap: bootstraps[at],
                 may_confirm_new: bootstraps[at],
                 denies_new: !bootstraps[at],
-                is_new: self.bounds.change && at == 1,
+                is_new: (self.bounds.change || self.bounds.raise) && at == 1,
                 is_stopped: false,
             };
             let gateways = std::array::from_fn(gateway);
@@ -90,6 +91,7 @@ impl Model for Eligibility {
                     synced,
                     rewritten: false,
                     evicted: 0,
+                    raised: 0,
                     is_suspect: false,
                     granted: 0,
                     survived: 0,
@@ -156,6 +158,12 @@ impl Model for Eligibility {
             properties.push(Property::<Self>::sometimes(
                 "a new cluster grants without a quarantine",
                 |m, s| m.firsts[4].sometimes(!s.has_waited && s.live != 0),
+            ));
+        }
+        if self.bounds.raise {
+            properties.push(Property::<Self>::sometimes(
+                "a lock with the raised max_ttl is granted after a loss of data",
+                |m, s| m.firsts[5].sometimes(s.faults_left == 0 && s.live & !s.short != 0),
             ));
         }
         if self.bounds.change {

@@ -59,6 +59,14 @@ rules! {
     bootstrap_ends_with_admission
     /// A gateway counts only quarantines whose marker names its own configuration.
     marker_names_configuration
+    /// A quarantine lasts by the largest TTL bound that the gateway has seen in a marker.
+    larger_bound_is_waited
+    /// A quarantine ends only when the gateway has probed a majority of the nodes since it began.
+    majority_is_probed
+    /// A node votes only for gateways whose `max_ttl` is within the limit of its marker.
+    limit_is_checked
+    /// The limit in markers rises only when the bound of every marker has risen.
+    bounds_rise_first
     /// A change of configuration waits until every lock of the old configuration has ended.
     reconfiguration_waits
     /// Each admission writes its own marker. So a node refuses messages that were sent before it

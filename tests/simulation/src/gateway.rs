@@ -88,12 +88,13 @@ impl Gateway {
         };
         let env = Env { clock: self.clock.clone(), entropy, observer: Arc::new(observer) };
         let quarantine = self.plan.node_settings().quarantine(self.plan.max_ttl);
-        let node_registry = Arc::<NodeRegistry>::default();
+        let node_registry = Arc::new(NodeRegistry::new(self.masters.len()));
         let node = |master: &Arc<Master>| {
             let name = node_name(master);
             let eligibility =
                 Eligibility::new(cluster_config.identity(&name), quarantine, self.plan.skew)
                     .returning_after(self.plan.node_settings().returns_after())
+                    .with_rules(self.plan.node_settings().bound_rules())
                     .expecting_bootstrap(first);
             let network = self.network.clone();
             let recorder = self.recorder.clone();

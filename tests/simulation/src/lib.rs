@@ -28,6 +28,7 @@
 //! | [`foreign`] | clients of another Redlock library | gateways |
 //! | [`faults`] | the faults and their times | clients |
 //! | [`reconfigure`] | the faults during an operator's change of configuration | clients |
+//! | [`raise`] | the losses of data while an operator raises `max_ttl` | clients |
 //! | [`history`] | the record | the simulation |
 //! | [`checker`] | the judge | the simulation |
 //! | [`timeline`] | the record as text | right and wrong |
@@ -68,6 +69,7 @@ pub mod link;
 pub mod master;
 pub mod network;
 pub mod plan;
+pub mod raise;
 pub mod reconfigure;
 pub mod rule;
 pub mod run;

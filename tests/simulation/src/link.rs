@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use redlock_core::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, RecoveryAnswer,
-    RecoveryBatch, Scan, Scanned, Session, StoredPage, Subscription, Swapped,
+    RecoveryBatch, Scan, Scanned, Session, Stored, StoredPage, Subscription, Swapped,
 };
 use redlock_core::node::{Engine, Hint, Keys, NodeSettings, Task};
 use tokio::sync::{mpsc, oneshot};
@@ -187,7 +187,7 @@ impl Session for SimSession {
     }
 
     fn scan(&self, Scan { key_prefix, cursor, count }: Scan) -> Answering<Scanned> {
-        let page = self.stored(Some(cursor));
+        let page = self.stored(Some(cursor), Duration::MAX);
         async move {
             let StoredPage { stored, next } = page.await?;
             let keys = stored.into_iter().map(|lock| Keys::new(KEY_PREFIX, &lock.name).lock);
@@ -200,7 +200,7 @@ impl Session for SimSession {
         .boxed()
     }
 
-    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
+    fn stored(&self, cursor: Option<Bytes>, longest_life: Duration) -> Answering<StoredPage> {
         let page = cursor.and_then(|cursor| String::from_utf8_lossy(&cursor).parse::<usize>().ok());
         let answer = ask(&self.link.master, &self.connection, Question::Stored);
         async move {
@@ -209,8 +209,13 @@ impl Session for SimSession {
                 Reply::Stored(stored) => {
                     let from = page.unwrap_or(0);
                     let all = stored.len();
-                    let stored =
-                        stored.into_iter().skip(from.saturating_sub(1)).take(PAGE + 1).collect();
+                    let limited = |lock: Stored| {
+                        let is_ours = lock.record.parse().is_some();
+                        let longest = if is_ours { longest_life } else { Duration::MAX };
+                        Stored { expires_in: lock.expires_in.min(longest), ..lock }
+                    };
+                    let page = stored.into_iter().skip(from.saturating_sub(1)).take(PAGE + 1);
+                    let stored = page.map(limited).collect();
                     let next = (all > from + PAGE).then(|| Bytes::from((from + PAGE).to_string()));
                     Ok(StoredPage { stored, next })
                 }

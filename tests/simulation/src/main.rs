@@ -75,6 +75,8 @@ enum ScenarioArgument {
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
+    /// An operator raises max_ttl while masters lose their data.
+    Raise,
     /// Names move to new processes that have read the files of the old ones. The old processes
     /// still run.
     Moved,
@@ -102,6 +104,7 @@ impl Arguments {
             ScenarioArgument::Contended => Plan::rolling(seed, true),
             ScenarioArgument::Queue => Plan::queue(seed),
             ScenarioArgument::Reconfigure => Plan::reconfigure(seed),
+            ScenarioArgument::Raise => Plan::raise(seed),
             ScenarioArgument::Moved => Plan::moved(seed),
             ScenarioArgument::Skews => Plan::skews(seed),
             ScenarioArgument::FastClocks => Plan::fast_clocks(seed),
@@ -127,6 +130,7 @@ impl Arguments {
             ScenarioArgument::Contended => command += " --scenario contended",
             ScenarioArgument::Queue => command += " --scenario queue",
             ScenarioArgument::Reconfigure => command += " --scenario reconfigure",
+            ScenarioArgument::Raise => command += " --scenario raise",
             ScenarioArgument::Moved => command += " --scenario moved",
             ScenarioArgument::Skews => command += " --scenario skews",
             ScenarioArgument::FastClocks => command += " --scenario fast-clocks",

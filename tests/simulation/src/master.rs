@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use redlock_core::clock::Clock;
-use redlock_core::node::eligibility::{Durability, Facts};
+use redlock_core::node::eligibility::{Durability, Facts, incarnation_of};
 use redlock_core::node::link::{
     Answer, MarkerSwap, RecoveryAnswer, RecoveryBatch, Stored, Swapped,
 };
@@ -297,6 +297,11 @@ impl Master {
         Some((left, durable))
     }
 
+    /// The marker that stands.
+    pub fn marker(&self) -> Option<String> {
+        self.memory.marker()
+    }
+
     /// All data that the master stores now.
     pub fn data(&self) -> Snapshot {
         self.memory.snapshot()
@@ -350,8 +355,9 @@ impl Master {
                 Reply::Noted
             }
             Question::Call { marker, settings, ops } => {
-                let is_admitted =
-                    !self.marker_is_checked || memory.marker().as_deref() == Some(marker);
+                let stands = memory.marker();
+                let is_admitted = !self.marker_is_checked
+                    || stands.as_deref().map(incarnation_of) == Some(incarnation_of(marker));
                 let time_micros = Some(self.clock.wall_micros() as i64);
                 let settings = settings.with_rules(self.settings.rules());
                 let run = |op: &Arc<Op>| {

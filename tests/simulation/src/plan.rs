@@ -34,6 +34,8 @@ pub enum Scenario {
     Queue,
     /// An operator moves the masters to another configuration.
     Reconfigure,
+    /// An operator raises `max_ttl` while masters lose their data.
+    Raise,
     /// Names move to new processes that have read the files of the old ones. The old processes
     /// still run.
     Moved,
@@ -131,6 +133,8 @@ pub struct Plan {
 
 /// The longest TTL in most histories. It is short, so a quarantine takes only seconds.
 const MAX_TTL: Duration = Duration::from_secs(3);
+/// The `max_ttl` before it is raised.
+pub const SHORT_MAX_TTL: Duration = MAX_TTL;
 /// The longest TTL in the other histories. A quarantine would take most of the history, unless the
 /// master recovers its locks.
 const LONG_MAX_TTL: Duration = Duration::from_secs(40);
@@ -341,6 +345,32 @@ impl Plan {
             },
             faults,
             ..Self::storm(seed)
+        }
+    }
+
+    /// The raise of `max_ttl` of a seed. `max_ttl` is the larger one.
+    pub fn raise(seed: u64) -> Self {
+        let storm = Self::storm(seed);
+        let mut chance = Chance::new(seed, Stream::Plan);
+        let Faults { cut, gateway_clock, .. } = storm.faults;
+        Self {
+            scenario: Scenario::Raise,
+            masters: chance.pick(&[3, 3, 3, 5]),
+            foreign_clients: 0,
+            bootstrap_cuts: false,
+            gateways: 4,
+            clients: 8,
+            names: chance.between(4, 8) as u8,
+            max_ttl: LONG_MAX_TTL,
+            length: Duration::from_secs(75),
+            latency: Latency {
+                base_ms: 1,
+                jitter_ms: chance.between(1, 6),
+                spike_percent: 0,
+                spike_ms: 0,
+            },
+            faults: Faults { cut, gateway_clock, ..Faults::default() },
+            ..storm
         }
     }
 

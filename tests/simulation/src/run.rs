@@ -20,6 +20,7 @@ use crate::history::{History, Leftover, Recorder};
 use crate::master::{Left, Master};
 use crate::network::Network;
 use crate::plan::{Plan, Scenario};
+use crate::raise;
 use crate::reconfigure;
 use crate::time::{MAX_RATE_PPM, SimClock};
 
@@ -62,7 +63,9 @@ pub fn run(plan: &Plan) -> HistoryResult {
         Demand::Idle => plan.scenario == Scenario::Queue,
         // The old process may have executed a release that the new process, with the file from
         // before, does not know. It stores that lock until the lock ends.
-        Demand::Orphan => plan.scenario != Scenario::Moved,
+        // In a raise, a gateway with the shorter `max_ttl` may have started without reaching any
+        // marker. It gives up a failed release by its own `max_ttl`.
+        Demand::Orphan => !matches!(plan.scenario, Scenario::Moved | Scenario::Raise),
         _ => true,
     });
     HistoryResult { history, violations }
@@ -73,6 +76,7 @@ async fn perform(plan: Arc<Plan>) -> History {
     let recorder = Arc::new(Recorder::new(start));
     let stage = set_up(plan.clone(), start, recorder.clone());
     reconfigure::prepare(&stage);
+    raise::prepare(&stage);
     stage.gateways.iter().for_each(Gateway::start);
     recorder.situation(match plan.masters {
         1 => "histories of 1 master",
@@ -102,6 +106,10 @@ async fn perform(plan: Arc<Plan>) -> History {
         Scenario::Moved => drop(tokio::spawn(move_files(stage.clone()))),
         Scenario::Rolling | Scenario::Contended | Scenario::Young => {
             drop(tokio::spawn(roll(stage.clone())))
+        }
+        Scenario::Raise => {
+            stage.begin();
+            drop(tokio::spawn(raise::operate(stage.clone())));
         }
         Scenario::Reconfigure => {
             stage.begin();
@@ -159,9 +167,12 @@ impl Scenario {
     fn habits(self, client: u8) -> Habits {
         match self {
             Self::Rolling | Self::Contended if client == 0 => Habits::Keeps,
-            Self::Storm | Self::Rolling | Self::Contended | Self::Reconfigure | Self::Moved => {
-                Habits::Any
-            }
+            Self::Storm
+            | Self::Rolling
+            | Self::Contended
+            | Self::Reconfigure
+            | Self::Raise
+            | Self::Moved => Habits::Any,
             Self::Young => Habits::Leaves,
             Self::Queue => Habits::Eager,
         }
@@ -181,6 +192,7 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
                 Scenario::Rolling
                 | Scenario::Contended
                 | Scenario::Young
+                | Scenario::Raise
                 | Scenario::Reconfigure => false,
             };
             Arc::new(Master::new(
@@ -197,6 +209,7 @@ fn set_up(plan: Arc<Plan>, start: Instant, recorder: Arc<Recorder>) -> Stage {
         .map(|index| {
             let (plan, masters) =
                 reconfigure::configuration(&plan.for_gateway(index), index, &masters);
+            let plan = raise::configuration(plan, index);
             let offset = chance.around(plan.clock_limit());
             let clock = Arc::new(SimClock::new(start, chance.around(MAX_RATE_PPM), offset));
             Gateway::new(index, clock, plan, masters, network.clone(), recorder.clone())

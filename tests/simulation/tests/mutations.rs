@@ -107,6 +107,26 @@ fn without_the_skew_in_the_marker() {
 }
 
 #[test]
+fn without_the_wait_for_the_largest_bound() {
+    assert_violated("larger-bound-is-waited", "raise", Plan::raise, &SAFETY);
+}
+
+#[test]
+fn without_probing_a_majority_before_a_quarantine_ends() {
+    assert_violated("majority-is-probed", "raise", Plan::raise, &SAFETY);
+}
+
+#[test]
+fn without_the_limit_in_the_marker() {
+    assert_violated("limit-is-checked", "raise", Plan::raise, &SAFETY);
+}
+
+#[test]
+fn without_raising_every_bound_first() {
+    assert_violated("bounds-rise-first", "raise", Plan::raise, &SAFETY);
+}
+
+#[test]
 fn without_repair() {
     // Catching up after an admission would also keep the lock, so it is off too.
     let plan = |seed| named("admitted-is-caught-up").off(Plan::rolling(seed, false));

@@ -119,6 +119,25 @@ fn change_of_configuration_grants_no_lock_twice() {
     assert!(by_old > 10 && by_new > 10 && interrupted > 10, "{by_old}, {by_new}, {interrupted}");
 }
 
+#[test]
+fn raising_max_ttl_under_losses_violates_nothing() {
+    let found = search(0..seeds() / 3, &Demand::ALL, false, Plan::raise, |_, _| {});
+    assert_clean(&found, "raise");
+    let situation = |name: &str| {
+        let situations = &found.summary.situations;
+        situations.get(name).copied().unwrap_or_default()
+    };
+    let histories = found.summary.histories;
+    assert_eq!(situation("raises done"), histories);
+    assert!(
+        situation("raises interrupted") > histories / 2
+            && situation("losses around a raise") > 2 * histories
+            && situation("gateways that forgot") > histories / 2,
+        "{}",
+        found.summary
+    );
+}
+
 /// A master without data grants the lock to the next client that tries. That proposal fails on the
 /// other masters and is undone. The undo must set the watermark back: if the watermark stayed, it
 /// would refuse the repair, and every seed would lose the lock. But if an older release has left a

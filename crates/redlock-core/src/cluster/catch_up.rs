@@ -34,7 +34,7 @@ use tokio::time::{Instant, timeout};
 use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, Ttl};
-use crate::node::eligibility::NAME_MOVES_WITHIN;
+use crate::node::eligibility::{ClusterConfig, NAME_MOVES_WITHIN, incarnation_of};
 use crate::node::link::{LinkError, Scan, Scanned};
 use crate::node::{Env, Failure, Holding, Keys, Node, NodeState, Op, Record, Reply, Vote, Voter};
 use crate::settings::Settings;
@@ -209,7 +209,8 @@ impl Worker {
                 }
                 // If the master has another marker by now, it was admitted anew. Locks that were
                 // read before must not be set after that.
-                if self.nodes[at].status().borrow().marker != marker {
+                let now = self.nodes[at].status().borrow().marker.clone();
+                if incarnation_of(&now) != incarnation_of(marker) {
                     return Err("it must be admitted again".to_owned());
                 }
                 self.give(at, repairs, pass).await;
@@ -251,6 +252,7 @@ impl Worker {
         let read = join_all(others.iter().map(|other| read(*other, differ.clone()))).await;
         let read: Vec<Vec<Vote>> = read.into_iter().collect::<Result<_, _>>()?;
         let enough = self.quorum.size();
+        let longest = self.longest_life_on(others);
         // A master that cannot be read now may store a copy too, and may vote again at any time.
         let unread = self.nodes.len() - 1 - others.len();
         let mut uncertain = None;
@@ -262,7 +264,7 @@ impl Worker {
                 }
                 return None;
             };
-            let life = life.unwrap_or(self.longest_life).min(self.longest_life);
+            let life = life.unwrap_or(longest).min(longest);
             // The time since the reading is subtracted. A lock that ends within milliseconds is
             // left out.
             let millis = life.saturating_sub(began.elapsed()).as_millis();
@@ -271,6 +273,15 @@ impl Worker {
         };
         let repairs = differ.into_iter().enumerate().filter_map(repair).collect();
         Ok(Missing { repairs, uncertain })
+    }
+
+    /// The longest life that a lock of ours may have on these masters. Other gateways may grant a
+    /// longer TTL than this one.
+    fn longest_life_on(&self, masters: &[usize]) -> Duration {
+        let bound = |master: &usize| {
+            ClusterConfig::ttl_bound_of(&self.nodes[*master].status().borrow().marker)
+        };
+        masters.iter().filter_map(bound).fold(self.longest_life, Duration::max)
     }
 
     async fn give(&self, at: usize, repairs: Vec<Op>, pass: &mut Pass) {

@@ -11,6 +11,8 @@
 //! 4. Each master of the new configuration gets the marker that admits it. [`Change::carry_out`]
 //!    runs steps 2 to 4.
 //!
+//! Raising `max_ttl` alone needs no stop and no wait, see `raise.rs`.
+//!
 //! Every marker replaces exactly the marker that was seen before. The markers of step 2 contain a
 //! nonce and the new configuration. So if two operators run a change at once, one of them is
 //! refused. If a run is overtaken during its wait, it cannot end the wait of the other run.
@@ -29,9 +31,12 @@
 //! early may admit that master too soon. Operators stop the old gateways first and start the new
 //! ones last.
 
+mod raise;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use self::raise::NotRaised;
 use crate::model::clock::{Entropy, SystemClock};
 use crate::model::quorum::Quorum;
 use crate::node::Diagnosis;
@@ -96,6 +101,13 @@ pub enum Progress<'a> {
     },
     /// From now on no master votes, for this long.
     VotesStopped(Duration),
+    /// The marker of this master could not be raised yet. The command tries again.
+    NotYetRaised {
+        /// The master's name.
+        master: &'a str,
+        /// Why the marker could not be raised.
+        why: &'a str,
+    },
 }
 
 /// Why masters are not moved, with the name of the master. All but the last two errors come before
@@ -157,6 +169,9 @@ pub enum ReconfigureError {
          it again"
     )]
     Overtaken(String),
+    /// The marker of this master was not raised in time. Those of other masters may have been.
+    #[error("{0}: {1}; its marker was not raised, and all masters vote on; run it again")]
+    NotRaised(String, String),
     /// This master's marker may not have been written. Markers of other masters may have been.
     #[error("{0}: {1}; run it again")]
     Interrupted(String, LinkError),
@@ -179,6 +194,8 @@ pub struct Change {
     longest_skew: Duration,
     /// The hash of the old node set.
     left: String,
+    /// Whether the change only raises `max_ttl`.
+    is_raise: bool,
 }
 
 /// Probes all masters and changes nothing. `masters` are all those of the new configuration.
@@ -222,6 +239,7 @@ pub async fn survey(
             config.has_admitted(marker) || config.is_target_of(marker).is_some()
         })
     };
+    let is_raise = !matches!(left.nodes, Old::Nobody) && survey.is_raise(&seen);
     let leaving = match (left.nodes, &survey.left) {
         (Old::Nodes(old), _) => survey.leave(old, &seen, report).await?,
         (Old::Unsaid | Old::Nobody, Some(left)) => {
@@ -229,7 +247,7 @@ pub async fn survey(
         }
         // All masters must show it. The marker of an added node shows no other node, and a
         // cluster's name can stand for more nodes than the new ones.
-        (Old::Unsaid, None) if !seen.iter().all(goes_on) => {
+        (Old::Unsaid, None) if !is_raise && !seen.iter().all(goes_on) => {
             return Err(ReconfigureError::OldUnknown);
         }
         (Old::Unsaid | Old::Nobody, None) => Vec::new(),
@@ -241,7 +259,13 @@ pub async fn survey(
     let left = left.unwrap_or_else(|| config.node_set().to_owned());
     let longest_ttl = longest_ttl.max(config.max_ttl());
     let longest_skew = longest_skew.max(config.max_clock_skew());
-    Ok(Change { masters: seen, leaving, longest_ttl, longest_skew, left })
+    // The operator may state longer values than the markers.
+    let is_raise = is_raise
+        && leaving.is_empty()
+        && left == config.node_set()
+        && longest_ttl == config.max_ttl()
+        && longest_skew == config.max_clock_skew();
+    Ok(Change { masters: seen, leaving, longest_ttl, longest_skew, left, is_raise })
 }
 
 /// The facts gathered so far.
@@ -260,6 +284,17 @@ struct Survey {
 }
 
 impl Survey {
+    /// Whether this configuration differs from all markers only by a larger `max_ttl`. A master
+    /// that has just lost its data has no marker.
+    fn is_raise(&self, seen: &[Seen]) -> bool {
+        let max_ttl = self.config.max_ttl();
+        let rises = |marker: &str| {
+            self.config.bounds_in(marker).is_some_and(|bounds| bounds.bound <= max_ttl)
+        };
+        let mut markers = seen.iter().filter_map(|seen| seen.marker.as_deref()).peekable();
+        markers.peek().is_some() && markers.all(rises)
+    }
+
     /// Probes one more master. The inner result is an error if the master does not answer.
     async fn look(
         &mut self,
@@ -281,8 +316,9 @@ impl Survey {
         if self.config.is_target_of(stands) == Some(false) {
             return Err(ReconfigureError::OtherChange(name(), stands.to_owned()));
         }
-        self.longest_ttl =
-            self.longest_ttl.max(ClusterConfig::max_ttl_of(stands).unwrap_or_default());
+        self.longest_ttl = self
+            .longest_ttl
+            .max(ClusterConfig::bounds_of(stands).map_or(Duration::ZERO, |b| b.bound));
         let skew = ClusterConfig::clock_skew_of(stands);
         self.is_skew_unknown |= skew.is_none() && ClusterConfig::node_set_of(stands).is_some();
         self.longest_skew = self.longest_skew.max(skew.unwrap_or_default());
@@ -358,23 +394,43 @@ impl Survey {
 }
 
 impl Change {
-    /// How long no master will vote: the quarantine of the longest TTL and clock skew.
+    /// Whether the change only raises `max_ttl`. Then all masters vote on.
+    pub fn is_raise(&self) -> bool {
+        self.is_raise
+    }
+
+    /// How long no master will vote: the quarantine of the longest TTL and clock skew. Zero if the
+    /// change only raises `max_ttl`.
     pub fn wait(&self) -> Duration {
+        if self.is_raise {
+            return Duration::ZERO;
+        }
         let settings = self.masters[0].master.settings.with_max_clock_skew(self.longest_skew);
         settings.quarantine(self.longest_ttl)
     }
 
-    /// Stops the votes, waits, and writes the new markers. If the future is dropped before its end,
+    /// Stops the votes, waits, and writes the new markers. Or raises `max_ttl` in the markers. If the future is dropped before its end,
     /// begin again with [`survey`].
     ///
     /// # Errors
-    /// [`ReconfigureError::Interrupted`] and [`ReconfigureError::Overtaken`] only.
+    /// [`ReconfigureError::Interrupted`], [`ReconfigureError::Overtaken`] and
+    /// [`ReconfigureError::NotRaised`] only.
     pub async fn carry_out(
         &self,
         entropy: &dyn Entropy,
         mut report: impl FnMut(Progress<'_>),
     ) -> Result<(), ReconfigureError> {
         let config = self.masters[0].master.identity.cluster_config();
+        if self.is_raise {
+            let masters: Vec<_> = self.masters.iter().map(|seen| &seen.master).collect();
+            let report = |master: &str, why: &str| report(Progress::NotYetRaised { master, why });
+            return raise::raise(&masters, config.max_ttl(), report).await.map_err(
+                |why| match why {
+                    NotRaised::Overtaken(master) => ReconfigureError::Overtaken(master),
+                    NotRaised::TooLate(master, why) => ReconfigureError::NotRaised(master, why),
+                },
+            );
+        }
         let under_way = config.marker_under_way(
             &self.left,
             self.longest_ttl,

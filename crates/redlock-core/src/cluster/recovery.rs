@@ -35,7 +35,7 @@ use crate::cluster::schedule::{self, Attempt, Pause, Scheduled, Sighting, Work};
 use crate::model::quorum::Quorum;
 use crate::model::types::{FencingToken, LockName};
 use crate::model::validity::longest_round;
-use crate::node::eligibility::NAME_MOVES_WITHIN;
+use crate::node::eligibility::{ClusterConfig, NAME_MOVES_WITHIN, incarnation_of};
 use crate::node::link::{
     LinkError, ProbeReply, Put, RecoveryAnswer, RecoveryBatch, Session, Stored,
 };
@@ -120,6 +120,8 @@ struct MasterLocks {
     node: usize,
     /// The marker that stood before, during and after the reading.
     marker: String,
+    /// The longest life of a lock of ours there.
+    longest_life: Duration,
     stored: Vec<Stored>,
     /// The master's clock when the loss was seen, in microseconds.
     then_micros: u64,
@@ -253,17 +255,23 @@ impl Recoverer {
         let session = self.connect(at).await?;
         let ProbeReply { facts, marker, .. } = in_time(session.probe()).await?;
         let since = self.env.clock.monotonic().saturating_sub(seen);
-        let (session, stored) = all_of(session).await?;
+        // A lock may live longer than this gateway's own `max_ttl`.
+        let bound = marker.as_deref().and_then(ClusterConfig::ttl_bound_of);
+        let longest_life = self.longest_life.max(bound.unwrap_or_default());
+        let (session, stored) = all_of(session, longest_life).await?;
         let after = in_time(session.probe()).await?;
-        let same = facts.has_same_history(&after.facts) && marker == after.marker;
-        if !same || marker.as_ref() != Some(&before) || self.admitted_by(at) != marker {
+        let is_same =
+            |marker: Option<&str>| marker.map(incarnation_of) == Some(incarnation_of(&before));
+        let now = self.admitted_by(at);
+        let same = [marker.as_deref(), after.marker.as_deref(), now.as_deref()];
+        if !facts.has_same_history(&after.facts) || !same.into_iter().all(is_same) {
             return Err(LinkError::broken(format!("{name} has changed while it was read")));
         }
         if facts.time_micros == 0 {
             return Err(LinkError::broken(format!("{name} does not show its time")));
         }
         let then_micros = facts.time_micros.saturating_sub(since.as_micros() as u64);
-        Ok(MasterLocks { node: at, marker: before, stored, then_micros })
+        Ok(MasterLocks { node: at, marker: before, longest_life, stored, then_micros })
     }
 
     /// Reads these names on each master once more. Leaves out a master that cannot be read, and
@@ -301,10 +309,15 @@ impl Recoverer {
                 .read(keys)
                 .await
                 .map_err(|failure| LinkError::broken(failure.detail))?;
-            stored
-                .extend(names.iter().zip(votes).filter_map(|(name, vote)| self.stored(name, vote)));
+            stored.extend(
+                names
+                    .iter()
+                    .zip(votes)
+                    .filter_map(|(name, vote)| stored_by(vote, name, master.longest_life)),
+            );
         }
-        if self.admitted_by(master.node).as_ref() != Some(&master.marker) {
+        let stands = self.admitted_by(master.node);
+        if stands.as_deref().map(incarnation_of) != Some(incarnation_of(&master.marker)) {
             return Err(LinkError::broken(format!(
                 "{} has changed while it was read",
                 node.name()
@@ -313,26 +326,25 @@ impl Recoverer {
         Ok(stored)
     }
 
-    /// The lock that a vote shows, by the rules of `node/stored.lua`.
-    fn stored(&self, name: &LockName, vote: Vote) -> Option<Stored> {
-        let Vote::Found(Holding { record, expires_in }) = vote else { return None };
-        let is_ours = record.parse().is_some();
-        let longest = self.longest_life;
-        let expires_in = match expires_in {
-            Some(life) if is_ours => life.min(longest),
-            Some(life) => life,
-            None if is_ours => longest,
-            // A key that another client set without an expiry is no lock.
-            None => return None,
-        };
-        Some(Stored { name: name.clone(), record, expires_in })
-    }
-
     async fn connect(&self, at: usize) -> Result<Box<dyn Session>, LinkError> {
         let link =
             self.nodes[at].link().ok_or_else(|| LinkError::broken("the node has no link"))?;
         in_time(link.connect()).await
     }
+}
+
+/// The lock that a vote shows, by the rules of `node/stored.lua`.
+fn stored_by(vote: Vote, name: &LockName, longest: Duration) -> Option<Stored> {
+    let Vote::Found(Holding { record, expires_in }) = vote else { return None };
+    let is_ours = record.parse().is_some();
+    let expires_in = match expires_in {
+        Some(life) if is_ours => life.min(longest),
+        Some(life) => life,
+        None if is_ours => longest,
+        // A key that another client set without an expiry is no lock.
+        None => return None,
+    };
+    Some(Stored { name: name.clone(), record, expires_in })
 }
 
 /// Plans what comes back, and takes the locks out of the readings. Lets other tasks run meanwhile,
@@ -361,12 +373,15 @@ async fn plan(
     puts
 }
 
-async fn all_of(session: Box<dyn Session>) -> Result<(Box<dyn Session>, Vec<Stored>), LinkError> {
+async fn all_of(
+    session: Box<dyn Session>,
+    longest_life: Duration,
+) -> Result<(Box<dyn Session>, Vec<Stored>), LinkError> {
     let mut all = Vec::new();
     let mut cursor = None;
     let mut bytes = 0;
     loop {
-        let page = in_time(session.stored(cursor)).await?;
+        let page = in_time(session.stored(cursor, longest_life)).await?;
         let size = |stored: &Stored| {
             size_of::<Stored>() + stored.name.as_str().len() + stored.record.as_bytes().len()
         };
@@ -410,6 +425,7 @@ mod tests {
         let mut read = [MasterLocks {
             node: 1,
             marker: String::new(),
+            longest_life: Duration::from_secs(300),
             stored: (0..LOCKS).map(stored).collect(),
             then_micros: 0,
         }];

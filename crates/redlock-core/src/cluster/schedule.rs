@@ -12,6 +12,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::cluster::bootstrap::any_changed;
+use crate::node::eligibility::incarnation_of;
 use crate::node::{Env, Node, NodeState};
 
 /// Work that masters need while they are in one state.
@@ -117,7 +118,9 @@ impl<W: Work> Schedule<W> {
     /// Notes a master in the work's state. If the marker is known already, nothing changes: the
     /// connection may only have broken meanwhile.
     fn see(&mut self, at: usize, marker: &str) {
-        if self.pending[at].as_ref().is_some_and(|pending| pending.sighting.marker == marker) {
+        let is_known =
+            |pending: &Pending| incarnation_of(&pending.sighting.marker) == incarnation_of(marker);
+        if self.pending[at].as_ref().is_some_and(is_known) {
             return;
         }
         let seen = Instant::now();

@@ -5,7 +5,7 @@
 //! and that many bytes.
 //!
 //! ```text
-//! call        version u8 = 1 | marker key text | marker text | hint channel text
+//! call        version u8 = 2 | marker key text | incarnation text | hint channel text
 //!             | max_clock_skew in µs u64 | watermark grace in ms u64 | count u16 | operations
 //! operation   code u8 | lock key text | record text | ttl in ms u32
 //!             | W N V: hint text; H: began in µs since 1970 u64
@@ -17,7 +17,7 @@
 //!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I.
 //!   The ttl is 0 for operations without one.
 //!
-//! answer      version u8 = 1 | node's time in µs u64 | whether the marker stands u8
+//! answer      version u8 = 2 | node's time in µs u64 | whether the marker stands u8
 //!             | a vote for each operation; without operations: text of the write error, or empty
 //! vote        code u8, then
 //!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
@@ -41,7 +41,7 @@ use super::rules::NodeSettings;
 use crate::model::types::{FencingToken, Ttl};
 
 /// The version of the format. A master with another version refuses the call.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// The longest stored value of a lock, in bytes. It has room for a label and for 8 KiB of metadata,
 /// which earlier versions accepted. Another client's value can be longer; a vote then contains only

@@ -32,7 +32,7 @@ use super::calls::{Call, Calls, fail_all};
 use super::clock_drift::{ClockDrift, RanAhead, Reading};
 use super::eligibility::{
     EarlyEnd, Eligibility, Facts, Moment, NAME_IS_FOLLOWED_EVERY, NAME_IS_FOLLOWED_WITHIN,
-    NextStep, Suspicion,
+    NextStep, Peers, Suspicion, incarnation_of,
 };
 use super::link::{Answer, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, Swapped};
 use super::node_registry::NodeRegistry;
@@ -122,7 +122,8 @@ pub(super) enum Action {
     SwapMarker(MarkerSwap),
     Load {
         run_id: String,
-        marker: String,
+        /// The part of the marker that every call names.
+        incarnation: String,
     },
     /// Send the operations of [`Driver::newest_call`].
     Call,
@@ -407,6 +408,9 @@ impl Driver {
     ) -> Result<(), Outage> {
         self.report.memory(&facts, self.probe_sent);
         self.check_clock(&facts, marker.as_deref())?;
+        self.settings.node_registry.note_probe(&self.report.name, |earlier| {
+            self.eligibility.as_peer(&facts, marker.as_deref(), self.probe_sent, earlier)
+        });
         if self.is_serving() {
             return self.probed_while_serving(&facts, marker.as_deref(), is_caught_up);
         }
@@ -422,16 +426,21 @@ impl Driver {
         }
         let seen = Moment::of(self.report.env.clock.as_ref());
         self.compare_with_earlier(&facts, seen.monotonic);
-        let is_for = |stood: &Option<String>| marker.is_some() && *stood == marker;
+        let incarnation = marker.as_deref().map(incarnation_of);
+        let is_for = |stood: &Option<String>| {
+            incarnation.is_some() && stood.as_deref().map(incarnation_of) == incarnation
+        };
         let early = if is_for(&self.recovered) {
             Some(EarlyEnd::Recovered)
         } else {
             is_for(&self.bootstrap_confirmed).then_some(EarlyEnd::BrandNew)
         };
+        let (peers, needed) = self.settings.node_registry.peers(&self.report.name);
         match self.eligibility.next_step(
             &facts,
             marker.as_deref(),
             seen,
+            Peers { seen: &peers, needed },
             early,
             self.report.env.entropy.as_ref(),
         ) {
@@ -458,7 +467,7 @@ impl Driver {
                 // The wait may be long. When it ends, the name may lead to another process.
                 self.is_fresh = false;
                 let left = until.saturating_sub(seen.monotonic);
-                let is_other = self.reported != marker;
+                let is_other = self.reported.as_deref().map(incarnation_of) != incarnation;
                 self.report.quarantined(
                     &diagnosis,
                     suspicion,
@@ -484,7 +493,7 @@ impl Driver {
             NextStep::Admit { marker } => {
                 self.actions.push_back(Action::Load {
                     run_id: facts.run_id.clone(),
-                    marker: marker.clone(),
+                    incarnation: incarnation_of(&marker).to_owned(),
                 });
                 let until = now + self.settings.question_deadline;
                 self.phase = Phase::Loading { until, facts: Box::new(facts), marker, is_caught_up };
@@ -525,14 +534,23 @@ impl Driver {
         serving.probe_until = None;
         self.report.evictions(facts.evicted_keys);
         let seen = Moment::of(self.report.env.clock.as_ref());
+        let (peers, needed) = self.settings.node_registry.peers(&self.report.name);
         match self.eligibility.next_step(
             facts,
             marker,
             seen,
+            Peers { seen: &peers, needed },
             None,
             self.report.env.entropy.as_ref(),
         ) {
-            NextStep::Admit { marker } if marker == serving.marker => {
+            // An operator may have raised the bounds in the marker. The session goes on.
+            NextStep::Admit { marker }
+                if incarnation_of(&marker) == incarnation_of(&serving.marker) =>
+            {
+                if marker != serving.marker {
+                    self.report.raised(&marker);
+                    serving.marker = marker;
+                }
                 if is_caught_up {
                     self.report.caught_up();
                 }

@@ -57,7 +57,8 @@ use std::time::Duration;
 
 pub use self::facts::{Durability, Facts, SETTINGS};
 pub use self::marker::{
-    ClusterConfig, NodeIdentity, Suspicion, caught_up_key, database_key, marker_key,
+    ClusterConfig, NodeIdentity, Suspicion, TtlBounds, caught_up_key, database_key, incarnation_of,
+    marker_key,
 };
 use self::marker::{ParsedMarker, State, short};
 use crate::model::clock::{Clock, Entropy};
@@ -111,6 +112,55 @@ pub enum EarlyEnd {
     Recovered,
 }
 
+/// The rules about the TTLs in markers, see `SafetyRules` in `node/rules.rs`. All are on, except in
+/// tests that switch one off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BoundRules {
+    /// A quarantine lasts by the largest TTL bound that the gateway has seen in a marker.
+    pub larger_bound_is_waited: bool,
+    /// A quarantine ends only when the gateway has probed a majority of the nodes since it began.
+    pub majority_is_probed: bool,
+    /// A node votes only for gateways whose `max_ttl` is within the limit of its marker.
+    pub limit_is_checked: bool,
+}
+
+impl Default for BoundRules {
+    fn default() -> Self {
+        Self { larger_bound_is_waited: true, majority_is_probed: true, limit_is_checked: true }
+    }
+}
+
+/// Another node of the cluster, as this gateway last probed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// When the probe was sent, on this gateway's monotonic clock.
+    pub probed: Duration,
+    /// The limit of the marker that admits the node's process; `None` if no marker does.
+    pub limit: Option<Duration>,
+    /// The bound of the last marker that this gateway saw there. It outlives a loss of data.
+    pub bound: Duration,
+}
+
+/// The other nodes of the cluster, as far as this gateway has probed them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Peers<'a> {
+    /// The probed nodes.
+    pub seen: &'a [Peer],
+    /// How many of them make a majority together with the node in question.
+    pub needed: usize,
+}
+
+impl Peers<'_> {
+    fn since(&self, moment: Duration) -> impl Iterator<Item = &Peer> {
+        self.seen.iter().filter(move |peer| peer.probed >= moment)
+    }
+
+    /// The largest bound that this gateway has seen.
+    fn bound(&self) -> Duration {
+        self.seen.iter().map(|peer| peer.bound).max().unwrap_or_default()
+    }
+}
+
 /// The next step for a probed node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextStep {
@@ -157,20 +207,27 @@ pub struct Eligibility {
     distrusted: Option<Option<String>>,
     /// Whether two processes were alive at once under the node's name.
     is_contested: bool,
+    rules: BoundRules,
 }
 
 /// A wait under way.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct RunningWait {
-    /// The marker that stood when the wait began. `run_id` is the process that had this marker.
-    marker: String,
+    /// The incarnation that stood when the wait began. `run_id` is the process that had it.
+    incarnation: String,
     run_id: String,
-    /// When the wait ends, on this gateway's monotonic clock.
-    until: Duration,
+    /// When the wait began, on this gateway's monotonic clock.
+    began: Duration,
+    /// How much of it had passed by then.
+    passed: Duration,
 }
 
+/// How soon a node is probed again whose wait has ended, while too few other nodes were probed.
+const PEERS_PAUSE: Duration = Duration::from_secs(1);
+
 impl Eligibility {
-    /// `quarantine` is how long a suspect node waits, see [`quarantine`].
+    /// `quarantine` is how long a suspect node waits for the `max_ttl` of this gateway, see
+    /// [`quarantine`]. If a marker shows a larger bound, the node waits longer by the difference.
     pub fn new(identity: NodeIdentity, quarantine: Duration, max_clock_skew: Duration) -> Self {
         Self {
             identity,
@@ -182,7 +239,36 @@ impl Eligibility {
             admitted_by: None,
             distrusted: None,
             is_contested: false,
+            rules: BoundRules::default(),
         }
+    }
+
+    /// Sets the rules that are on: all of them, except in tests that switch one off.
+    pub fn with_rules(self, rules: BoundRules) -> Self {
+        Self { rules, ..self }
+    }
+
+    /// What a probe shows to the other nodes' eligibilities. `None` if the marker belongs to
+    /// another configuration. `earlier` is the bound that was seen on this node before.
+    pub fn as_peer(
+        &self,
+        facts: &Facts,
+        marker: Option<&str>,
+        probed: Duration,
+        earlier: Duration,
+    ) -> Option<Peer> {
+        let Some(marker) = marker else {
+            return Some(Peer { probed, limit: None, bound: earlier });
+        };
+        let config = self.identity.cluster_config().parse(marker)?;
+        let admits = |marker: &ParsedMarker<'_>| {
+            matches!(marker.state, State::Admitted { .. })
+                && self.identity.is(marker.node)
+                && marker.run_id == facts.run_id
+        };
+        let is_admitted = ParsedMarker::parse(config.rest).as_ref().is_some_and(admits);
+        let limit = is_admitted.then_some(config.bounds.limit);
+        Some(Peer { probed, limit, bound: config.bounds.bound })
     }
 
     /// Sets how long a process that restarted with its data waits. Without this call it waits
@@ -191,7 +277,7 @@ impl Eligibility {
         Self { returns_after, ..self }
     }
 
-    /// The longest TTL of the configuration that admits nodes.
+    /// The longest TTL that this gateway grants.
     pub fn max_ttl(&self) -> Duration {
         self.identity.cluster_config().max_ttl()
     }
@@ -222,6 +308,7 @@ impl Eligibility {
         facts: &Facts,
         marker: Option<&str>,
         now: Moment,
+        peers: Peers<'_>,
         early: Option<EarlyEnd>,
         entropy: &dyn Entropy,
     ) -> NextStep {
@@ -231,29 +318,56 @@ impl Eligibility {
         // A marker or process other than that of the wait is newer, so the wait is dropped. A
         // quarantine marker that returns later with a copy of the data then begins a new wait.
         let is_other = |wait: &RunningWait| {
-            Some(wait.marker.as_str()) != marker || wait.run_id != facts.run_id
+            Some(wait.incarnation.as_str()) != marker.map(incarnation_of)
+                || wait.run_id != facts.run_id
         };
         if self.wait.as_ref().is_some_and(is_other) {
             self.wait = None;
         }
+        let own = TtlBounds::both(self.max_ttl());
+        let stated = marker.and_then(|marker| self.identity.cluster_config().bounds_in(marker));
+        let stated = stated.unwrap_or(own);
+        // A gateway with a smaller `max_ttl` may be the first to reach the node. So it counts the
+        // largest bound that it has seen anywhere.
+        let bound = if self.rules.larger_bound_is_waited {
+            own.bound.max(stated.bound).max(peers.bound())
+        } else {
+            own.bound
+        };
         let put = |to: String| NextStep::Put { from: marker.map(str::to_owned), to };
-        let admit = || put(self.identity.admitting(facts, nonce(entropy)));
+        let admit_with = |bounds| put(self.identity.admitting_with(facts, bounds, nonce(entropy)));
+        let admit = || admit_with(stated);
         let suspect = |suspicion| {
-            put(self.identity.quarantining(facts, suspicion, now.wall_micros, nonce(entropy)))
+            put(self.identity.quarantining(
+                facts,
+                bound,
+                suspicion,
+                now.wall_micros,
+                nonce(entropy),
+            ))
         };
         let Some(stands) = marker else {
             return suspect(if self.expects_bootstrap { Suspicion::New } else { Suspicion::Blank });
         };
-        let Some(rest) = stands.strip_prefix(self.identity.cluster_config().marker_prefix()) else {
+        let Some(config) = self.identity.cluster_config().parse(stands) else {
             return NextStep::Refuse(self.identity.cluster_config().conflict(stands));
         };
-        let Some(parsed) = ParsedMarker::parse(rest) else { return suspect(Suspicion::Unreadable) };
+        let incarnation = config.rest;
+        let begin_wait = |passed| RunningWait {
+            incarnation: incarnation.to_owned(),
+            run_id: facts.run_id.clone(),
+            began: now.monotonic,
+            passed,
+        };
+        let Some(parsed) = ParsedMarker::parse(incarnation) else {
+            return suspect(Suspicion::Unreadable);
+        };
         let same_node = self.identity.is(parsed.node);
         if parsed.run_id != facts.run_id {
             let synced = facts.durability == Durability::Durable && !facts.rewritten;
             // While the append-only file is off, a new marker does not reach the disk. So a process
             // that loads an older marker than this gateway saw has loaded an outdated file.
-            let is_newest = self.admitted_by.as_deref().is_none_or(|newest| newest == stands);
+            let is_newest = self.admitted_by.as_deref().is_none_or(|newest| newest == incarnation);
             return match parsed.state {
                 _ if !same_node || facts.was_replica => suspect(Suspicion::Copied),
                 _ if facts.evicted_keys > 0 => suspect(Suspicion::Evicted),
@@ -261,13 +375,8 @@ impl Eligibility {
                     if self.is_contested {
                         return suspect(Suspicion::Contested);
                     }
-                    let until = now.monotonic + self.returns_after;
-                    let begun = || RunningWait {
-                        marker: stands.to_owned(),
-                        run_id: facts.run_id.clone(),
-                        until,
-                    };
-                    let until = self.wait.get_or_insert_with(begun).until;
+                    let wait = self.wait.get_or_insert_with(|| begin_wait(Duration::ZERO));
+                    let until = wait.began + self.returns_after;
                     if now.monotonic >= until {
                         return admit();
                     }
@@ -290,7 +399,7 @@ impl Eligibility {
         }
         if let Some(stood) = &self.distrusted {
             let is_admitted = matches!(parsed.state, State::Admitted { .. });
-            if is_admitted || stood.as_deref() == Some(stands) {
+            if is_admitted || stood.as_deref().map(incarnation_of) == Some(incarnation) {
                 return suspect(Suspicion::RanAhead);
             }
             // This quarantine began after the clock ran ahead, so it covers the locks that ended
@@ -325,8 +434,11 @@ impl Eligibility {
                 (Durability::Volatile(_), true) | (Durability::Durable, false) => admit(),
                 (Durability::Durable | Durability::Settling | Durability::Unknown(_), _)
                 | (Durability::Volatile(_), false) => {
+                    if own.limit > stated.limit && self.rules.limit_is_checked {
+                        return NextStep::Refuse(self.identity.cluster_config().conflict(stands));
+                    }
                     self.expects_bootstrap = false;
-                    self.admitted_by = Some(stands.to_owned());
+                    self.admitted_by = Some(incarnation.to_owned());
                     NextStep::Admit { marker: stands.to_owned() }
                 }
             },
@@ -342,27 +454,32 @@ impl Eligibility {
                 suspect(Suspicion::Copied)
             }
             State::Quarantined { suspicion, since, .. } => {
-                let passed = || {
-                    since
-                        .passed(facts.time_micros, now.wall_micros, self.max_clock_skew)
-                        .min(self.quarantine)
-                };
-                let begun = || RunningWait {
-                    marker: stands.to_owned(),
-                    run_id: facts.run_id.clone(),
-                    until: now.monotonic + self.quarantine - passed(),
-                };
-                let until = self.wait.get_or_insert_with(begun).until;
+                let passed =
+                    || since.passed(facts.time_micros, now.wall_micros, self.max_clock_skew);
+                let wait = self.wait.get_or_insert_with(|| begin_wait(passed()));
+                let began = wait.began;
+                let full = self.quarantine + bound.saturating_sub(own.bound);
+                let until = began + full.saturating_sub(wait.passed);
                 let ends_early = match early {
                     Some(EarlyEnd::Recovered) => true,
                     Some(EarlyEnd::BrandNew) => suspicion == Suspicion::New,
                     None => false,
                 };
-                if now.monotonic >= until || ends_early {
-                    admit()
+                // Every lost lock was granted by a majority. So one of its markers, seen after the
+                // loss, shows a bound that covers the lock.
+                let knows_bound =
+                    peers.since(began).count() >= peers.needed || !self.rules.majority_is_probed;
+                if knows_bound && (now.monotonic >= until || ends_early) {
+                    let limit = peers.since(began).filter_map(|peer| peer.limit).max();
+                    let limit = limit.unwrap_or(own.limit);
+                    admit_with(TtlBounds { limit, bound: bound.max(limit) })
                 } else {
                     NextStep::Wait {
-                        until,
+                        until: if knows_bound {
+                            until
+                        } else {
+                            until.max(now.monotonic + PEERS_PAUSE)
+                        },
                         suspicion,
                         diagnosis: suspicion.diagnosis(&facts.durability),
                     }
@@ -436,7 +553,14 @@ mod tests {
         }
 
         fn next_step(&mut self, facts: &Facts, at: u64) -> NextStep {
-            self.eligibility.next_step(facts, self.marker.as_deref(), moment(at), None, &OsEntropy)
+            self.eligibility.next_step(
+                facts,
+                self.marker.as_deref(),
+                moment(at),
+                Peers::default(),
+                None,
+                &OsEntropy,
+            )
         }
 
         /// Probes and puts markers until another step follows.
@@ -553,6 +677,7 @@ mod tests {
                 &volatile(),
                 node.marker.as_deref(),
                 Moment::default(),
+                Peers::default(),
                 Some(EarlyEnd::BrandNew),
                 &OsEntropy,
             )
@@ -589,6 +714,7 @@ mod tests {
             &next,
             restarted.marker.as_deref(),
             Moment::default(),
+            Peers::default(),
             Some(EarlyEnd::BrandNew),
             &OsEntropy,
         );

@@ -47,8 +47,9 @@ pub trait Session: Send + 'static {
     fn scan(&self, scan: Scan) -> Answering<Scanned>;
 
     /// A page of the stored locks, including those of other clients; a value of another client
-    /// without expiry is left out.
-    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage>;
+    /// without expiry is left out. None of our locks lives longer than `longest_life`: if somebody
+    /// changed an expiry by hand, the lock counts with that life.
+    fn stored(&self, cursor: Option<Bytes>, longest_life: Duration) -> Answering<StoredPage>;
 
     /// Sets locks, if the batch's marker stands. After an error some of the locks may be set.
     fn recover(&self, recovery: RecoveryBatch) -> Answering<RecoveryAnswer>;
@@ -60,10 +61,10 @@ pub trait Session: Send + 'static {
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
 
-    /// Prepares the session for calls under this marker, and returns the program that runs them.
+    /// Prepares the session for calls that name this incarnation of the marker, and returns the program that runs them.
     /// Calls are bound to this process: a process started later refuses them with
     /// [`LinkErrorKind::NoScript`].
-    fn load(&self, run_id: &str, marker: &str) -> Answering<Engine>;
+    fn load(&self, run_id: &str, incarnation: &str) -> Answering<Engine>;
 
     /// Runs lock operations in this order, as one uninterrupted call. Calls are answered in the
     /// order in which they were made. A call without operations is the heartbeat.

@@ -37,8 +37,8 @@ local MALFORMED = redis.error_reply('ERR the call is malformed')
 local LONGEST_VALUE = 8448
 
 local packed = ARGV[1]
-if byte(packed) ~= 1 then
-  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 1')
+if byte(packed) ~= 2 then
+  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 2')
 end
 -- The whole call is decoded before any operation runs. A call that is cut off makes unpack fail.
 local _, marker_key, marker, channel, max_skew, grace, count, at =
@@ -76,7 +76,10 @@ if at ~= #packed + 1 then return MALFORMED end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local stands = call('GET', marker_key) == marker
+-- The marker of a call has no configuration in front, so it stays the same when an operator raises
+-- the bounds there.
+local stored_marker = call('GET', marker_key)
+local stands = stored_marker and marker ~= '' and sub(stored_marker, -#marker) == marker
 local admitted = not RULE_MARKER_IS_CHECKED or stands
 
 local function failed(reply)
@@ -354,7 +357,7 @@ local function publish(vote, when, hint)
   return vote
 end
 
-local out = { pack('<BI8B', 1, now, admitted and 1 or 0) }
+local out = { pack('<BI8B', 2, now, admitted and 1 or 0) }
 for i = 1, count do
   local code, lock, record = codes[i], locks[i], records[i]
   local watermark, vote = '{' .. lock .. '}:fence', nil
@@ -373,7 +376,7 @@ for i = 1, count do
   out[i + 1] = vote
 end
 if count == 0 then
-  local set = stands and call('SET', marker_key, marker)
+  local set = stands and call('SET', marker_key, stored_marker)
   local text = failed(set) or ''
   out[2] = pack('<I2c0', #text, text)
 end

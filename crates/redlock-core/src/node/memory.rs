@@ -24,6 +24,7 @@ use futures_util::future::{BoxFuture, ready};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::eligibility::incarnation_of;
 use super::link::{Put, RecoveryAnswer, RecoveryBatch, Scan, Scanned, Stored};
 use super::rules::{self, Expiry, KeyError, KeySpace, NodeSettings};
 use super::{
@@ -110,15 +111,15 @@ impl MemoryNode {
     /// Notes that the node has caught up, if this marker stands.
     pub fn mark_caught_up(&self, marker: &str) {
         let mut store = self.lock();
-        if store.marker.as_deref() == Some(marker) {
-            store.caught_up = store.marker.clone();
+        if store.shows(marker) {
+            store.caught_up = Some(incarnation_of(marker).to_owned());
         }
     }
 
     /// Whether the node has caught up under the marker that stands.
     pub fn is_caught_up(&self) -> bool {
         let store = self.lock();
-        store.marker.is_some() && store.caught_up == store.marker
+        store.caught_up.as_deref().is_some_and(|incarnation| store.shows(incarnation))
     }
 
     /// All locks under a prefix that have an expiry, for a simulated link.
@@ -141,7 +142,7 @@ impl MemoryNode {
     /// Restores locks while a marker stands, as `recover.lua` does; `None` when no memory is left.
     pub fn recover(&self, prefix: &str, recovery: &RecoveryBatch) -> Option<RecoveryAnswer> {
         let mut store = self.lock();
-        if store.marker.as_ref() != Some(&recovery.marker) {
+        if !store.shows(&recovery.marker) {
             return Some(RecoveryAnswer::OtherMarker);
         }
         let mut foreign = |(name, put): &(LockName, Put)| {
@@ -341,7 +342,7 @@ struct Store {
     clock: Arc<dyn Clock>,
     settings: NodeSettings,
     marker: Option<String>,
-    /// The marker under which the node has caught up.
+    /// The incarnation of the marker under which the node has caught up.
     caught_up: Option<String>,
     /// Ordered by a secret hash of the key. The cursor of a listing is such a hash, and must not
     /// reveal keys.
@@ -385,8 +386,13 @@ impl Store {
 
     fn run(&mut self, op: &Op, marker: &str, settings: &NodeSettings) -> Vote {
         self.expire_some();
-        let admitted = self.marker.as_deref() == Some(marker);
+        let admitted = self.shows(marker);
         rules::run(self, settings, admitted, op)
+    }
+
+    /// Whether a marker of this incarnation stands.
+    fn shows(&self, marker: &str) -> bool {
+        self.marker.as_deref().map(incarnation_of) == Some(incarnation_of(marker))
     }
 
     /// Scans up to `count` entries, from the cursor's place in the order of the entries.

@@ -1,5 +1,6 @@
 //! State shared by the workers of one gateway's masters. It notes to which process each master's
-//! name leads, and which masters' clocks ran ahead of ours. The drivers decide what follows.
+//! name leads, which masters' clocks ran ahead of ours, and which TTLs the masters' markers state.
+//! The drivers decide what follows.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -7,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock_drift::RanAhead;
+use super::eligibility::Peer;
+use crate::model::quorum::Quorum;
 
 /// Each clock is read about once a second. So if our clock runs slow, the readings of any two
 /// masters' clocks show that within this time of each other.
@@ -16,7 +19,11 @@ const RECENT: Duration = Duration::from_secs(10);
 
 /// The registry of one gateway.
 #[derive(Debug, Default)]
-pub struct NodeRegistry(Mutex<BTreeMap<Arc<str>, NodeEntry>>);
+pub struct NodeRegistry {
+    entries: Mutex<BTreeMap<Arc<str>, NodeEntry>>,
+    /// How many other nodes make a majority together with one node.
+    others_needed: usize,
+}
 
 #[derive(Debug, Default)]
 struct NodeEntry {
@@ -26,9 +33,32 @@ struct NodeEntry {
     first_read: Option<Duration>,
     read: Duration,
     ran_ahead: Option<RanAhead>,
+    /// The latest probe that found a marker of this configuration, or none.
+    peer: Option<Peer>,
 }
 
 impl NodeRegistry {
+    /// The registry of a gateway with this many masters.
+    pub fn new(masters: usize) -> Self {
+        let others_needed = Quorum::new(masters).map_or(0, |quorum| quorum.size() - 1);
+        Self { others_needed, ..Self::default() }
+    }
+
+    /// Notes the result of a probe. `peer` gets the bound that was seen on the node before.
+    pub(super) fn note_probe(&self, name: &Arc<str>, peer: impl FnOnce(Duration) -> Option<Peer>) {
+        let mut node_registry = self.lock();
+        let entry = node_registry.entry(name.clone()).or_default();
+        let earlier = entry.peer.map(|peer| peer.bound).unwrap_or_default();
+        entry.peer = peer(earlier).or(entry.peer);
+    }
+
+    /// The latest probes of the other nodes, and how many of them a majority needs.
+    pub(super) fn peers(&self, name: &Arc<str>) -> (Vec<Peer>, usize) {
+        let node_registry = self.lock();
+        let others = node_registry.iter().filter(|(other, _)| *other != name);
+        (others.filter_map(|(_, entry)| entry.peer).collect(), self.others_needed)
+    }
+
     /// Notes that a name leads to a process. If one process had two names (two addresses, two
     /// database numbers), it would have two votes, and both would be lost together.
     ///
@@ -77,7 +107,7 @@ impl NodeRegistry {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, NodeEntry>> {
-        self.0.lock()
+        self.entries.lock()
     }
 }
 

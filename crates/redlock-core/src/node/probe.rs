@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::eligibility::{Eligibility, Facts, Moment, NextStep, NodeIdentity};
+use super::eligibility::{Eligibility, Facts, Moment, NextStep, NodeIdentity, Peers};
 use super::link::{Link, LinkError, MarkerSwap, ProbeReply, Swapped};
 use super::{Diagnosis, Engine, NodeSettings};
 use crate::model::clock::{Clock, Entropy};
@@ -113,9 +113,17 @@ impl Master {
         let quarantine = self.settings.quarantine(self.identity.cluster_config().max_ttl());
         let mut eligibility =
             Eligibility::new(self.identity.clone(), quarantine, self.settings.max_clock_skew)
-                .returning_after(self.settings.returns_after());
+                .returning_after(self.settings.returns_after())
+                .with_rules(self.settings.bound_rules());
         loop {
-            match eligibility.next_step(facts, marker.as_deref(), now, None, entropy) {
+            match eligibility.next_step(
+                facts,
+                marker.as_deref(),
+                now,
+                Peers::default(),
+                None,
+                entropy,
+            ) {
                 NextStep::Put { to, .. } => marker = Some(to),
                 NextStep::Admit { .. } => return Verdict::Admitted,
                 NextStep::Wait { until, diagnosis, .. } => {

@@ -2,7 +2,7 @@
 -- stands.
 --
 -- KEYS[1]  the marker's key    KEYS[2...]  for each lock: lock key, watermark key
--- ARGV[1]  the marker that must stand
+-- ARGV[1]  the incarnation of the marker that must stand
 -- ARGV[2]  how long a watermark outlives its lock, in ms
 -- ARGV[3...]  for each lock: value, time to live in ms, watermark; '' leaves the watermark as it is
 --
@@ -11,7 +11,7 @@
 
 local call, sub = redis.call, string.sub
 
-if call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if sub(call('GET', KEYS[1]) or '', -#ARGV[1]) ~= ARGV[1] then return 0 end
 
 -- Clients that are no gateways ignore quarantines. They may have set locks here since the loss, and
 -- rely on them. So their locks are not replaced.

@@ -41,6 +41,7 @@ impl RedisNode {
         let quarantine = settings.quarantine(identity.cluster_config().max_ttl());
         let eligibility = Eligibility::new(identity, quarantine, settings.max_clock_skew)
             .returning_after(settings.returns_after())
+            .with_rules(settings.bound_rules())
             .expecting_bootstrap(expects_bootstrap);
         let max_clock_skew = settings.max_clock_skew;
         let driver = DriverSettings {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::eligibility::{Facts, Suspicion};
+use super::eligibility::{ClusterConfig, Facts, Suspicion};
 use super::observer::Env;
 use super::status::{Diagnosis, Engine, NodeMemory, NodeState, NodeStatus, Remedy};
 
@@ -113,6 +113,13 @@ impl Reporter {
         );
     }
 
+    /// The same admission now has larger bounds in its marker.
+    pub(super) fn raised(&self, marker: &str) {
+        self.status.send_modify(|status| marker.clone_into(&mut status.marker));
+        let max_ttl_ms = ClusterConfig::max_ttl_of(marker).unwrap_or_default().as_millis();
+        tracing::info!(node = %self.name, max_ttl_ms, "the node's marker permits another max_ttl");
+    }
+
     /// The node now has the locks that were granted while it was away.
     pub(super) fn caught_up(&self) {
         if self.status().state != NodeState::CatchingUp {
@@ -159,6 +166,7 @@ impl Reporter {
     ) {
         let has_changed = is_other || self.status().state != NodeState::Quarantined;
         let now = self.env.clock.wall_micros();
+        let until = now.saturating_add(left.as_micros() as u64);
         // All fields change in one step. A watcher such as the bootstrap must never see the number
         // of this probe together with the result of an earlier one.
         self.status.send_modify(|status| {
@@ -167,8 +175,11 @@ impl Reporter {
                 status.enter(NodeState::Quarantined, diagnosis);
                 marker.clone_into(&mut status.marker);
                 status.since_micros = now;
-                status.until_micros = Some(now.saturating_add(left.as_micros() as u64));
                 status.is_bootstrapping = suspicion == Suspicion::New;
+            }
+            // Another node's marker may have shown a larger bound meanwhile.
+            if status.until_micros.is_none_or(|shown| shown.abs_diff(until) >= 1_000_000) {
+                status.until_micros = Some(until);
             }
         });
         if has_changed {

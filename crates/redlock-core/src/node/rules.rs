@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::eligibility::{NAME_MOVES_WITHIN, quarantine};
+use super::eligibility::{BoundRules, NAME_MOVES_WITHIN, quarantine};
 use super::op::{Effect, Failure, Holding, Keys, Op, Reason, ReleaseScope, Vote};
 use super::record::Record;
 use crate::model::types::{FencingToken, Ttl};
@@ -433,7 +433,7 @@ macro_rules! safety_rules {
         /// The rules on which the safety of locks and fencing tokens rests. All are on. A build
         /// with the feature `mutation-testing` can switch single rules off, to prove that the tests
         /// notice.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub struct SafetyRules {
             $($(#[$doc])+ pub $rule: bool,)+
         }
@@ -477,6 +477,14 @@ safety_rules! {
     marker_is_checked
     /// A node whose memory of locks is suspect is quarantined before it votes.
     quarantine_is_waited
+    /// A quarantine lasts by the largest TTL bound that the gateway has seen in a marker.
+    larger_bound_is_waited
+    /// A quarantine ends only when the gateway has probed a majority of the nodes since it began.
+    majority_is_probed
+    /// A node votes only for gateways whose `max_ttl` is within the limit of its marker.
+    limit_is_checked
+    /// The limit in markers rises only when the bound of every marker has risen.
+    bounds_rise_first
     /// Apart from a bootstrap, a quarantine ends early only after recovery has given the node every
     /// lost lock that may still be held.
     lost_locks_are_recovered
@@ -561,6 +569,13 @@ impl NodeSettings {
         } else {
             Duration::ZERO
         }
+    }
+
+    /// The rules about the TTLs in markers.
+    pub const fn bound_rules(&self) -> BoundRules {
+        let SafetyRules { larger_bound_is_waited, majority_is_probed, limit_is_checked, .. } =
+            self.rules;
+        BoundRules { larger_bound_is_waited, majority_is_probed, limit_is_checked }
     }
 
     /// How long a node must not vote after a restart with all its data.

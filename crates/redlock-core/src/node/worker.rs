@@ -346,8 +346,9 @@ impl Connection {
             (Action::SwapMarker(swap), Some(session)) => {
                 self.question = Some(session.swap_marker(swap).map(Event::Swapped).boxed());
             }
-            (Action::Load { run_id, marker }, Some(session)) => {
-                self.question = Some(session.load(&run_id, &marker).map(Event::Loaded).boxed());
+            (Action::Load { run_id, incarnation }, Some(session)) => {
+                self.question =
+                    Some(session.load(&run_id, &incarnation).map(Event::Loaded).boxed());
             }
             (Action::Call, Some(session)) => {
                 self.calls.push_back(session.call(driver.newest_call()))

@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::node::eligibility::ClusterConfig;
 use crate::node::{Node, NodeState, Observer, Op, Reply, Vote, Voter};
 
 /// The limit on pending releases per node.
@@ -30,6 +31,7 @@ pub(crate) struct PendingReleases {
     queues: Vec<mpsc::Sender<Pending>>,
     observer: Arc<dyn Observer>,
     life: Duration,
+    max_clock_skew: Duration,
     /// Releases in flight. Releases that wait for their node are not included.
     under_way: AtomicUsize,
     drained: Notify,
@@ -41,11 +43,13 @@ struct Pending {
 }
 
 impl PendingReleases {
-    /// `life` is how long a release can matter: `max_ttl` plus `max_clock_skew`.
+    /// A release can matter for `max_ttl` plus `max_clock_skew`, or for longer if a marker shows a
+    /// larger bound.
     pub(crate) fn start(
         nodes: &[Arc<dyn Node>],
         observer: Arc<dyn Observer>,
-        life: Duration,
+        max_ttl: Duration,
+        max_clock_skew: Duration,
     ) -> Arc<Self> {
         let mut queues = Vec::with_capacity(nodes.len());
         for (index, node) in nodes.iter().enumerate() {
@@ -57,7 +61,8 @@ impl PendingReleases {
             nodes: nodes.to_vec(),
             queues,
             observer,
-            life,
+            life: max_ttl + max_clock_skew,
+            max_clock_skew,
             under_way: AtomicUsize::new(0),
             drained: Notify::new(),
         })
@@ -85,7 +90,12 @@ impl PendingReleases {
     }
 
     fn enqueue(&self, node: usize, op: Arc<Op>) {
-        let release = Pending { op, until: Instant::now() + self.life };
+        let bound_on =
+            |node: &Arc<dyn Node>| ClusterConfig::ttl_bound_of(&node.status().borrow().marker);
+        // Another gateway may have granted the lock with a longer TTL than this one grants.
+        let bounds = self.nodes.iter().filter_map(bound_on);
+        let life = bounds.map(|bound| bound + self.max_clock_skew).fold(self.life, Duration::max);
+        let release = Pending { op, until: Instant::now() + life };
         if self.queues[node].try_send(release).is_err() {
             self.observer.release_abandoned(node);
         }

@@ -26,6 +26,10 @@ use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 use crate::remedy::PublicUrl;
 
+/// What a client can do about a TTL above the limit.
+pub const TTL_WAYS_OUT: &str = "; ask for less and extend the lock while you work, or have the \
+     operator raise the limit (max_ttl of the gateway, or of your key)";
+
 /// An example of the error with this status and code, if there is one.
 pub(super) fn example(status: &str, code: &str) -> Option<Problem> {
     let (kind, detail) = kinds::ALL
@@ -336,7 +340,8 @@ impl ApiError {
                 let asked = asked.millis();
                 let min = Ttl::MIN.millis();
                 let max = max.millis();
-                INVALID_TTL.because(format!("ttl_ms is {asked}; allowed are {min} to {max}"))
+                INVALID_TTL
+                    .because(format!("ttl_ms is {asked}; allowed are {min} to {max}{TTL_WAYS_OUT}"))
             }
             LockError::TtlTooShort { asked, round, least } => {
                 let asked = asked.millis();

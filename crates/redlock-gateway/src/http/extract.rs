@@ -20,7 +20,7 @@ pub(super) use self::body::Json;
 use super::access::{Route, is_forced, no_secret};
 use super::error::{
     ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT,
-    MISSING_TOKEN,
+    MISSING_TOKEN, TTL_WAYS_OUT,
 };
 use crate::config::Limits;
 use crate::info::LockMetadata;
@@ -259,7 +259,11 @@ pub fn requested_ttl(value: Option<&Value>, limits: &Limits) -> Result<Ttl, ApiE
         .and_then(|millis| Ttl::from_millis(millis).ok())
         .filter(|ttl| *ttl <= limits.max_ttl)
         .ok_or_else(|| {
-            INVALID_TTL.because(format!("ttl_ms is {}; {}", shortened(value), allowed_ttl(limits)))
+            INVALID_TTL.because(format!(
+                "ttl_ms is {}; {}",
+                shortened(value),
+                allowed_ttl(value, limits)
+            ))
         })
 }
 
@@ -346,12 +350,13 @@ fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64))
 }
 
-fn allowed_ttl(limits: &Limits) -> String {
-    format!(
-        "allowed are whole milliseconds from {} to {}",
-        Ttl::MIN.millis(),
-        limits.max_ttl.millis()
-    )
+fn allowed_ttl(value: &Value, limits: &Limits) -> String {
+    let max = limits.max_ttl.millis();
+    let ways_out = match whole(value) {
+        Some(millis) if millis > u64::from(max) => TTL_WAYS_OUT,
+        _ => "",
+    };
+    format!("allowed are whole milliseconds from {} to {max}{ways_out}", Ttl::MIN.millis())
 }
 
 fn invalid_wait(what: &str, limits: &Limits) -> ApiError {

@@ -12,6 +12,11 @@ pub(super) const GATEWAYS: usize = 2;
 /// The length of a quarantine in this model. It is longer than every set of leases read as a number
 /// of milliseconds (see "Time" in [`crate::eligibility`]).
 pub(super) const QUARANTINE: Duration = Duration::from_secs(302);
+/// How much longer a quarantine lasts by the raised bound.
+pub(super) const RAISED_BY: Duration = Duration::from_secs(3_300);
+/// The time of the first probe. Before it, no gateway has probed any node.
+pub(super) const BEGINNING: Duration = Duration::from_secs(1);
+const MAX_TTL: Duration = Duration::from_secs(300);
 
 /// The bounds of one history.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +38,9 @@ pub struct Bounds {
     /// Whether an operator introduces a shorter `max_ttl`. The second gateway has it from the
     /// beginning.
     pub change: bool,
+    /// Whether an operator raises `max_ttl`. The second gateway has the larger one from the
+    /// beginning.
+    pub raise: bool,
     /// Whether operators keep the assumptions listed in [`crate::eligibility`].
     pub is_operated_well: bool,
     /// Whether other events may happen between a probe and the marker that it writes.
@@ -50,6 +58,7 @@ impl Bounds {
         bootstrap: false,
         restarts: 0,
         change: false,
+        raise: false,
         is_operated_well: true,
         every_order: false,
     };
@@ -70,13 +79,22 @@ pub struct Eligibility {
 impl Eligibility {
     pub fn new(rules: Rules, bounds: Bounds) -> Self {
         let quorum = Quorum::new(bounds.nodes).expect("the number of nodes is allowed");
-        let identity = |max_ttl| {
-            ClusterConfig::new("cluster", Duration::from_secs(max_ttl), Duration::ZERO)
-                .identity("node")
+        let identity =
+            |max_ttl| ClusterConfig::new("cluster", max_ttl, Duration::ZERO).identity("node");
+        let new = if bounds.raise {
+            MAX_TTL + RAISED_BY
+        } else if rules.marker_names_configuration {
+            MAX_TTL - Duration::from_secs(100)
+        } else {
+            MAX_TTL
         };
-        let identities =
-            [identity(300), identity(if rules.marker_names_configuration { 200 } else { 300 })];
+        let identities = [identity(MAX_TTL), identity(new)];
         Self { rules, bounds, quorum, identities, firsts: Default::default() }
+    }
+
+    /// Whether a gateway has the smaller of the two `max_ttl`s.
+    pub(super) fn has_shorter_ttl(&self, is_new: bool) -> bool {
+        self.bounds.change && is_new || self.bounds.raise && !is_new
     }
 
     pub(super) fn identity(&self, is_new: bool) -> &NodeIdentity {

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use redlock_core::node::eligibility::{
-    EarlyEnd, Eligibility as Decisions, Moment, NextStep, Suspicion,
+    BoundRules, EarlyEnd, Eligibility as Decisions, Moment, NextStep, Peer, Peers, Suspicion,
+    TtlBounds, incarnation_of,
 };
 use redlock_core::quorum::{Decision, Tally};
 
-use super::bounds::{Eligibility, GATEWAYS, QUARANTINE};
-use super::state::{Change, Gateway, NONCES, NodeView, Nonce, State, Stored, Waits};
+use super::bounds::{BEGINNING, Eligibility, GATEWAYS, QUARANTINE};
+use super::state::{Change, Gateway, NONCES, NodeView, Nonce, Site, State, Stored, Waits};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
@@ -39,6 +40,8 @@ pub enum Action {
     RestartGateway(u8),
     /// The operator stops the votes of the old configuration.
     Reconfigure,
+    /// The operator raises the bound in a node's marker, or its limit once all bounds are raised.
+    Raise(u8),
     /// The operator has waited for the old locks to end, and writes the new configuration's
     /// markers.
     Reconfigured,
@@ -48,7 +51,15 @@ impl Eligibility {
     /// A node as a starting gateway sees it.
     pub(super) fn view(&self, gateway: Gateway) -> NodeView {
         let eligibility = self.decisions(gateway.is_new).expecting_bootstrap(gateway.bootstrap);
-        NodeView { eligibility, session: None, put: None, waits: None, confirmed_new: None }
+        NodeView {
+            eligibility,
+            session: None,
+            seen: None,
+            probed_since: 0,
+            put: None,
+            waits: None,
+            confirmed_new: None,
+        }
     }
 
     /// Every process counts as the one that the node's name leads to, because a process and its
@@ -56,6 +67,11 @@ impl Eligibility {
     fn decisions(&self, is_new: bool) -> Decisions {
         Decisions::new(self.identity(is_new).clone(), QUARANTINE, Duration::ZERO)
             .returning_after(Duration::ZERO)
+            .with_rules(BoundRules {
+                larger_bound_is_waited: self.rules.larger_bound_is_waited,
+                majority_is_probed: self.rules.majority_is_probed,
+                limit_is_checked: self.rules.limit_is_checked,
+            })
     }
 
     fn start(&self, s: &mut State, gateway: usize) {
@@ -76,6 +92,7 @@ impl Eligibility {
     }
 
     fn probe_once(&self, s: &mut State, gateway: usize, node: usize, now: Duration) {
+        let seen = self.peers(s, gateway, node);
         let g = &mut s.gateways[gateway];
         let site = &mut s.sites[node];
         let facts = site.facts(&self.rules);
@@ -88,25 +105,57 @@ impl Eligibility {
         }
         let is_this = view.confirmed_new == marker || !self.rules.bootstrap_names_quarantine;
         let confirmed_new = view.confirmed_new.is_some() && is_this;
-        (view.session, view.put, view.waits) = (None, None, None);
+        view.seen = view
+            .eligibility
+            .as_peer(&facts, marker.as_deref(), Duration::ZERO, view.seen.unwrap_or_default().1)
+            .map(|peer| (peer.limit, peer.bound))
+            .or(view.seen);
+        let counted = view.waits.take().map(|waits| waits.marker);
+        (view.session, view.put) = (None, None);
         let now = Moment { monotonic: now, wall_micros: 0 };
         let confirmed_new = confirmed_new.then_some(EarlyEnd::BrandNew);
-        match view.eligibility.next_step(&facts, marker.as_deref(), now, confirmed_new, &nonce) {
+        let peers = Peers { seen: &seen, needed: self.quorum.size() - 1 };
+        let decisions = &mut view.eligibility;
+        match decisions.next_step(&facts, marker.as_deref(), now, peers, confirmed_new, &nonce) {
             NextStep::Refuse(_) => {}
             NextStep::Put { from, to } => view.put = Some((from, to)),
             NextStep::Wait { until, suspicion, .. } => {
-                let leases = (until - QUARANTINE).as_millis() as u8;
                 let marker = marker.expect("a gateway waits only for a marked node");
-                view.waits = Some(Waits { marker, is_new: suspicion == Suspicion::New, leases });
+                let is_same = counted
+                    .is_some_and(|counted| incarnation_of(&counted) == incarnation_of(&marker));
+                if !is_same {
+                    view.probed_since = 0;
+                }
+                let after = until - QUARANTINE - BEGINNING;
+                let leases = after.subsec_millis() as u8;
+                let longer_by = Duration::from_secs(after.as_secs());
+                let is_new = suspicion == Suspicion::New;
+                view.waits = Some(Waits { marker, is_new, leases, longer_by });
             }
             NextStep::Admit { marker } => {
                 g.denies_new |= self.rules.bootstrap_ends_with_admission;
-                view.session = Some(marker);
+                view.session = Some(incarnation_of(&marker).to_owned());
                 if !self.rules.newest_marker_is_known {
                     view.eligibility = self.decisions(g.is_new);
                 }
             }
         }
+        let others = s.sites.iter_mut().enumerate().filter(|(other, _)| *other != node);
+        for view in others.map(|(_, site)| &mut site.views[gateway]) {
+            view.probed_since |= if view.waits.is_some() { 1 << node } else { 0 };
+        }
+    }
+
+    /// What a gateway knows of the other nodes.
+    fn peers(&self, s: &State, gateway: usize, node: usize) -> Vec<Peer> {
+        let since = s.sites[node].views[gateway].probed_since;
+        let peer = |(other, site): (usize, &Site)| {
+            let (limit, bound) = site.views[gateway].seen.filter(|_| other != node)?;
+            let is_recent = since & (1 << other) != 0;
+            let probed = if is_recent { Duration::MAX } else { Duration::ZERO };
+            Some(Peer { probed, limit, bound })
+        };
+        s.sites.iter().enumerate().filter_map(peer).collect()
     }
 
     /// Whether a gateway's client can get the lock on these nodes.
@@ -159,8 +208,6 @@ impl Eligibility {
             }
         }
         let early = self.bounds.is_operated_well && g.is_new && s.change != Change::Done;
-        // A gateway with the new configuration counts only locks with the new `max_ttl`.
-        let waited_for = if g.is_new { s.short } else { u8::MAX };
         for (node, site) in s.sites.iter().enumerate() {
             if early && site.memory.marker.is_none() {
                 continue;
@@ -168,7 +215,14 @@ impl Eligibility {
             let node = node as u8;
             let view = &site.views[at];
             actions.push(Action::Probe { gateway, node });
-            if view.waits.as_ref().is_some_and(|waits| waits.leases & s.live & waited_for == 0) {
+            // A gateway with the shorter `max_ttl` waits only for locks with that `max_ttl`, unless
+            // it has seen the larger bound.
+            let is_short = self.has_shorter_ttl(g.is_new);
+            let is_over = |waits: &Waits| {
+                let counts = if is_short && waits.longer_by.is_zero() { s.short } else { u8::MAX };
+                waits.leases & s.live & counts == 0
+            };
+            if view.waits.as_ref().is_some_and(is_over) {
                 actions.push(Action::ProbeAtEnd { gateway, node });
             }
             if view.put.is_some() {
@@ -201,6 +255,11 @@ impl Eligibility {
         (0..GATEWAYS as u8).for_each(|gateway| self.gateway_events(s, gateway, actions));
         match s.change {
             Change::Before if self.bounds.change => actions.push(Action::Reconfigure),
+            Change::Before if self.bounds.raise => {
+                (0..self.bounds.nodes as u8)
+                    .filter(|node| self.can_raise(s, *node))
+                    .for_each(|node| actions.push(Action::Raise(node)));
+            }
             Change::UnderWay(leases)
                 if leases & s.live == 0 || !self.rules.reconfiguration_waits =>
             {
@@ -213,7 +272,10 @@ impl Eligibility {
     pub(super) fn apply(&self, s: &State, action: Action) -> Option<State> {
         let mut next = s.clone();
         match action {
-            Action::Grant { gateway, nodes } => next.grant(gateway.into(), nodes),
+            Action::Grant { gateway, nodes } => {
+                let is_new = s.gateways[usize::from(gateway)].is_new;
+                next.grant(nodes, self.has_shorter_ttl(is_new));
+            }
             Action::End(lock) => next.end(1 << lock),
             Action::Save(node) => {
                 let site = &mut next.sites[usize::from(node)];
@@ -228,13 +290,14 @@ impl Eligibility {
                     &mut next,
                     gateway.into(),
                     node.into(),
-                    Duration::from_millis(s.live.into()),
+                    BEGINNING + Duration::from_millis(s.live.into()),
                 );
             }
             Action::ProbeAtEnd { gateway, node } => {
-                let leases =
-                    s.sites[usize::from(node)].views[usize::from(gateway)].waits.as_ref()?.leases;
-                let now = QUARANTINE + Duration::from_millis(leases.into());
+                let view = &s.sites[usize::from(node)].views[usize::from(gateway)];
+                let waits = view.waits.as_ref()?;
+                let leases = Duration::from_millis(waits.leases.into());
+                let now = BEGINNING + QUARANTINE + leases + waits.longer_by;
                 self.probe(&mut next, gateway.into(), node.into(), now);
                 let view = &next.sites[usize::from(node)].views[usize::from(gateway)];
                 if view.put.is_none() && view.session.is_none() {
@@ -257,10 +320,43 @@ impl Eligibility {
                 next.restarts_left -= 1;
                 self.start(&mut next, gateway.into());
             }
+            Action::Raise(node) => self.raise(&mut next, node.into()),
             Action::Reconfigure => self.reconfigure(&mut next),
             Action::Reconfigured => self.reconfigured(&mut next),
         }
         Some(next).filter(|next| next != s)
+    }
+
+    /// The command raises every bound before the first limit, and waits for a node without a
+    /// marker. It repeats the last step on a node that was recovered with the earlier limit.
+    fn can_raise(&self, s: &State, node: u8) -> bool {
+        let site = &s.sites[usize::from(node)];
+        let Some(marker) = site.memory.marker.as_deref() else { return false };
+        let all_bounds = s.sites.iter().all(|site| site.raised > 0);
+        match site.raised {
+            0 => true,
+            1 => all_bounds || !self.rules.bounds_rise_first,
+            _ => {
+                let limit = redlock_core::node::eligibility::ClusterConfig::max_ttl_of(marker);
+                limit != Some(self.identity(true).cluster_config().max_ttl())
+            }
+        }
+    }
+
+    fn raise(&self, s: &mut State, node: usize) {
+        let target = self.identity(true).cluster_config().max_ttl();
+        let config = self.identity(false).cluster_config();
+        let site = &mut s.sites[node];
+        let bounds = if site.raised == 0 && self.rules.bounds_rise_first {
+            TtlBounds { limit: Duration::ZERO, bound: target }
+        } else {
+            TtlBounds::both(target)
+        };
+        let raised = site.memory.marker.as_deref().and_then(|marker| config.raised(marker, bounds));
+        let is_suspect = site.is_suspect;
+        site.put(raised.expect("the marker is of this configuration"));
+        site.is_suspect = is_suspect;
+        site.raised = if bounds.limit.is_zero() { 1 } else { 2 };
     }
 
     fn reconfigure(&self, s: &mut State) {

@@ -1,9 +1,12 @@
 //! The state of nodes and gateways.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use redlock_core::clock::Entropy;
-use redlock_core::node::eligibility::{Durability, Eligibility as Decisions, Facts};
+use redlock_core::node::eligibility::{
+    Durability, Eligibility as Decisions, Facts, incarnation_of,
+};
 
 use super::bounds::GATEWAYS;
 use crate::rules::Rules;
@@ -26,6 +29,8 @@ pub(super) struct Site {
     /// The append-only file was rewritten from memory since the process started.
     pub(super) rewritten: bool,
     pub(super) evicted: u8,
+    /// How far the operator has raised the marker: not yet, its bound, or its limit too.
+    pub(super) raised: u8,
     /// The node has lost data since its marker was written.
     pub(super) is_suspect: bool,
     /// The locks that the node has granted.
@@ -39,9 +44,14 @@ pub(super) struct Site {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct NodeView {
     pub(super) eligibility: Decisions,
-    /// The marker that the gateway sends with operations. It lasts as long as the gateway's
+    /// The incarnation that the gateway sends with operations. It lasts as long as the gateway's
     /// connection.
     pub(super) session: Option<String>,
+    /// What the gateway saw at its latest probe. Its time does not count.
+    pub(super) seen: Option<(Option<Duration>, Duration)>,
+    /// The other nodes that the gateway has probed since it began to count the quarantine, one bit
+    /// each.
+    pub(super) probed_since: u8,
     /// A marker write on its way to the node: the marker that must still stand there, and its
     /// replacement.
     pub(super) put: Option<(Option<String>, String)>,
@@ -57,6 +67,8 @@ pub(super) struct Waits {
     pub(super) is_new: bool,
     /// The leases that ran when the gateway began to count the quarantine.
     pub(super) leases: u8,
+    /// How much longer than by its own `max_ttl` the gateway waits.
+    pub(super) longer_by: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -91,7 +103,7 @@ pub struct State {
     pub(super) change: Change,
     /// The running leases, one bit each.
     pub(super) live: u8,
-    /// The running leases with the new, shorter `max_ttl`.
+    /// The running leases with the shorter `max_ttl`.
     pub(super) short: u8,
     pub(super) faults_left: u8,
     pub(super) restarts_left: u8,
@@ -155,7 +167,7 @@ impl Hash for State {
 }
 
 impl State {
-    pub(super) fn grant(&mut self, gateway: usize, nodes: u8) {
+    pub(super) fn grant(&mut self, nodes: u8, is_short: bool) {
         let lock = self.fresh_lease();
         for (_, site) in
             self.sites.iter_mut().enumerate().filter(|(node, _)| nodes & (1 << node) != 0)
@@ -164,7 +176,7 @@ impl State {
             site.granted |= lock;
         }
         self.live |= lock;
-        self.short |= if self.gateways[gateway].is_new { lock } else { 0 };
+        self.short |= if is_short { lock } else { 0 };
     }
 
     pub(super) fn end(&mut self, lock: u8) {
@@ -201,7 +213,7 @@ impl State {
     pub(super) fn votes(&self, gateway: usize, node: usize) -> bool {
         let site = &self.sites[node];
         let session = &site.views[gateway].session;
-        session.is_some() && *session == site.memory.marker
+        session.is_some() && session.as_deref() == site.memory.marker.as_deref().map(incarnation_of)
     }
 
     /// Whether the gateway waits for a node that it takes for new, and the marker of that
@@ -270,13 +282,14 @@ impl Site {
             synced,
             rewritten,
             evicted,
+            raised,
             is_suspect,
             granted,
             survived,
             views,
         } = self;
         let stored = (process, memory, dump, append_only_file);
-        let node = (stored, synced, rewritten, evicted, is_suspect, granted, survived);
+        let node = (stored, synced, rewritten, evicted, raised, is_suspect, granted, survived);
         (digest(&node), std::array::from_fn(|gateway| digest(&views[gateway])))
     }
 

@@ -1,5 +1,7 @@
 //! Narrates counter-examples.
 
+use redlock_core::node::eligibility::ClusterConfig;
+
 use super::bounds::Eligibility;
 use super::events::Action;
 use super::state::State;
@@ -69,6 +71,15 @@ impl Eligibility {
             }
             Action::Confirm(gateway) => {
                 format!("gateway {} confirms that all nodes are new", gateway + 1)
+            }
+            Action::Raise(node) => {
+                let marker = next.sites[usize::from(node)].memory.marker.as_deref();
+                let bounds = marker.and_then(ClusterConfig::bounds_of);
+                let what = match bounds {
+                    Some(bounds) if bounds.limit < bounds.bound => "bound",
+                    _ => "limit",
+                };
+                format!("the operator raises the {what} in the marker of {}", name(node))
             }
             Action::RestartGateway(gateway) => {
                 let flag = if s.gateways[usize::from(gateway)].bootstrap {

@@ -1,6 +1,7 @@
 //! The texts of incarnation markers: writing them and reading them. `eligibility.rs` decides what
 //! follows from them.
 
+use std::fmt;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -8,24 +9,57 @@ use sha2::{Digest, Sha256};
 use super::facts::{Durability, Facts};
 use crate::node::status::{Diagnosis, Remedy};
 
-/// The configuration that every gateway of one cluster must share, as the marker states it.
+/// The two lengths of TTLs that a marker states. `limit` is at most `bound`.
+///
+/// While `max_ttl` is raised, `bound` rises first on every master, and only then `limit`. So if a
+/// marker has a limit, every master has at least that bound, unless it has lost its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TtlBounds {
+    /// The longest TTL that a gateway may grant with this master's vote.
+    pub limit: Duration,
+    /// The longest TTL that a quarantine waits for.
+    pub bound: Duration,
+}
+
+impl TtlBounds {
+    /// The same length for both.
+    pub const fn both(ttl: Duration) -> Self {
+        Self { limit: ttl, bound: ttl }
+    }
+
+    /// Of each length the larger one.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self { limit: self.limit.max(other.limit), bound: self.bound.max(other.bound) }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let millis = |text: &str| text.parse().ok().map(Duration::from_millis);
+        let (limit, bound) = text.split_once('-').unwrap_or((text, text));
+        Some(Self { limit: millis(limit)?, bound: millis(bound)? })
+            .filter(|bounds| bounds.limit <= bounds.bound)
+    }
+}
+
+impl fmt::Display for TtlBounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (limit, bound) = (self.limit.as_millis(), self.bound.as_millis());
+        if limit == bound { write!(f, "{limit}") } else { write!(f, "{limit}-{bound}") }
+    }
+}
+
+/// The configuration that every gateway of one cluster must share, as the marker states it. Only
+/// the maximum TTL of a gateway may be smaller than the limit in the marker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClusterConfig {
     config: String,
 }
 
 impl ClusterConfig {
-    /// `cluster` names the node set. Gateways that differ in cluster, maximum TTL or clock skew
-    /// never vote side by side.
+    /// `cluster` names the node set. Gateways that differ in cluster or clock skew never vote side
+    /// by side.
     pub fn new(cluster: &str, max_ttl: Duration, max_clock_skew: Duration) -> Self {
-        Self {
-            config: format!(
-                "v2:{}:{}:{}:",
-                hash(cluster, 8),
-                max_ttl.as_millis(),
-                max_clock_skew.as_millis()
-            ),
-        }
+        Self { config: prefix(&hash(cluster, 8), TtlBounds::both(max_ttl), max_clock_skew) }
     }
 
     /// The name of the set of these nodes, in any order.
@@ -35,9 +69,34 @@ impl ClusterConfig {
         nodes.join(",")
     }
 
-    /// The prefix of every marker, equal on all nodes.
+    /// The prefix of a marker whose bounds both are this `max_ttl`.
     pub fn marker_prefix(&self) -> &str {
         &self.config
+    }
+
+    fn prefix_with(&self, bounds: TtlBounds) -> String {
+        prefix(self.node_set(), bounds, self.max_clock_skew())
+    }
+
+    /// The bounds in a marker of this node set and clock skew; `None` for every other marker.
+    pub fn bounds_in(&self, marker: &str) -> Option<TtlBounds> {
+        self.parse(marker).map(|config| config.bounds)
+    }
+
+    /// The same marker with bounds at least as large as these. Calls name only the
+    /// [incarnation](incarnation_of), so running sessions go on. `None` if the marker is not of
+    /// this node set and clock skew.
+    pub fn raised(&self, marker: &str, bounds: TtlBounds) -> Option<String> {
+        let config = self.parse(marker)?;
+        Some(self.prefix_with(config.bounds.max(bounds)) + config.rest)
+    }
+
+    pub(super) fn parse<'a>(&self, marker: &'a str) -> Option<ParsedConfig<'a>> {
+        ParsedConfig::parse(marker).filter(|config| {
+            !config.is_under_way
+                && config.node_set == self.node_set()
+                && config.max_clock_skew == Some(self.max_clock_skew())
+        })
     }
 
     /// One node in this configuration. All gateways must use the same `name` for a node. This is
@@ -47,7 +106,7 @@ impl ClusterConfig {
         NodeIdentity { cluster_config: self.clone(), node: hash(name, 4) }
     }
 
-    /// The longest TTL of a lock.
+    /// The longest TTL that this gateway grants.
     pub fn max_ttl(&self) -> Duration {
         Self::max_ttl_of(&self.config).unwrap_or_default()
     }
@@ -123,9 +182,20 @@ impl ClusterConfig {
         Diagnosis::new(why, Remedy::Reconfigure)
     }
 
-    /// The maximum TTL in a marker.
+    /// The longest TTL that a marker permits.
     pub fn max_ttl_of(marker: &str) -> Option<Duration> {
-        ParsedConfig::parse(marker).map(|config| config.max_ttl)
+        Self::bounds_of(marker).map(|bounds| bounds.limit)
+    }
+
+    /// The longest TTL that a lock on a node with this marker may have. Other gateways may grant
+    /// longer TTLs than this one.
+    pub fn ttl_bound_of(marker: &str) -> Option<Duration> {
+        Self::bounds_of(marker).map(|bounds| bounds.bound)
+    }
+
+    /// Both lengths in a marker, whatever its node set.
+    pub fn bounds_of(marker: &str) -> Option<TtlBounds> {
+        ParsedConfig::parse(marker).map(|config| config.bounds)
     }
 
     /// The clock skew in a marker; `None` in markers of older versions (`v1`).
@@ -134,15 +204,25 @@ impl ClusterConfig {
     }
 }
 
-/// The part of a marker that is equal on all nodes.
-struct ParsedConfig<'a> {
+fn prefix(node_set: &str, bounds: TtlBounds, max_clock_skew: Duration) -> String {
+    format!("v2:{node_set}:{bounds}:{}:", max_clock_skew.as_millis())
+}
+
+/// The part of a marker that names the node, the process and its admission or quarantine. It stays
+/// the same when the bounds are raised.
+pub fn incarnation_of(marker: &str) -> &str {
+    ParsedConfig::parse(marker).map_or(marker, |config| config.rest)
+}
+
+/// The part of a marker before its incarnation.
+pub(super) struct ParsedConfig<'a> {
     node_set: &'a str,
     /// Whether a change of configuration is under way. Then `node_set` is the set that the change
     /// leaves.
     is_under_way: bool,
-    max_ttl: Duration,
+    pub(super) bounds: TtlBounds,
     max_clock_skew: Option<Duration>,
-    rest: &'a str,
+    pub(super) rest: &'a str,
 }
 
 impl<'a> ParsedConfig<'a> {
@@ -150,7 +230,7 @@ impl<'a> ParsedConfig<'a> {
         let millis = |text: &str| text.parse().ok().map(Duration::from_millis);
         let (version, rest) = marker.split_once(':')?;
         let (set, rest) = rest.split_once(':')?;
-        let (max_ttl, rest) = rest.split_once(':')?;
+        let (bounds, rest) = rest.split_once(':')?;
         let (max_clock_skew, rest) = match version {
             "v1" => (None, rest),
             "v2" => {
@@ -162,7 +242,8 @@ impl<'a> ParsedConfig<'a> {
         let left = set.strip_prefix(UNDER_WAY);
         let node_set = left.unwrap_or(set);
         let is_under_way = left.is_some();
-        Some(Self { node_set, is_under_way, max_ttl: millis(max_ttl)?, max_clock_skew, rest })
+        let bounds = TtlBounds::parse(bounds)?;
+        Some(Self { node_set, is_under_way, bounds, max_clock_skew, rest })
     }
 }
 
@@ -187,7 +268,8 @@ fn describe(marker: &str) -> Option<String> {
         || "no clock_skew (written by an older version)".into(),
         |skew| format!("clock_skew {} ms", skew.as_millis()),
     );
-    Some(format!("node set {}, max_ttl {} ms, {skew}", config.node_set, config.max_ttl.as_millis()))
+    let max_ttl = config.bounds.limit.as_millis();
+    Some(format!("node set {}, max_ttl {max_ttl} ms, {skew}", config.node_set))
 }
 
 /// The marker's key under a prefix. The braces keep it apart from every lock key.
@@ -207,8 +289,9 @@ pub fn database_key(prefix: &str, marker: &str) -> String {
 
 /// One node in one configuration, as its markers name it.
 ///
-/// A marker is `v2:<node set>:<max_ttl_ms>:<clock_skew_ms>:<node>:<run_id>:<state>`. The state has
-/// fields with dots between:
+/// A marker is `v2:<node set>:<max_ttl_ms>:<clock_skew_ms>:<node>:<run_id>:<state>`. If the limit
+/// of [`TtlBounds`] is smaller than the bound, both stand in place of the maximum TTL:
+/// `<limit>-<bound>`. The state has fields with dots between:
 ///
 /// - admitted: `durable` or `volatile`, evicted keys at the admission, replication id, nonce;
 /// - quarantined: the name of a [`Suspicion`], nonce, replication id, and the start in milliseconds
@@ -235,24 +318,31 @@ impl NodeIdentity {
     /// all others of the same process. So a command from before a loss of data cannot find its
     /// marker standing again after the next admission.
     pub fn admitting(&self, facts: &Facts, nonce: u64) -> String {
+        self.admitting_with(facts, TtlBounds::both(self.cluster_config.max_ttl()), nonce)
+    }
+
+    pub(super) fn admitting_with(&self, facts: &Facts, bounds: TtlBounds, nonce: u64) -> String {
         let durable = if facts.durability == Durability::Durable { "durable" } else { "volatile" };
-        format!("{}.{nonce:x}", self.text(facts, durable, facts.evicted_keys))
+        format!("{}.{nonce:x}", self.text(facts, bounds, durable, facts.evicted_keys))
     }
 
     pub(super) fn quarantining(
         &self,
         facts: &Facts,
+        bound: Duration,
         suspicion: Suspicion,
         wall_micros: u64,
         nonce: u64,
     ) -> String {
         let node_ms = facts.time_micros / 1_000;
         let wall_ms = wall_micros / 1_000;
-        format!("{}.{node_ms:x}.{wall_ms:x}", self.text(facts, suspicion.name(), nonce))
+        // A quarantined master permits nothing, so its limit means nothing.
+        let text = self.text(facts, TtlBounds::both(bound), suspicion.name(), nonce);
+        format!("{text}.{node_ms:x}.{wall_ms:x}")
     }
 
-    fn text(&self, facts: &Facts, state: &str, number: u64) -> String {
-        let config = &self.cluster_config.config;
+    fn text(&self, facts: &Facts, bounds: TtlBounds, state: &str, number: u64) -> String {
+        let config = self.cluster_config.prefix_with(bounds);
         let node = &self.node;
         let run_id = &facts.run_id;
         format!("{config}{node}:{run_id}:{state}.{number:x}.{}", short(&facts.replication_id))

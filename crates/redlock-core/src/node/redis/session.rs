@@ -10,6 +10,7 @@
 use parking_lot::Mutex;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use fred::bytes_utils::Str;
@@ -35,7 +36,9 @@ use super::tls;
 use super::url::RedisUrl;
 use super::{failure, scripts};
 use crate::node::codec::{self, Header};
-use crate::node::eligibility::{Facts, SETTINGS, caught_up_key, database_key, marker_key};
+use crate::node::eligibility::{
+    Facts, SETTINGS, caught_up_key, database_key, incarnation_of, marker_key,
+};
 use crate::node::link::{
     Answer, Answering, Link, LinkError, LinkErrorKind, MarkerSwap, ProbeReply, RecoveryAnswer,
     RecoveryBatch, Scan, Scanned, Session, StoredPage, Subscription, Swapped,
@@ -286,7 +289,8 @@ impl Session for RedisSession {
                 client.get::<Option<String>, _>(caught_up_key),
             );
             let (marker, caught_up) = try_join(marker, caught_up).await?;
-            let is_caught_up = marker.is_some() && marker == caught_up;
+            let stands = marker.as_deref().map(incarnation_of);
+            let is_caught_up = stands.is_some() && caught_up.as_deref() == stands;
             Ok(ProbeReply { facts, marker, is_caught_up })
         }
         .boxed()
@@ -322,8 +326,7 @@ impl Session for RedisSession {
         stored::scan(self.client.clone(), scan).boxed()
     }
 
-    fn stored(&self, cursor: Option<Bytes>) -> Answering<StoredPage> {
-        let longest_life = self.target.0.settings.cluster_config.max_ttl();
+    fn stored(&self, cursor: Option<Bytes>, longest_life: Duration) -> Answering<StoredPage> {
         stored::page(self.client.clone(), self.prefix().to_owned(), longest_life, cursor).boxed()
     }
 
@@ -334,8 +337,8 @@ impl Session for RedisSession {
     fn mark_caught_up(&self, marker: &str) -> Answering<()> {
         let client = self.client.clone();
         let keys = vec![marker_key(self.prefix()), caught_up_key(self.prefix())];
-        let marker = marker.to_owned();
-        async move { Ok(client.eval::<(), _, _, _>(scripts::CAUGHT_UP, keys, vec![marker]).await?) }
+        let incarnation = incarnation_of(marker).to_owned();
+        async move { Ok(client.eval::<(), _, _, _>(scripts::CAUGHT_UP, keys, vec![incarnation]).await?) }
             .boxed()
     }
 
@@ -353,11 +356,11 @@ impl Session for RedisSession {
         .boxed()
     }
 
-    fn load(&self, run_id: &str, marker: &str) -> Answering<Engine> {
+    fn load(&self, run_id: &str, incarnation: &str) -> Answering<Engine> {
         let Target { url, settings } = self.target.0.as_ref();
         let channel = hint::channel(&settings.key_prefix, url.database);
         let header =
-            Header::new(&marker_key(&settings.key_prefix), marker, &channel, &settings.node);
+            Header::new(&marker_key(&settings.key_prefix), incarnation, &channel, &settings.node);
         let script = scripts::locks(run_id, settings.node.rules());
         let client = self.client.clone();
         let loaded = self.loaded.clone();

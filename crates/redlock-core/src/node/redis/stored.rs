@@ -13,7 +13,7 @@ use super::settings::RedisSettings;
 use crate::model::types::LockName;
 use crate::node::calls::MAX_BATCH;
 use crate::node::codec::LONGEST_VALUE;
-use crate::node::eligibility::marker_key;
+use crate::node::eligibility::{incarnation_of, marker_key};
 use crate::node::link::{
     LinkError, LinkErrorKind, RecoveryAnswer, RecoveryBatch, Scan, Scanned, Stored, StoredPage,
 };
@@ -92,7 +92,8 @@ pub(super) fn recover(
 ) -> impl Future<Output = Result<RecoveryAnswer, LinkError>> + use<> {
     let grace = settings.node.fence_grace.as_millis().to_string();
     let mut keys = vec![Bytes::from(marker_key(&settings.key_prefix))];
-    let mut arguments = vec![Bytes::from(marker), grace.into()];
+    let mut arguments =
+        vec![Bytes::copy_from_slice(incarnation_of(&marker).as_bytes()), grace.into()];
     for (name, put) in puts {
         let Keys { lock, fence } = Keys::new(&settings.key_prefix, &name);
         keys.extend([lock, fence]);

@@ -73,7 +73,7 @@ impl Session for ScriptedLink {
         ready(Ok(Scanned::default())).boxed()
     }
 
-    fn stored(&self, _: Option<Bytes>) -> Answering<StoredPage> {
+    fn stored(&self, _: Option<Bytes>, _: Duration) -> Answering<StoredPage> {
         ready(Ok(StoredPage::default())).boxed()
     }
 
