@@ -544,19 +544,21 @@ impl Load {
         load
     }
 
-    /// Replaces a gateway, as a rolling restart does: the new one serves before the old one drains.
+    /// Replaces a gateway, as a rolling restart does: the new one serves before the old one
+    /// ends.
     async fn replace(&self, at: usize, new: Gateway) {
         eventually("the new gateway serves", async || {
             (new.readyz().await.status == 200).then_some(())
         })
         .await;
         let old = std::mem::replace(&mut self.gateways.write().unwrap()[at], Arc::new(new));
-        old.signal(Signal::TERM);
-        eventually("no request uses the old gateway", async || {
+        // A client that is between two requests would find the port closed.
+        eventually("no client uses the old gateway", async || {
             (Arc::strong_count(&old) == 1).then_some(())
         })
         .await;
         let mut old = Arc::into_inner(old).expect("nobody else has it");
+        old.signal(Signal::TERM);
         assert_eq!(old.ended().await, Some(0));
     }
 
