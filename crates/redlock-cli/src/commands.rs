@@ -67,7 +67,8 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
     asked.await.map_or_else(|outcome| outcome, |()| ExitOutcome::Done)
 }
 
-/// The label of a lock that `acquire` gets: it outlives this process, and its parent works under it.
+/// The label of a lock that `acquire` gets. The lock outlives this process, and the parent process
+/// does its work under that lock.
 fn by_parent() -> String {
     let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
     let command = std::fs::read_to_string(format!("/proc/{parent}/comm")).unwrap_or_default();

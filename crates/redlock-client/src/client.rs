@@ -129,9 +129,9 @@ impl ClientBuilder {
         self
     }
 
-    /// The longest time for one call in all, its tries at all gateways and its wait for a lock
-    /// included. The default is 5 s for all calls but an acquire, which its wait bounds. A guard's
-    /// extensions and release keep their own limits.
+    /// The longest time for one call, with its tries at all gateways and its wait for a lock. The
+    /// default is 5 s for all calls but an acquire, which its wait bounds. A guard's extensions and
+    /// release keep their own limits.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

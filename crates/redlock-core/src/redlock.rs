@@ -141,9 +141,8 @@ impl Redlock {
         self.waiters.count()
     }
 
-    /// The first requests in line for a lock in this process, at most `limit`, in the order in which
-    /// they will be served, and the length of the line. Requests of shared owners whose places are
-    /// kept count, too.
+    /// Returns the first `limit` requests in line for a lock in this process, in the order of
+    /// service, and the length of the line. Kept places of shared owners count, too.
     pub fn waiters(&self, name: &LockName, limit: usize) -> (Vec<Waiter>, usize) {
         self.waiters.line(&self.shared.keys(name).lock, limit, |params| params.info.clone())
     }
@@ -153,8 +152,8 @@ impl Redlock {
         self.waiters.kept_places()
     }
 
-    /// Maintenance, to be called every few seconds: removes kept places that have ended. Without it
-    /// they are removed when other places are used or kept.
+    /// Removes kept places that have ended. Call this function every few seconds. Otherwise ended
+    /// places stay until other places are used or kept.
     pub fn upkeep(&self) {
         self.waiters.end_places();
     }

@@ -409,8 +409,9 @@ impl Change {
         settings.quarantine(self.longest_ttl)
     }
 
-    /// Stops the votes, waits, and writes the new markers. Or raises `max_ttl` in the markers. If the future is dropped before its end,
-    /// begin again with [`survey`].
+    /// Stops the votes, waits, and writes the new markers. A change that only raises `max_ttl`
+    /// raises it in the markers instead. If the future is dropped before its end, begin again with
+    /// [`survey`].
     ///
     /// # Errors
     /// [`ReconfigureError::Interrupted`], [`ReconfigureError::Overtaken`] and

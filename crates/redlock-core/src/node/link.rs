@@ -61,7 +61,8 @@ pub trait Session: Send + 'static {
     /// The master's wall clock, in microseconds since 1970.
     fn time_micros(&self) -> Answering<i64>;
 
-    /// Prepares the session for calls that name this incarnation of the marker, and returns the program that runs them.
+    /// Prepares the session for calls that name this incarnation of the marker. Returns the program
+    /// that runs them.
     /// Calls are bound to this process: a process started later refuses them with
     /// [`LinkErrorKind::NoScript`].
     fn load(&self, run_id: &str, incarnation: &str) -> Answering<Engine>;

@@ -18,7 +18,7 @@ pub(super) enum Next<P> {
     Competing,
     /// The waiters here have used up their quota: waiters at other gateways may try first.
     Yielded,
-    /// A waiter that is away for a moment is before all waiters here: the lock is left to it.
+    /// The lock is left to a waiter that is away for a moment and is before all waiters here.
     Away,
     /// This waiter here.
     First { ticket: u64, params: P },

@@ -8,8 +8,8 @@
 //!
 //! To keep the order across the short gap between two turns, a queue is *patient*: it leaves a free
 //! lock for up to [`GAP`] to a waiter before its first waiter. One such pause is charged for
-//! [`CHARGED`]. It is free of charge if that waiter came back and asked the nodes. So clients that
-//! never come back cost at most 1 % of a lock's time.
+//! [`CHARGED`]. The pause is free of charge if that waiter came back and asked the nodes. So clients
+//! that never come back cost at most 1 % of a lock's time.
 //!
 //! Invariants:
 //! - A place and a waiter of one queue never have the same number.
@@ -27,7 +27,7 @@ use crate::model::types::Owner;
 
 /// How long a place is kept.
 pub(super) const KEPT: Duration = Duration::from_secs(10);
-/// A free lock is left to a waiter that left less than this time ago.
+/// How long after a waiter has left a free lock is reserved for it.
 pub(super) const GAP: Duration = Duration::from_millis(200);
 /// How long a queue is not patient again after a pause in which nobody came back.
 pub(super) const CHARGED: Duration = Duration::from_secs(20);
@@ -89,9 +89,9 @@ pub(super) struct Places<P> {
     pause: Option<Pause>,
 }
 
-/// The last pause, in which a free lock is left to waiters that are away.
+/// The last pause, in which a free lock was left to waiters that were away.
 struct Pause {
-    /// The smallest number of the waiters that it is for.
+    /// The smallest number of the waiters that the pause is for.
     number: u64,
     ends: Instant,
     charged_until: Instant,

@@ -53,8 +53,8 @@ pub(super) const QUICK: u32 = 3;
 /// After this many attempts in a row without a quorum, the first waiter goes to the end, even if no
 /// waiter's rounds have more time.
 const MAX_FAILURES: u32 = 3;
-/// Kept places of one lock for each request that may wait for it. So a caller that keeps as many
-/// places as it may have waiters leaves places to others.
+/// How many places of one lock are kept for each request that may wait for the lock. So a caller
+/// that keeps as many places as it may have waiters leaves places to others.
 const PLACES_PER_LOCK: usize = 4;
 
 pub(super) struct Shard<P, A> {
@@ -132,7 +132,7 @@ pub(super) struct Waiter<P, A> {
     pub(super) ticket: u64,
     /// When the first request of the owner entered the queue.
     pub(super) since: Instant,
-    /// Allows to keep the place when the waiter leaves without a grant.
+    /// Allows the queue to keep the place when the waiter leaves without a grant.
     pub(super) permit: Option<Permit>,
     /// Whether the waiter has a slot, and so counts for the bounds.
     pub(super) has_slot: bool,
@@ -186,7 +186,7 @@ pub(super) enum Leave {
 pub(super) struct Left<A> {
     /// The attempt that was handed to the waiter. The caller must drop it while no shard is locked.
     pub(super) handed: Option<A>,
-    /// Of a waiter that was not granted the lock.
+    /// The place of a waiter that was not granted the lock.
     pub(super) line: Option<LinePlace>,
 }
 

@@ -49,8 +49,8 @@ const SETTLE_TIME: Duration = Duration::from_millis(100);
 /// seconds. A status older than six seconds belongs to a master that does not answer.
 const SAMPLES: usize = 64;
 
-/// For how long a client's largest use of its limit is remembered at least. Prometheus scrapes more
-/// often than that.
+/// The shortest time for which a client's largest use of its limit is remembered. Prometheus
+/// scrapes more often than that.
 const USE_PERIOD: Duration = Duration::from_secs(60);
 
 /// The memory of the masters that a quorum needs.
@@ -99,7 +99,7 @@ impl MasterMemory {
         self.taken.largest_use()
     }
 
-    /// To be called every few seconds.
+    /// Call this function every few seconds.
     pub fn upkeep(&self) {
         let mut began = self.period_began.lock();
         if began.elapsed() >= USE_PERIOD {

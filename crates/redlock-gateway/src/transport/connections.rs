@@ -129,7 +129,8 @@ impl OpenConnection {
     /// The order of closing, smallest first.
     fn rank(&self) -> (u64, std::cmp::Reverse<usize>, u64) {
         let packed = self.packed.load(Ordering::Acquire);
-        // A proxy has many connections because it has many clients. They must not suffer for that.
+        // A proxy has many connections because it has many clients. Those clients must not suffer
+        // for that.
         let of_client = if self.is_of_proxy { 1 } else { self.client.connections.count() };
         (packed & SHOWN, std::cmp::Reverse(of_client), packed >> SINCE)
     }
