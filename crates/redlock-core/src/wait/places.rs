@@ -8,8 +8,8 @@
 //!
 //! To keep the order across the short gap between two turns, a queue is *patient*: it leaves a free
 //! lock for up to [`GAP`] to a waiter before its first waiter. One such pause is charged for
-//! [`CHARGED`]. The pause is free of charge if that waiter came back and asked the nodes. So clients
-//! that never come back cost at most 1 % of a lock's time.
+//! [`CHARGED`]. The pause is free of charge if that waiter came back and asked the nodes. So
+//! clients that never come back cost at most 1 % of a lock's time.
 //!
 //! Invariants:
 //! - A place and a waiter of one queue never have the same number.
