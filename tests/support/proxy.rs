@@ -22,7 +22,7 @@ impl Proxy {
         let folder = TempDir::new();
         let here = folder.path().display();
         let text = format!(
-            "daemon off; worker_processes 1; pid {here}/pid; error_log stderr;
+            "daemon off; worker_processes 1; pid {here}/pid; error_log {here}/error.log;
              events {{}}
              http {{
                access_log off; client_body_temp_path {here}/a; proxy_temp_path {here}/b; fastcgi_temp_path {here}/c;
@@ -34,7 +34,7 @@ impl Proxy {
         std::fs::write(&file, text).expect("a file");
         let mut command = dies_with_us("/usr/sbin/nginx");
         // While a gateway drains, nginx logs every request that it sends elsewhere.
-        command.args(["-e", "/dev/null", "-p"]).arg(folder.path()).arg("-c").arg(&file);
+        command.args(["-e", "error.log", "-p"]).arg(folder.path()).arg("-c").arg(&file);
         let process = command.stdin(Stdio::null()).spawn().expect("nginx starts");
         Self { address, process, _folder: folder }.answers(gateway).await
     }

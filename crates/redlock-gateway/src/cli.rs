@@ -54,12 +54,16 @@ pub enum Command {
     Check(Settings),
     /// Move the nodes to another node set, max_ttl or clock_skew
     ///
-    /// Raising max_ttl takes seconds: all nodes vote on, and then the gateways are restarted with
-    /// the larger --max-ttl. Every other change stops the votes of the old and new nodes, waits
-    /// until every lock of the old configuration has ended, and writes the new markers. All nodes
-    /// of the new configuration must answer. The command can be interrupted and run again. Stop
-    /// the old gateways first. If a leaving node loses its data, an old gateway that still runs
-    /// lets that node vote again.
+    /// Raising max_ttl takes seconds: all nodes vote on. Do not stop the gateways first. Restart
+    /// them afterwards, one by one, with the larger --max-ttl.
+    ///
+    /// For every other change, stop the old gateways first: if a leaving node loses its data, an
+    /// old gateway that still runs lets that node vote again. The command stops the votes of the
+    /// old and new nodes, waits until every lock of the old configuration has ended, and writes
+    /// the new markers.
+    ///
+    /// All nodes of the new configuration must answer. The command can be interrupted and run
+    /// again.
     Reconfigure {
         /// Carry out the change. Without this flag the command only prints what it would do.
         #[arg(long)]

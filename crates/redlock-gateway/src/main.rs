@@ -281,8 +281,9 @@ fn announce(config: &Config, running: &Running) {
             say!("  every write (appendonly yes, appendfsync always) votes 3 s after a restart.");
             if settings.bootstrap {
                 say!(
-                    "  --bootstrap: if all masters are new, they vote at once. Leave the flag out from the next start on."
+                    "  --bootstrap: if all masters are new, they vote after about 2 s. Start no other gateway before"
                 );
+                say!("  {url}/readyz is 200. Leave the flag out from the next start on.");
             }
             if urls.len() % 2 == 0 {
                 let even = urls.len();
