@@ -109,7 +109,7 @@ pub(crate) struct Service {
     cert: Option<PathBuf>,
 
     /// The longest time for a request in all, with tries at all gateways and --wait. For `run`: the
-    /// longest time until it has the lock [default: 5s, beyond --wait]
+    /// longest time until it has the lock [default: 5s for each --url, beyond --wait]
     #[arg(
         long,
         global = true,

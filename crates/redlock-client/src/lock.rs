@@ -29,10 +29,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(20);
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 /// The longest wait of one request with several gateways: one that hangs must not use up the time.
 const LONGEST_WAIT_OF_SEVERAL: Duration = Duration::from_secs(5);
-/// Time for one request beyond its wait.
+/// Time for one request beyond its wait. An acquire without a decision is repeated for so long per
+/// gateway, even if the caller does not wait.
 const ONE_TRY: Duration = Duration::from_secs(5);
-/// How long an acquire without a decision is repeated, even if the caller does not wait.
-const UNDECIDED: Duration = Duration::from_secs(5);
 /// The part of a timeout that a wait leaves for the last answer, at most [`LONGEST_RESERVE`].
 const RESERVE: u32 = 4;
 const LONGEST_RESERVE: Duration = Duration::from_secs(1);
@@ -255,9 +254,8 @@ impl Lock {
         let timeout = self.timeout.unwrap_or(Duration::MAX);
         let reserve = (timeout / RESERVE).min(LONGEST_RESERVE);
         let end_of_wait = begin + self.wait.min(timeout - reserve);
-        let give_up =
-            (begin + UNDECIDED).max(end_of_wait) + (longest.min(self.wait) + ONE_TRY) * gateways;
-        let give_up = give_up.min(begin + timeout);
+        // The last turn ends at the end of the wait. After that, each gateway has one more try.
+        let give_up = (end_of_wait + ONE_TRY * gateways).min(begin + timeout);
         let mut turn = FIRST_TURN;
         let mut place = Place::default();
         let mut backoff = Backoff::default();
@@ -334,7 +332,12 @@ impl Lock {
                 _ => return Err(Error::Refused { name: Some(name.clone()), problem }),
             }
         }
-        let what = vec!["answers took longer than the lock lives".into()];
+        let what = if route.is_unsettled {
+            "answers took longer than the lock lives"
+        } else {
+            "the time limit was over before an answer came"
+        };
+        let what = vec![what.to_owned()];
         Err(Error::Unavailable { name: Some(name.clone()), what, is_unreachable: false })
     }
 

@@ -64,6 +64,23 @@ async fn wait_asks_again_until_a_gateway_listens() {
     assert!(ended.status.success() && ended.stdout == b"hi\n", "{ended:?}");
 }
 
+/// One try of 5 s, and 2 s for the release of what may have been granted.
+#[tokio::test]
+async fn hung_gateway_is_given_up_soon_after_the_wait() {
+    let gateway = Launch::embedded().ready().await;
+    gateway.signal(Signal::STOP);
+    let runs = ["0", "1s"].map(async |wait| {
+        let begin = Instant::now();
+        let args = ["run", "a", "--wait", wait, "--", "true"];
+        let (code, _, err) = output(&gateway, &args).await;
+        let took = begin.elapsed();
+        assert!(code == Some(69) && err.contains("did not answer"), "{code:?} {err}");
+        assert!(took < Duration::from_secs(10), "--wait {wait}: {took:?}");
+    });
+    futures_util::future::join_all(runs).await;
+    gateway.signal(Signal::CONT);
+}
+
 #[tokio::test]
 async fn timeout_bounds_a_request_in_all() {
     let gateway = Launch::embedded().ready().await;
