@@ -44,8 +44,8 @@ type Config struct {
 	// URLs of one or several gateways over the same masters: "http://127.0.0.1:8080". A path is
 	// kept.
 	URLs []string
-	// Key is the API key; empty for gateways without keys.
-	Key string
+	// Key is the API key; empty for gateways without keys. It is a secret, so JSON leaves it out.
+	Key string `json:"-"`
 	// HTTPClient is for TLS settings and the like; redirects are never followed. Its Timeout must
 	// be 0 or longer than a wait. Nil is a client without a proxy from the environment, and without
 	// HTTP/2.

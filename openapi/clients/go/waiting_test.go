@@ -2,6 +2,7 @@ package redlock_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -185,7 +186,9 @@ func TestConfigShowsNoKey(t *testing.T) {
 	var text, structured strings.Builder
 	slog.New(slog.NewTextHandler(&text, nil)).Info("made", "config", config, "client", client)
 	slog.New(slog.NewJSONHandler(&structured, nil)).Info("made", "config", config, "client", client)
-	shown := []string{text.String(), structured.String()}
+	encoded, err := json.Marshal(config)
+	must(t, err)
+	shown := []string{text.String(), structured.String(), string(encoded)}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d", "%x"} {
 		shown = append(shown, fmt.Sprintf(verb, config), fmt.Sprintf(verb, &config), fmt.Sprintf(verb, client))
 	}

@@ -125,7 +125,7 @@ export class Client {
    */
   constructor(options: ClientOptions | string) {
     const given: ClientOptions = typeof options === "string" ? { url: options } : options;
-    checkUnits(given, ["maxTurn"]);
+    checkNames(given, CLIENT_OPTIONS);
     const { url, key, maxTurnMs, warn } = given;
     this.#gateways = new Gateways(typeof url === "string" ? [url] : url, key);
     const longest = this.#gateways.count > 1 ? TURN_OF_SEVERAL : LONGEST_TURN;
@@ -142,7 +142,7 @@ export class Client {
    * @throws {SetupError} if an option cannot work.
    */
   async lock(name: string, options: LockOptions = {}): Promise<Guard> {
-    checkUnits(options, ["ttl", "wait", "margin", "timeout"], name);
+    checkNames(options, LOCK_OPTIONS, name);
     const ttl = milliseconds("ttlMs", options.ttlMs ?? 30_000, 1, name);
     const wait = options.waitMs === Infinity ? Infinity : milliseconds("waitMs", options.waitMs ?? 0, 0, name);
     const { timeoutMs } = options;
@@ -351,12 +351,26 @@ class Posts {
   }
 }
 
-/** Refuses a time without its unit, which would be ignored otherwise. */
-function checkUnits(options: object, without: readonly string[], lock?: string): void {
-  for (const option of without) {
-    if (option in options) {
-      throw new SetupError(`there is no option ${option}: times are in milliseconds, so it is ${option}Ms`, lock);
-    }
+const CLIENT_OPTIONS: readonly string[] = ["url", "key", "maxTurnMs", "warn"] satisfies (keyof ClientOptions)[];
+const LOCK_OPTIONS: readonly string[] = [
+  "ttlMs",
+  "waitMs",
+  "timeoutMs",
+  "onWaiting",
+  "owner",
+  "metadata",
+  "marginMs",
+  "signal",
+] satisfies (keyof LockOptions)[];
+
+/** Refuses an unknown option. Ignoring a misspelt `waitMs` would silently mean "do not wait". */
+function checkNames(options: object, known: readonly string[], lock?: string): void {
+  for (const option of Object.keys(options)) {
+    if (known.includes(option)) continue;
+    const hint = known.includes(`${option}Ms`)
+      ? `times are in milliseconds, so it is ${option}Ms`
+      : `known are ${known.join(", ")}`;
+    throw new SetupError(`there is no option ${option}: ${hint}`, lock);
   }
 }
 

@@ -144,6 +144,21 @@ test("a time without its unit is refused", async () => {
   }
 });
 
+test("an unknown option is refused", async () => {
+  const client = new Client("http://127.0.0.1:2");
+  for (const option of ["wait_ms", "waitMS", "foo"]) {
+    const text = `lock "a": there is no option ${option}: known are ttlMs, waitMs, `;
+    await assert.rejects(client.lock("a", { [option]: 5 }), (error) => {
+      assert.ok(error instanceof SetupError && error.message.startsWith(text), String(error));
+      return true;
+    });
+  }
+  assert.throws(
+    () => new Client({ urls: ["http://127.0.0.1:2"] } as never),
+    /there is no option urls: known are url, key/,
+  );
+});
+
 test("the default owner names user, host, process and program", inTime, async () => {
   await using server = await scripted({ POST: [201], DELETE: [204] });
   const client = new Client(server.url);
