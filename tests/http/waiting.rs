@@ -347,6 +347,32 @@ async fn a_holder_that_repeats_its_request_skips_the_queue() {
     nothing_is_left(&gateway).await;
 }
 
+/// The queue knows that the key holds the lock, but too few masters answer to confirm the grant.
+#[tokio::test]
+async fn a_holder_without_a_quorum_is_not_refused_by_its_own_lock() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).flag("--node-timeout", "300ms").ready().await;
+    let keyed = |wait_ms| {
+        waiting_acquire(&gateway, "job", wait_ms).header("idempotency-key", "the-holder-of-it")
+    };
+    let held = Lease::from(&keyed(LONG_MS).send().await);
+    let first = start_waiting(&gateway, waiting_acquire(&gateway, "job", LONG_MS)).await;
+    servers[..2].iter().for_each(RedisServer::stop);
+    for wait_ms in [1, 50, 1_000] {
+        let answer = keyed(wait_ms).send().await;
+        assert_eq!(answer.status, 503, "after {wait_ms} ms: {answer:?}");
+    }
+    servers[..2].iter().for_each(RedisServer::cont);
+    let again = eventually("the masters answer", async || {
+        Some(keyed(LONG_MS).send().await).filter(|answer| answer.status == 201)
+    })
+    .await;
+    assert_eq!(Lease::from(&again).token, held.token);
+    released(&gateway, "job", &held).await;
+    released(&gateway, "job", &Lease::from(&answer(first).await)).await;
+    nothing_is_left(&gateway).await;
+}
+
 #[tokio::test]
 async fn two_waiters_with_one_key_get_the_same_lock() {
     let servers = masters(5);

@@ -119,6 +119,7 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
         has_tried: false,
         splits: 0,
         reason,
+        own_error: None,
     };
     until_granted(queued)
 }

@@ -530,6 +530,7 @@ fn an_owner_seen_as_the_holder_loses_its_place() {
     other.refused(now + GAP, refusal);
     assert_eq!(line(&queue, now + GAP), "b");
     let mut copy = enter_for(&queue, "a", owner(1), now + GAP);
+    assert!(copy.owner_is_holder() && !other.owner_is_holder());
     let place = copy.end(now + GAP);
     assert_eq!(place, Some(LinePlace { position: 2, kept_for: None }), "it has the lock");
 }

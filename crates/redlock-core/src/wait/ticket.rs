@@ -33,7 +33,7 @@ pub(crate) enum Step<A> {
     AskForOwn,
 }
 
-/// Whether a waiter may make an attempt.
+/// Whether a waiter may make an attempt. It may ask for its owner's grant in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MayTry {
     No,
@@ -182,6 +182,14 @@ impl<P, A> WaitTicket<P, A> {
         Standing { locks, failures, in_vain }
     }
 
+    /// Whether the waiter's owner appears to hold the lock.
+    pub(crate) fn owner_is_holder(&self) -> bool {
+        let shard = self.queues.shard(&self.lock);
+        let Some(queue) = shard.queues.get(&self.lock) else { return false };
+        let own = queue.waiters.get(&queue.number_of(self.ticket)).and_then(|own| own.shared_owner);
+        own.is_some() && own == queue.holder
+    }
+
     /// The place may be kept when the wait ends without a grant.
     pub(crate) fn may_keep(&self, permit: PlacePermit) {
         let Some(permit) = permit.into_inner() else { return };
@@ -209,7 +217,7 @@ impl<P, A> WaitTicket<P, A> {
         if let Some(prepared) = waiter.handed.take() {
             return Step::Handed(prepared);
         }
-        if may_try != MayTry::No && std::mem::take(&mut waiter.owner_holds) {
+        if std::mem::take(&mut waiter.owner_holds) {
             return Step::AskForOwn;
         }
         if !first || competing.is_some() {

@@ -40,6 +40,8 @@ pub(super) struct Queued<'a, F> {
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
     pub(super) reason: WakeReason,
+    /// The error of the last attempt beside the queue, for the owner's own grant.
+    pub(super) own_error: Option<LockError>,
 }
 
 /// Why the last attempt was made.
@@ -93,11 +95,24 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
             let _ = self.take_slot(now);
         }
         let error = self.last_error(now);
+        let is_holder = self.ticket.owner_is_holder();
         let place = self.ticket.end(now);
+        let error = match error {
+            // The owner holds the lock itself, or did until lately. No other client is known to
+            // hold it, so "held" would be wrong.
+            LockError::Held(by) if is_holder || self.is_own(&by) => {
+                self.own_error.take().unwrap_or(LockError::Unknown(Vec::new()))
+            }
+            error => error,
+        };
         match error {
             LockError::Held(by) => LockError::Held(HeldBy { line: place.map(Box::new), ..by }),
             error => error,
         }
+    }
+
+    fn is_own(&self, by: &HeldBy) -> bool {
+        self.params.owner_is_shared && by.owner == Some(self.params.owner)
     }
 
     fn last_error(&self, now: Instant) -> LockError {
@@ -176,7 +191,8 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     continue;
                 }
             };
-            let cut_off = if self.is_new {
+            // An attempt for the own grant is a whole one, too: cut off, it would tell nothing.
+            let cut_off = if self.is_new || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
             } else {
                 self.deadline.max(now) + GRACE
@@ -197,7 +213,9 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         // The waiter has asked for its owner's grant beside the queue, so the queue does not
         // change.
         if self.reason == WakeReason::OwnGrant {
-            return Ok(());
+            self.is_new = false;
+            self.own_error = Some(failed.error);
+            return if now < self.deadline { Ok(()) } else { Err(self.end(now)) };
         }
         (self.is_new, self.has_tried) = (false, true);
         self.splits = if failed.split { self.splits + 1 } else { 0 };
