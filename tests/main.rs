@@ -79,6 +79,7 @@ mod http {
     mod proxies;
     mod quotas;
     mod refused;
+    mod renewals;
     mod retries;
     mod rights;
     mod sites;

@@ -113,6 +113,7 @@ fn both_documents_state_their_version_and_list_all_operations() {
             "delete /locks/{name}",
             "get /locks/{name}",
             "get /locks",
+            "patch /locks",
             "get /readyz",
             "get /healthz",
             "get /livez",
@@ -189,6 +190,10 @@ fn every_operation_lists_its_statuses_and_types() {
         match name {
             "post /locks/{name}" => ["201"].into_iter().chain(with_a_body).collect(),
             "patch /locks/{name}" => ["200", "404"].into_iter().chain(with_a_body).collect(),
+            "patch /locks" => {
+                let no_conflict = with_a_body.into_iter().filter(|status| *status != "409");
+                ["200"].into_iter().chain(no_conflict).collect()
+            }
             "delete /locks/{name}" => ["204", "404", "409"].into_iter().chain(reading).collect(),
             "get /locks/{name}" | "get /locks" => ["200"].into_iter().chain(reading).collect(),
             "get /readyz" | "get /healthz" => vec!["200", "503"],

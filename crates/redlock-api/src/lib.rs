@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `headers` | names of headers |
 //! | `health` | `GET /livez`, `/readyz`, `/healthz` |
-//! | `locks` | `POST`, `PATCH`, `DELETE` and `GET /locks/{name}`, `GET /locks` |
+//! | `locks` | `POST`, `PATCH`, `DELETE` and `GET /locks/{name}`, `GET` and `PATCH /locks` |
 //! | `problem` | the body of every error, and its codes |
 //!
 //! Compatibility: a reader of an answer ignores fields that it does not know. A code that it does
@@ -27,7 +27,8 @@ mod problem;
 
 pub use self::health::{Health, NodeHealth};
 pub use self::locks::{
-    AcquireBody, ExtendBody, Lease, LockList, LockState, LockStatus, NodeAnswer, Waiter,
+    AcquireBody, ExtendBody, ExtendManyBody, ExtendManyResults, ExtendResult, Lease, LeaseRef,
+    LockList, LockState, LockStatus, NodeAnswer, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 

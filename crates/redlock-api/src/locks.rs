@@ -47,6 +47,95 @@ pub struct ExtendBody {
     pub ttl_ms: Option<Value>,
 }
 
+/// Leases to extend, all by the same time. Unknown fields are refused.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "leases": [{ "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b" }], "ttl_ms": 30000
+})))]
+pub struct ExtendManyBody {
+    /// From 1 to 1000 leases. Each is extended by itself.
+    #[cfg_attr(feature = "openapi", schema(min_items = 1, max_items = 1000))]
+    pub leases: Vec<LeaseRef>,
+    /// Each lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+    /// the configured maximum. Without it the configured default applies (30000).
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000))]
+    pub ttl_ms: Option<Value>,
+}
+
+/// Leaves out the tokens, which are secrets.
+impl fmt::Debug for ExtendManyBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExtendManyBody")
+            .field("leases", &self.leases.len())
+            .field("ttl_ms", &self.ttl_ms)
+            .finish()
+    }
+}
+
+/// A lock and the token that acquiring it returned.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+})))]
+pub struct LeaseRef {
+    /// The lock's name.
+    pub name: String,
+    /// The token that acquiring the lock returned.
+    pub token: String,
+}
+
+/// Leaves out the token, which is a secret.
+impl fmt::Debug for LeaseRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseRef").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// What became of each lease of a request that extended many.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
+    { "name": "reports/nightly", "status": 200, "validity_ms": 29696, "elapsed_ms": 2 },
+    { "name": "reports/weekly", "status": 404, "code": "lock_not_found", "detail": "no such lock is held: it was released or has expired", "elapsed_ms": 2 }
+] })))]
+pub struct ExtendManyResults {
+    /// One result for each lease, in the order of the request.
+    pub results: Vec<ExtendResult>,
+}
+
+/// What became of one lease, as its own `PATCH /locks/{name}` would have answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "name": "reports/nightly", "status": 200, "validity_ms": 29696, "elapsed_ms": 2 })))]
+pub struct ExtendResult {
+    /// The name from the request. Empty if there was a secret in its place.
+    pub name: String,
+    /// 200: extended. 404 or 409: stop the work. 503 `outcome_unknown`: the deadline of the last
+    /// success still stands.
+    pub status: u16,
+    /// The kind of error, for programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub code: Option<String>,
+    /// What happened, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub detail: Option<String>,
+    /// Time after which a retry makes sense, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub retry_after_ms: Option<u64>,
+    /// How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+    /// round trip − `elapsed_ms`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false))]
+    pub validity_ms: Option<u32>,
+    /// Time in the gateway from the request until this lease was decided, in milliseconds.
+    #[cfg_attr(feature = "openapi", schema(format = "int64"))]
+    pub elapsed_ms: u64,
+}
+
 /// Keeps an explicit null as a value, to be refused: `"ttl_ms": null` must not silently give the
 /// default.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {

@@ -40,6 +40,27 @@ pub struct AuditEntry {
     pub is_sent: bool,
     /// Whether the request has passed the fair queue of its principal.
     pub had_turn: bool,
+    /// The parts of a request that changes many locks. Each part is recorded instead of the
+    /// request.
+    pub parts: Vec<AuditPart>,
+}
+
+/// One lock of a request that changes many.
+#[derive(Debug, Default)]
+pub struct AuditPart {
+    /// The lock's name. `None` if the request has no valid name.
+    pub lock: Option<String>,
+    /// Whether the part uses a token of another principal.
+    pub forces: bool,
+    /// The HTTP status that the part would have by itself, and the code of its error. `None` if the
+    /// client went away before.
+    pub end: Option<(u16, Option<&'static str>)>,
+}
+
+impl AuditPart {
+    fn is_denied(&self) -> bool {
+        self.end.is_some_and(|(status, _)| matches!(status, 401 | 403))
+    }
 }
 
 /// Access to the entry of a request. Every layer that the request passes adds to the entry.
@@ -126,6 +147,9 @@ impl Audit {
     /// Writes a line if the request has to be recorded.
     fn record(&self, end: Option<RequestEnd<'_>>, request: &AuditGuard) {
         let entry = request.context.entry();
+        if !entry.parts.is_empty() {
+            return self.record_parts(&entry, request);
+        }
         let is_denied = end.is_some_and(|end| end.is_denied);
         if !(is_denied || entry.forces || entry.changes && self.file.is_some()) {
             return;
@@ -149,6 +173,33 @@ impl Audit {
             address: request.address.map(|address| address.to_string()),
             proxy: request.proxy.map(|proxy| proxy.to_string()),
         });
+    }
+
+    /// Writes a line for each part that has to be recorded. Without a file, only the first of the
+    /// denied parts has a line, with the number of the others.
+    fn record_parts(&self, entry: &AuditEntry, request: &AuditGuard) {
+        let denied = entry.parts.iter().filter(|part| part.is_denied()).count();
+        let mut is_first = true;
+        for part in &entry.parts {
+            let is_denied = part.is_denied() && std::mem::take(&mut is_first);
+            if !(is_denied || part.forces || entry.changes && self.file.is_some()) {
+                continue;
+            }
+            let sums_up = is_denied && self.file.is_none() && denied > 1;
+            self.write(&AuditLine {
+                time: now(),
+                who: entry.who.as_deref(),
+                what: entry.what.unwrap_or("request"),
+                lock: part.lock.as_deref(),
+                owner: None,
+                outcome: part.end.map_or("client_gone", |(_, code)| code.unwrap_or("done")),
+                status: part.end.map(|(status, _)| status),
+                refused: sums_up.then_some(denied as u64),
+                request_id: Some(&request.request_id),
+                address: request.address.map(|address| address.to_string()),
+                proxy: request.proxy.map(|proxy| proxy.to_string()),
+            });
+        }
     }
 
     /// Writes a line that sums up the refusals that have no line of their own.

@@ -25,7 +25,7 @@ pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken};
 use crate::config::Limits;
-use crate::overload::clients::{Client, Exceeded};
+use crate::overload::clients::{Client, Exceeded, Permit};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests};
 use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
@@ -100,6 +100,8 @@ pub enum Refusal {
     Overloaded,
     Quota(Exceeded),
     TooManyListings(TooManyListings),
+    /// Too many requests that extend many locks are under way, in all or of this client.
+    TooManyRenewals,
     /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
 }
@@ -174,6 +176,22 @@ impl Gateway {
     /// [`Refusal::Overloaded`] when all slots are taken, or as many as this client may have.
     pub async fn enter(&self, work: RequestClass, client: &Client) -> Result<InFlight, Refusal> {
         self.in_flight.enter(work, client).await.ok_or(Refusal::Overloaded)
+    }
+
+    /// Begins a request that extends many locks, before its body is read.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManyRenewals`].
+    pub fn begin_renewal(&self, client: &Client) -> Result<(Permit, Permit), Refusal> {
+        self.in_flight.begin_renewal(client).ok_or(Refusal::TooManyRenewals)
+    }
+
+    /// Takes a slot for one of many leases of a request, as [`Gateway::enter`] does for a request.
+    ///
+    /// # Errors
+    /// [`Refusal::Overloaded`].
+    pub async fn enter_lease(&self, client: &Client) -> Result<InFlight, Refusal> {
+        self.in_flight.enter_lease(client).await.ok_or(Refusal::Overloaded)
     }
 
     /// Acquires a lock. Waits for as long as the request asks, but ends when `gone` resolves or the

@@ -56,7 +56,7 @@ use crate::transport::disconnect::Peer;
 
 /// The operations, and the permission that each needs. The handler declares its method and path.
 /// The OpenAPI document takes them from there, and the path is also the route's label in metrics.
-fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
+fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 10] {
     let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
     [
         (routes!(locks::acquire), Needs::OnLock(Verb::Acquire)),
@@ -64,6 +64,7 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 9] {
         (routes!(locks::release), Needs::OnLock(Verb::Release)),
         (routes!(locks::inspect), Needs::OnLock(Verb::Inspect)),
         (routes!(locks::list), Needs::Anywhere(Verb::List)),
+        (routes!(locks::extend_many), Needs::Anywhere(Verb::Extend)),
         (routes!(health::livez), Needs::Nothing),
         (routes!(health::readyz), Needs::Nothing),
         (routes!(health::healthz), Needs::Nothing),

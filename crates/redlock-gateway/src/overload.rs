@@ -21,6 +21,8 @@
 //! | waiting, locks waited for | `WaitShare::take` | drop of the `WaitPermit` |
 //! | places in line | `WaitShare::take_place` | drop of the `LinePermit`, by the core |
 //! | listings | `Listings::begin` | drop of its permits |
+//! | requests that extend many locks | `Requests::begin_renewal` | drop of its permits |
+//! | leases of these requests | `Requests::enter_lease` | drop of [`InFlight`] |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
 //! | quota of an extension | `Client::extended` | the end of the lock |
 //! | quota of a release | `Client::begin_release` | `PendingRelease`: succeeded, or dropped |

@@ -16,6 +16,7 @@ use http::request::Parts;
 use http::{Uri, header};
 use percent_encoding::percent_decode_str;
 use redlock_core::LockName;
+use redlock_core::types::NameError;
 
 use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
 use super::site;
@@ -165,9 +166,8 @@ impl FromRequestParts<Route> for LockAccess {
             entry.forces = verb == Verb::Force;
         });
         access.require(verb, access.caller.may(verb, &name))?;
-        let lock = Self { access, name, verb };
-        lock.check_record()?;
-        Ok(lock)
+        access.check_record(verb)?;
+        Ok(Self { access, name, verb })
     }
 }
 
@@ -214,12 +214,27 @@ impl Access {
             }
         }
         access.note(|entry| entry.who = Some(access.caller.name().to_owned()));
+        access.check_rate()?;
+        Ok(access)
+    }
+
+    fn check_rate(&self) -> Result<(), ApiError> {
         let limited = |pause| {
             let detail = "the API key has used up its rate of requests (`rate` and `burst` in the keys file)";
             RATE_LIMITED.because(detail).retry_after(pause)
         };
-        access.caller.check_rate().map_err(limited)?;
-        Ok(access)
+        self.caller.check_rate().map_err(limited)
+    }
+
+    /// Takes a slot for one of many leases of a request. Each lease counts as a request of its own:
+    /// it takes a turn in the fair queue, and one request off the rate of the key. The request
+    /// itself has taken these for its first lease.
+    pub(super) async fn enter_lease(&self, is_first: bool) -> Result<InFlight, ApiError> {
+        if !is_first {
+            self.app.fair_queue.take(&self.client.queue, false).await;
+            self.check_rate()?;
+        }
+        Ok(self.app.gateway.enter_lease(&self.client).await?)
     }
 
     /// Adds to the request's audit entry.
@@ -227,6 +242,11 @@ impl Access {
         if let Some(audit) = &self.audit {
             write(&mut audit.entry());
         }
+    }
+
+    /// Whether the request is for the audit record.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.audit.is_some()
     }
 
     fn require(&self, verb: Verb, is_allowed: bool) -> Result<(), ApiError> {
@@ -270,6 +290,30 @@ impl Access {
         ApiError::of(refusal, Disclosure { nodes: self.sees_nodes(), ..Disclosure::default() })
     }
 
+    /// Checks that the caller may use the verb on this lock, as the keys are now. While the body
+    /// arrives or the request waits, the key may be removed, or key or certificate may expire.
+    pub(super) fn check_again(&self, verb: Verb, name: &LockName) -> Result<(), ApiError> {
+        let caller = self.app.authenticator.identify_again(&self.caller)?;
+        self.require(verb, caller.may(verb, name))?;
+        self.check_record(verb)
+    }
+
+    /// Refuses a change of a lock if the change must be recorded in the audit log and cannot be
+    /// recorded now.
+    pub(super) fn check_record(&self, verb: Verb) -> Result<(), ApiError> {
+        let is_refused =
+            changes(verb) && self.audit.as_ref().is_some_and(AuditContext::is_refusing);
+        if is_refused { Err(ApiError::unrecorded()) } else { Ok(()) }
+    }
+
+    /// The error for a refusal about this lock, with what this caller may know.
+    pub(super) fn refused_on(&self, name: &LockName, refusal: Refusal) -> ApiError {
+        let may = |verb| self.caller.may(verb, name);
+        let holder = may(Verb::Inspect);
+        let is_held = holder || may(Verb::Acquire) || may(Verb::Force);
+        ApiError::of(refusal, Disclosure { nodes: self.sees_nodes(), holder, is_held })
+    }
+
     /// The limits of this caller's requests.
     pub(super) fn limits(&self) -> Limits {
         self.caller.limits(self.app.gateway.limits())
@@ -280,26 +324,12 @@ impl LockAccess {
     /// Checks the caller again. While the body arrives or the request waits, the key may be
     /// removed, or key or certificate may expire.
     pub(super) fn check_again(&self) -> Result<(), ApiError> {
-        let Access { caller, app, .. } = &self.access;
-        let caller = app.authenticator.identify_again(caller)?;
-        self.access.require(self.verb, caller.may(self.verb, &self.name))?;
-        self.check_record()
-    }
-
-    /// Refuses a change of a lock if the change must be recorded in the audit log and cannot be
-    /// recorded now.
-    fn check_record(&self) -> Result<(), ApiError> {
-        let is_refused =
-            changes(self.verb) && self.access.audit.as_ref().is_some_and(AuditContext::is_refusing);
-        if is_refused { Err(ApiError::unrecorded()) } else { Ok(()) }
+        self.access.check_again(self.verb, &self.name)
     }
 
     /// The error for a refusal, with what this caller may know.
     pub(super) fn refused(&self, refusal: Refusal) -> ApiError {
-        let may = |verb| self.access.caller.may(verb, &self.name);
-        let holder = may(Verb::Inspect);
-        let is_held = holder || may(Verb::Acquire) || may(Verb::Force);
-        ApiError::of(refusal, Disclosure { nodes: self.access.sees_nodes(), holder, is_held })
+        self.access.refused_on(&self.name, refusal)
     }
 }
 
@@ -328,8 +358,13 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             return Err(INVALID_NAME.because("the name is not UTF-8 after percent-decoding"));
         };
         no_secret(&text).map_err(|detail| INVALID_NAME.because(detail))?;
-        text.parse::<LockName>().map(Self).map_err(|error| INVALID_NAME.because(error.to_string()))
+        lock_name(&text).map(Self)
     }
+}
+
+/// A lock's name, checked.
+pub(super) fn lock_name(text: &str) -> Result<LockName, ApiError> {
+    text.parse().map_err(|error: NameError| INVALID_NAME.because(error.to_string()))
 }
 
 /// Refuses a text with a secret in it. A misplaced secret must not reach the log, the audit record,

@@ -307,6 +307,10 @@ impl ApiError {
                 let detail = format!("too many listings are under way; allowed here are {max} at a time {of}");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
+            Refusal::TooManyRenewals => {
+                let detail = "too many requests that extend many locks are under way, or too many of this client";
+                RATE_LIMITED.because(detail).retry_after(SOON)
+            }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(
                 "cursor was not returned to this key for this prefix; send next_cursor of the page before, or omit cursor",
             ),

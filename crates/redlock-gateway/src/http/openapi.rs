@@ -91,12 +91,13 @@ shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
 /// The order of the operations in the document: those that a reader needs first come first.
-const ORDER: [&str; 9] = [
+const ORDER: [&str; 10] = [
     "acquireLock",
     "extendLock",
     "releaseLock",
     "getLock",
     "listLocks",
+    "extendLocks",
     "getReadiness",
     "getHealth",
     "getLiveness",

@@ -34,6 +34,10 @@ pub enum RequestClass {
     Other,
 }
 
+/// Limit on the requests under way that extend many locks, of all clients together. Their bodies
+/// are large: up to 512 kB each.
+const MAX_RENEWALS: usize = 128;
+
 /// The requests of a gateway.
 pub(crate) struct Requests {
     limit: usize,
@@ -41,6 +45,8 @@ pub(crate) struct Requests {
     in_flight: Counter,
     /// Those requests in flight that are of [`RequestClass::Other`].
     acquires: Counter,
+    /// Requests that extend many locks, whether their bodies are complete or not.
+    renewals: Counter,
     contention: ContentionTracker,
     min_round_trip: MinRoundTrip,
     active: Arc<ActiveCount>,
@@ -99,6 +105,8 @@ pub struct InFlight {
     /// `None` while the request waits for a lock.
     permits: Option<Permits>,
     running: Option<OwnedSemaphorePermit>,
+    /// Only for one of many leases.
+    _of_many: Option<OwnedSemaphorePermit>,
 }
 
 impl Requests {
@@ -107,6 +115,7 @@ impl Requests {
             limit,
             in_flight: Counter::default(),
             acquires: Counter::default(),
+            renewals: Counter::default(),
             contention: ContentionTracker::default(),
             min_round_trip: MinRoundTrip {
                 micros: AtomicU64::new(MinRoundTrip::MAX_MICROS),
@@ -127,7 +136,23 @@ impl Requests {
         let is_alone = self.contention.is_sole_client(client);
         let concurrent_limit =
             if is_alone { Concurrency::MAX } else { self.min_round_trip.concurrent_limit() };
-        Some(InFlight { permits, running: running.begin(concurrent_limit).await })
+        Some(InFlight { permits, running: running.begin(concurrent_limit).await, _of_many: None })
+    }
+
+    /// Enters one of many leases of a request as [`RequestClass::Held`]. All such requests of a
+    /// client together have at most [`Concurrency::MAX`] leases in flight. The other leases wait
+    /// and take no permits. So a client may send several such requests, and no lease is refused
+    /// because of the others.
+    pub(crate) async fn enter_lease(&self, client: &Client) -> Option<InFlight> {
+        let _of_many = client.renewing_leases.begin(Concurrency::MAX).await;
+        Some(InFlight { _of_many, ..self.enter(RequestClass::Held, client).await? })
+    }
+
+    /// Takes a permit for a request that extends many locks, before its body is read. A client may
+    /// have as many as are still free. `None` when it has. Each of the locks then enters by itself.
+    pub(crate) fn begin_renewal(&self, client: &Client) -> Option<(Permit, Permit)> {
+        let free = MAX_RENEWALS.saturating_sub(self.renewals.count());
+        Some((client.renewing.take(free)?, self.renewals.take(MAX_RENEWALS)?))
     }
 
     /// Records the duration of a round.
@@ -252,6 +277,18 @@ mod tests {
             all(&requests, RequestClass::Held, &other),
         ];
         assert_eq!(all(&requests, RequestClass::Other, &third).len(), 512);
+    }
+
+    #[test]
+    fn a_client_leaves_half_of_the_large_requests_to_the_next_one() {
+        let requests = Requests::new(4096);
+        let [greedy, other] = <[Client; 2]>::default();
+        let all =
+            |client| -> Vec<_> { std::iter::from_fn(|| requests.begin_renewal(client)).collect() };
+        let first = all(&greedy);
+        assert_eq!((first.len(), all(&other).len()), (64, 32));
+        drop(first);
+        assert_eq!(all(&other).len(), 64);
     }
 
     #[test]

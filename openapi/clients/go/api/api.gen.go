@@ -276,6 +276,48 @@ type ExtendBody struct {
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 }
 
+// ExtendManyBody Leases to extend, all by the same time. Unknown fields are refused.
+type ExtendManyBody struct {
+	// Leases From 1 to 1000 leases. Each is extended by itself.
+	Leases []LeaseRef `json:"leases"`
+
+	// TTLMs Each lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+	// the configured maximum. Without it the configured default applies (30000).
+	TTLMs *int32 `json:"ttl_ms,omitempty"`
+}
+
+// ExtendManyResults What became of each lease of a request that extended many.
+type ExtendManyResults struct {
+	// Results One result for each lease, in the order of the request.
+	Results []ExtendResult `json:"results"`
+}
+
+// ExtendResult What became of one lease, as its own `PATCH /locks/{name}` would have answered.
+type ExtendResult struct {
+	// Code The kind of error, for programs.
+	Code *string `json:"code,omitempty"`
+
+	// Detail What happened, for people.
+	Detail *string `json:"detail,omitempty"`
+
+	// ElapsedMs Time in the gateway from the request until this lease was decided, in milliseconds.
+	ElapsedMs int64 `json:"elapsed_ms"`
+
+	// Name The name from the request. Empty if there was a secret in its place.
+	Name string `json:"name"`
+
+	// RetryAfterMs Time after which a retry makes sense, in milliseconds.
+	RetryAfterMs *int64 `json:"retry_after_ms,omitempty"`
+
+	// Status 200: extended. 404 or 409: stop the work. 503 `outcome_unknown`: the deadline of the last
+	// success still stands.
+	Status int32 `json:"status"`
+
+	// ValidityMs How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+	// round trip − `elapsed_ms`).
+	ValidityMs *int32 `json:"validity_ms,omitempty"`
+}
+
 // Health Whether to send requests here.
 type Health struct {
 	// Nodes Every node, and whether it may vote. Only for callers that may see metrics.
@@ -331,6 +373,15 @@ type Lease struct {
 	// round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
 	// time left.
 	ValidityMs int32 `json:"validity_ms"`
+}
+
+// LeaseRef A lock and the token that acquiring it returned.
+type LeaseRef struct {
+	// Name The lock's name.
+	Name string `json:"name"`
+
+	// Token The token that acquiring the lock returned.
+	Token string `json:"token"`
 }
 
 // LockList A page of held locks.
@@ -551,6 +602,9 @@ type AcquireLockParams struct {
 	Prefer *string `json:"Prefer,omitempty"`
 }
 
+// ExtendLocksJSONRequestBody defines body for ExtendLocks for application/json ContentType.
+type ExtendLocksJSONRequestBody = ExtendManyBody
+
 // ExtendLockJSONRequestBody defines body for ExtendLock for application/json ContentType.
 type ExtendLockJSONRequestBody = ExtendBody
 
@@ -660,6 +714,32 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExtendLocksWithBody Extend many locks
+	//
+	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+	// extended and others not. The answer is 200 with one result for each lease, in the order of the
+	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// answer, some leases may have been extended.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+	ExtendLocksWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExtendLocks Extend many locks
+	//
+	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+	// extended and others not. The answer is 200 with one result for each lease, in the order of the
+	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// answer, some leases may have been extended.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+	ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ReleaseLock Release a lock
 	//
@@ -815,6 +895,52 @@ func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn)
 // Corresponds with GET /locks (the `ListLocks` operationId).
 func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListLocksRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExtendLocksWithBody Extend many locks
+//
+// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+// extended and others not. The answer is 200 with one result for each lease, in the order of the
+// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// answer, some leases may have been extended.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+func (c *Client) ExtendLocksWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExtendLocksRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExtendLocks Extend many locks
+//
+// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+// extended and others not. The answer is 200 with one result for each lease, in the order of the
+// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// answer, some leases may have been extended.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+func (c *Client) ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExtendLocksRequest(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -1136,6 +1262,46 @@ func NewListLocksRequest(server string, params *ListLocksParams) (*http.Request,
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewExtendLocksRequest calls the generic ExtendLocks builder with application/json body
+func NewExtendLocksRequest(server string, body ExtendLocksJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewExtendLocksRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewExtendLocksRequestWithBody constructs an http.Request for the ExtendLocks method, with any body, and a specified content type
+func NewExtendLocksRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/locks")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPatch, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -1528,6 +1694,32 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocksWithResponse(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*ListLocksResponse, error)
 
+	// ExtendLocksWithBodyWithResponse Extend many locks
+	//
+	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+	// extended and others not. The answer is 200 with one result for each lease, in the order of the
+	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// answer, some leases may have been extended.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+	ExtendLocksWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExtendLocksResponse, error)
+
+	// ExtendLocksWithResponse Extend many locks
+	//
+	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+	// extended and others not. The answer is 200 with one result for each lease, in the order of the
+	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// answer, some leases may have been extended.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+	ExtendLocksWithResponse(ctx context.Context, body ExtendLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*ExtendLocksResponse, error)
+
 	// ReleaseLockWithResponse Release a lock
 	//
 	// 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
@@ -1855,6 +2047,145 @@ func (r ListLocksResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ListLocksResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// ExtendLocksResponse401Headers the declared response headers of an HTTP 401 response for ExtendLocks
+type ExtendLocksResponse401Headers struct {
+	WWWAuthenticate *string
+}
+
+// ExtendLocksResponse403Headers the declared response headers of an HTTP 403 response for ExtendLocks
+type ExtendLocksResponse403Headers struct {
+	WWWAuthenticate *string
+}
+
+// ExtendLocksResponse429Headers the declared response headers of an HTTP 429 response for ExtendLocks
+type ExtendLocksResponse429Headers struct {
+	RetryAfter *int32
+}
+
+// ExtendLocksResponse503Headers the declared response headers of an HTTP 503 response for ExtendLocks
+type ExtendLocksResponse503Headers struct {
+	RetryAfter *int32
+}
+
+type ExtendLocksResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *ExtendManyResults
+	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
+	ApplicationProblemJSON400 *Problem
+	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
+	ApplicationProblemJSON401 *Problem
+	// ApplicationProblemJSON403 the response for an HTTP 403 `application/problem+json` response
+	ApplicationProblemJSON403 *Problem
+	// ApplicationProblemJSON408 the response for an HTTP 408 `application/problem+json` response
+	ApplicationProblemJSON408 *Problem
+	// ApplicationProblemJSON413 the response for an HTTP 413 `application/problem+json` response
+	ApplicationProblemJSON413 *Problem
+	// ApplicationProblemJSON415 the response for an HTTP 415 `application/problem+json` response
+	ApplicationProblemJSON415 *Problem
+	// ApplicationProblemJSON421 the response for an HTTP 421 `application/problem+json` response
+	ApplicationProblemJSON421 *Problem
+	// ApplicationProblemJSON429 the response for an HTTP 429 `application/problem+json` response
+	ApplicationProblemJSON429 *Problem
+	// ApplicationProblemJSON500 the response for an HTTP 500 `application/problem+json` response
+	ApplicationProblemJSON500 *Problem
+	// ApplicationProblemJSON503 the response for an HTTP 503 `application/problem+json` response
+	ApplicationProblemJSON503 *Problem
+	// Headers401 the parsed response headers for an HTTP 401 response
+	Headers401 *ExtendLocksResponse401Headers
+	// Headers403 the parsed response headers for an HTTP 403 response
+	Headers403 *ExtendLocksResponse403Headers
+	// Headers429 the parsed response headers for an HTTP 429 response
+	Headers429 *ExtendLocksResponse429Headers
+	// Headers503 the parsed response headers for an HTTP 503 response
+	Headers503 *ExtendLocksResponse503Headers
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ExtendLocksResponse) GetJSON200() *ExtendManyResults {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON400() *Problem {
+	return r.ApplicationProblemJSON400
+}
+
+// GetApplicationProblemJSON401 returns the response for an HTTP 401 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON401() *Problem {
+	return r.ApplicationProblemJSON401
+}
+
+// GetApplicationProblemJSON403 returns the response for an HTTP 403 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON403() *Problem {
+	return r.ApplicationProblemJSON403
+}
+
+// GetApplicationProblemJSON408 returns the response for an HTTP 408 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON408() *Problem {
+	return r.ApplicationProblemJSON408
+}
+
+// GetApplicationProblemJSON413 returns the response for an HTTP 413 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON413() *Problem {
+	return r.ApplicationProblemJSON413
+}
+
+// GetApplicationProblemJSON415 returns the response for an HTTP 415 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON415() *Problem {
+	return r.ApplicationProblemJSON415
+}
+
+// GetApplicationProblemJSON421 returns the response for an HTTP 421 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON421() *Problem {
+	return r.ApplicationProblemJSON421
+}
+
+// GetApplicationProblemJSON429 returns the response for an HTTP 429 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON429() *Problem {
+	return r.ApplicationProblemJSON429
+}
+
+// GetApplicationProblemJSON500 returns the response for an HTTP 500 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON500() *Problem {
+	return r.ApplicationProblemJSON500
+}
+
+// GetApplicationProblemJSON503 returns the response for an HTTP 503 `application/problem+json` response
+func (r ExtendLocksResponse) GetApplicationProblemJSON503() *Problem {
+	return r.ApplicationProblemJSON503
+}
+
+// GetBody returns the raw response body bytes
+func (r ExtendLocksResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ExtendLocksResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ExtendLocksResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ExtendLocksResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -2613,6 +2944,44 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 	return ParseListLocksResponse(rsp)
 }
 
+// ExtendLocksWithBodyWithResponse Extend many locks
+//
+// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+// extended and others not. The answer is 200 with one result for each lease, in the order of the
+// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// answer, some leases may have been extended.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+func (c *ClientWithResponses) ExtendLocksWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExtendLocksResponse, error) {
+	rsp, err := c.ExtendLocksWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExtendLocksResponse(rsp)
+}
+
+// ExtendLocksWithResponse Extend many locks
+//
+// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+// extended and others not. The answer is 200 with one result for each lease, in the order of the
+// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// answer, some leases may have been extended.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
+func (c *ClientWithResponses) ExtendLocksWithResponse(ctx context.Context, body ExtendLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*ExtendLocksResponse, error) {
+	rsp, err := c.ExtendLocks(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExtendLocksResponse(rsp)
+}
+
 // ReleaseLockWithResponse Release a lock
 //
 // 204 when a majority has released the lock. Releasing twice gives 404 the second time; a retry
@@ -2950,6 +3319,145 @@ func ParseListLocksResponse(rsp *http.Response) (*ListLocksResponse, error) {
 		response.Headers429 = &headers
 	case rsp.StatusCode == 503:
 		var headers ListLocksResponse503Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers503 = &headers
+	}
+
+	return response, nil
+}
+
+// ParseExtendLocksResponse parses an HTTP response from a ExtendLocksWithResponse call
+func ParseExtendLocksResponse(rsp *http.Response) (*ExtendLocksResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ExtendLocksResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest ExtendManyResults
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON400 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 401:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON401 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 403:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON403 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 408:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON408 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 413:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON413 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 415:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON415 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 421:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON421 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 429:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON429 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 500:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON500 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 503:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON503 = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 401:
+		var headers ExtendLocksResponse401Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers401 = &headers
+	case rsp.StatusCode == 403:
+		var headers ExtendLocksResponse403Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers403 = &headers
+	case rsp.StatusCode == 429:
+		var headers ExtendLocksResponse429Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers429 = &headers
+	case rsp.StatusCode == 503:
+		var headers ExtendLocksResponse503Headers
 		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
 			var value int32
 			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {

@@ -23,9 +23,11 @@ const MAX_REST: usize = 1024 * 1024;
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A JSON object, or the default when there is no body.
-pub(crate) struct Json<T>(pub(crate) T);
+pub(crate) struct Json<T, const MAX: usize = MAX_BODY>(pub(crate) T);
 
-impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
+impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromRequest<S>
+    for Json<T, MAX>
+{
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
@@ -33,7 +35,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
         if http_body::Body::is_end_stream(&body) {
             return Ok(Self(T::default()));
         }
-        let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(&mut body)).await {
+        let bytes = match tokio::time::timeout(BODY_TIMEOUT, collected(&mut body, MAX)).await {
             Err(_) => {
                 let limit = show(BODY_TIMEOUT);
                 return Err(REQUEST_TIMEOUT
@@ -43,8 +45,9 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
             Ok(Ok(None)) => {
                 // Boxed, because an unboxed future would make the future of every request larger.
                 let _ = tokio::time::timeout(REST_TIMEOUT, Box::pin(read_rest(body))).await;
-                return Err(BODY_TOO_LARGE
-                    .because(format!("the request body is larger than {MAX_BODY} bytes")));
+                return Err(
+                    BODY_TOO_LARGE.because(format!("the request body is larger than {MAX} bytes"))
+                );
             }
             Ok(Ok(Some(bytes))) => bytes,
         };
@@ -74,14 +77,14 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-/// Collects the body. Returns `None` when the body is too large. Chunks are copied, because each
+/// Collects the body of at most `max` bytes. Returns `None` when the body is too large. Chunks are copied, because each
 /// chunk keeps its whole read buffer in memory. If a client sends its body byte by byte, that would
 /// be 8 KB for each byte.
-async fn collected(body: &mut Body) -> Result<Option<Vec<u8>>, axum::Error> {
+async fn collected(body: &mut Body, max: usize) -> Result<Option<Vec<u8>>, axum::Error> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         if let Ok(chunk) = frame?.into_data() {
-            if bytes.len() + chunk.len() > MAX_BODY {
+            if bytes.len() + chunk.len() > max {
                 return Ok(None);
             }
             bytes.extend_from_slice(&chunk);

@@ -86,7 +86,15 @@ export interface paths {
         delete?: never;
         options?: never;
         head?: never;
-        patch?: never;
+        /**
+         * Extend many locks
+         * @description Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
+         *     extended and others not. The answer is 200 with one result for each lease, in the order of the
+         *     request. For rates, quotas, permissions and the audit record, each lease counts as a request of
+         *     its own. A lease beyond the rate has the status 429. When the client disconnects before the
+         *     answer, some leases may have been extended.
+         */
+        patch: operations["extendLocks"];
         trace?: never;
     };
     "/readyz": {
@@ -230,6 +238,92 @@ export interface components {
             ttl_ms?: number;
         };
         /**
+         * @description Leases to extend, all by the same time. Unknown fields are refused.
+         * @example {
+         *       "leases": [
+         *         {
+         *           "name": "reports/nightly",
+         *           "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+         *         }
+         *       ],
+         *       "ttl_ms": 30000
+         *     }
+         */
+        ExtendManyBody: {
+            /** @description From 1 to 1000 leases. Each is extended by itself. */
+            leases: components["schemas"]["LeaseRef"][];
+            /**
+             * Format: int32
+             * @description Each lock lives at least this many milliseconds from now; it is never shortened. From 10 to
+             *     the configured maximum. Without it the configured default applies (30000).
+             * @example 30000
+             */
+            ttl_ms?: number;
+        };
+        /**
+         * @description What became of each lease of a request that extended many.
+         * @example {
+         *       "results": [
+         *         {
+         *           "name": "reports/nightly",
+         *           "status": 200,
+         *           "validity_ms": 29696,
+         *           "elapsed_ms": 2
+         *         },
+         *         {
+         *           "name": "reports/weekly",
+         *           "status": 404,
+         *           "code": "lock_not_found",
+         *           "detail": "no such lock is held: it was released or has expired",
+         *           "elapsed_ms": 2
+         *         }
+         *       ]
+         *     }
+         */
+        ExtendManyResults: {
+            /** @description One result for each lease, in the order of the request. */
+            results: components["schemas"]["ExtendResult"][];
+        };
+        /**
+         * @description What became of one lease, as its own `PATCH /locks/{name}` would have answered.
+         * @example {
+         *       "name": "reports/nightly",
+         *       "status": 200,
+         *       "validity_ms": 29696,
+         *       "elapsed_ms": 2
+         *     }
+         */
+        ExtendResult: {
+            /** @description The kind of error, for programs. */
+            code?: string;
+            /** @description What happened, for people. */
+            detail?: string;
+            /**
+             * Format: int64
+             * @description Time in the gateway from the request until this lease was decided, in milliseconds.
+             */
+            elapsed_ms: number;
+            /** @description The name from the request. Empty if there was a secret in its place. */
+            name: string;
+            /**
+             * Format: int64
+             * @description Time after which a retry makes sense, in milliseconds.
+             */
+            retry_after_ms?: number;
+            /**
+             * Format: int32
+             * @description 200: extended. 404 or 409: stop the work. 503 `outcome_unknown`: the deadline of the last
+             *     success still stands.
+             */
+            status: number;
+            /**
+             * Format: int32
+             * @description How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+             *     round trip − `elapsed_ms`).
+             */
+            validity_ms?: number;
+        };
+        /**
          * @description Whether to send requests here.
          * @example {
          *       "status": "ready",
@@ -323,6 +417,19 @@ export interface components {
              *     time left.
              */
             validity_ms: number;
+        };
+        /**
+         * @description A lock and the token that acquiring it returned.
+         * @example {
+         *       "name": "reports/nightly",
+         *       "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
+         *     }
+         */
+        LeaseRef: {
+            /** @description The lock's name. */
+            name: string;
+            /** @description The token that acquiring the lock returned. */
+            token: string;
         };
         /**
          * @description A page of held locks.
@@ -1214,6 +1321,128 @@ export interface operations {
                 };
             };
             /** @description quorum_unavailable, overloaded */
+            503: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    extendLocks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["ExtendManyBody"];
+            };
+        };
+        responses: {
+            /** @description One result for each lease */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ExtendManyResults"];
+                };
+            };
+            /** @description invalid_ttl, invalid_body, invalid_parameter */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unauthenticated */
+            401: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description forbidden */
+            403: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description request_timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description body_too_large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unsupported_media_type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description rate_limited */
+            429: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description internal_error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description overloaded, audit_unavailable */
             503: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */

@@ -4,9 +4,13 @@
 from .acquire_body import AcquireBody
 from .acquire_body_metadata import AcquireBodyMetadata
 from .extend_body import ExtendBody
+from .extend_many_body import ExtendManyBody
+from .extend_many_results import ExtendManyResults
+from .extend_result import ExtendResult
 from .health import Health
 from .health_status import HealthStatus
 from .lease import Lease
+from .lease_ref import LeaseRef
 from .lock_list import LockList
 from .lock_state import LockState
 from .lock_status import LockStatus
@@ -24,9 +28,13 @@ __all__ = (
     "AcquireBody",
     "AcquireBodyMetadata",
     "ExtendBody",
+    "ExtendManyBody",
+    "ExtendManyResults",
+    "ExtendResult",
     "Health",
     "HealthStatus",
     "Lease",
+    "LeaseRef",
     "LockList",
     "LockState",
     "LockStatus",
