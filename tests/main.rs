@@ -65,6 +65,7 @@ mod http {
     mod browser;
     mod docs;
     mod errors;
+    mod extend_many;
     mod fencing;
     mod front_door;
     mod fuzz;
@@ -79,7 +80,6 @@ mod http {
     mod proxies;
     mod quotas;
     mod refused;
-    mod renewals;
     mod retries;
     mod rights;
     mod sites;

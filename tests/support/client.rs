@@ -251,6 +251,12 @@ impl Raw {
             .expect("the gateway reads or closes")
     }
 
+    /// Waits until a part of an answer has arrived, and leaves it unread.
+    pub(crate) async fn has_unread_answer(&mut self) {
+        let arrived = timeout(PATIENCE, self.stream.peek(&mut [0])).await;
+        assert!(matches!(arrived, Ok(Ok(1))), "no answer: {arrived:?}");
+    }
+
     /// Closes the sending side of the connection.
     pub(crate) async fn ends_writing(&mut self) {
         let _ = self.stream.shutdown().await;

@@ -47,16 +47,17 @@ pub struct ExtendBody {
     pub ttl_ms: Option<Value>,
 }
 
-/// Leases to extend, all by the same time. Unknown fields are refused.
+/// Leases to extend, all with the same TTL. Unknown fields are refused.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "leases": [{ "name": "reports/nightly", "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b" }], "ttl_ms": 30000
 })))]
 pub struct ExtendManyBody {
-    /// From 1 to 1000 leases. Each is extended by itself.
-    #[cfg_attr(feature = "openapi", schema(min_items = 1, max_items = 1000))]
-    pub leases: Vec<LeaseRef>,
+    /// From 1 to 1000 leases. One failed lease does not stop the others.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<LeaseRef>, required = true, min_items = 1, max_items = 1000))]
+    pub leases: Value,
     /// Each lock lives at least this many milliseconds from now; it is never shortened. From 10 to
     /// the configured maximum. Without it the configured default applies (30000).
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -68,7 +69,7 @@ pub struct ExtendManyBody {
 impl fmt::Debug for ExtendManyBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExtendManyBody")
-            .field("leases", &self.leases.len())
+            .field("leases", &self.leases.as_array().map_or(0, Vec::len))
             .field("ttl_ms", &self.ttl_ms)
             .finish()
     }
@@ -94,7 +95,7 @@ impl fmt::Debug for LeaseRef {
     }
 }
 
-/// What became of each lease of a request that extended many.
+/// The results of a request that extends many locks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
     { "name": "reports/nightly", "status": 200, "validity_ms": 29696, "elapsed_ms": 2 },
@@ -105,14 +106,14 @@ pub struct ExtendManyResults {
     pub results: Vec<ExtendResult>,
 }
 
-/// What became of one lease, as its own `PATCH /locks/{name}` would have answered.
+/// The result for one lease. It has the status and the code that `PATCH /locks/{name}` would have.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "name": "reports/nightly", "status": 200, "validity_ms": 29696, "elapsed_ms": 2 })))]
 pub struct ExtendResult {
-    /// The name from the request. Empty if there was a secret in its place.
+    /// The name from the request. Empty if the name contained a secret.
     pub name: String,
-    /// 200: extended. 404 or 409: stop the work. 503 `outcome_unknown`: the deadline of the last
-    /// success still stands.
+    /// 200: extended. 404 `lock_not_found`, 409 `not_holder`: stop the work. Otherwise the earlier
+    /// deadline stands: try again.
     pub status: u16,
     /// The kind of error, for programs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -126,8 +127,8 @@ pub struct ExtendResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub retry_after_ms: Option<u64>,
-    /// How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-    /// round trip − `elapsed_ms`).
+    /// Only with status 200: how long the lock may be trusted, in milliseconds. It may be trusted
+    /// until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false))]
     pub validity_ms: Option<u32>,

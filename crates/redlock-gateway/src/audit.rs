@@ -40,26 +40,34 @@ pub struct AuditEntry {
     pub is_sent: bool,
     /// Whether the request has passed the fair queue of its principal.
     pub had_turn: bool,
-    /// The parts of a request that changes many locks. Each part is recorded instead of the
-    /// request.
+    /// The parts of a request that changes many locks. If there are parts, they have lines, and the
+    /// request has none.
     pub parts: Vec<AuditPart>,
+    /// Whether the refused parts have no line, because a line that sums up several refusals counts
+    /// them.
+    pub refused_are_summed_up: bool,
 }
 
 /// One lock of a request that changes many.
 #[derive(Debug, Default)]
 pub struct AuditPart {
-    /// The lock's name. `None` if the request has no valid name.
+    /// The lock's name. `None` if the name is invalid.
     pub lock: Option<String>,
     /// Whether the part uses a token of another principal.
     pub forces: bool,
     /// The HTTP status that the part would have by itself, and the code of its error. `None` if the
-    /// client went away before.
+    /// client disconnected before the part was decided.
     pub end: Option<(u16, Option<&'static str>)>,
 }
 
 impl AuditPart {
     fn is_denied(&self) -> bool {
         self.end.is_some_and(|(status, _)| matches!(status, 401 | 403))
+    }
+
+    /// Whether nothing was tried.
+    fn is_refused(&self) -> bool {
+        self.is_denied() || self.end.is_some_and(|(status, _)| matches!(status, 400 | 429))
     }
 }
 
@@ -96,6 +104,7 @@ struct AuditLine<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
     /// Number of refusals that this line sums up. The refusals before them had lines of their own.
+    /// In a line about a part of a request, the number includes that part.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,56 +157,47 @@ impl Audit {
     fn record(&self, end: Option<RequestEnd<'_>>, request: &AuditGuard) {
         let entry = request.context.entry();
         if !entry.parts.is_empty() {
-            return self.record_parts(&entry, request);
+            self.record_parts(&entry, request);
+            return;
         }
         let is_denied = end.is_some_and(|end| end.is_denied);
         if !(is_denied || entry.forces || entry.changes && self.file.is_some()) {
             return;
         }
-        let outcome = match end {
-            None if entry.is_sent => "client_gone_but_sent",
-            None => "client_gone",
-            Some(RequestEnd { problem: Some(code), .. }) => code,
-            Some(RequestEnd { .. }) => "done",
-        };
-        self.write(&AuditLine {
-            time: now(),
-            who: entry.who.as_deref(),
-            what: entry.what.unwrap_or("request"),
-            lock: entry.lock.as_deref(),
-            owner: entry.owner.as_deref(),
-            outcome,
-            status: end.map(|end| end.status),
-            refused: None,
-            request_id: Some(&request.request_id),
-            address: request.address.map(|address| address.to_string()),
-            proxy: request.proxy.map(|proxy| proxy.to_string()),
-        });
+        self.write(&request.line(&entry, end));
     }
 
-    /// Writes a line for each part that has to be recorded. Without a file, only the first of the
-    /// denied parts has a line, with the number of the others.
+    /// Writes a line for each part that has to be recorded. One line stands for all refused parts:
+    /// it shows the first of them, and `refused` is the number of all of them.
     fn record_parts(&self, entry: &AuditEntry, request: &AuditGuard) {
-        let denied = entry.parts.iter().filter(|part| part.is_denied()).count();
-        let mut is_first = true;
+        let is_counted =
+            |part: &&AuditPart| part.is_denied() || part.is_refused() && self.file.is_some();
+        let count = entry.parts.iter().filter(is_counted).count() as u64;
+        let mut is_first = !entry.refused_are_summed_up;
         for part in &entry.parts {
-            let is_denied = part.is_denied() && std::mem::take(&mut is_first);
-            if !(is_denied || part.forces || entry.changes && self.file.is_some()) {
+            let is_refused = is_counted(&part);
+            let is_recorded = if is_refused {
+                std::mem::take(&mut is_first)
+            } else {
+                part.forces || self.file.is_some()
+            };
+            if !is_recorded {
                 continue;
             }
-            let sums_up = is_denied && self.file.is_none() && denied > 1;
+            let end = part.end.map(|(status, problem)| RequestEnd {
+                status,
+                problem,
+                is_denied: part.is_denied(),
+            });
+            let refused = (is_refused && count > 1).then_some(count);
+            let outcome = outcome(end, false);
+            let lock = part.lock.as_deref();
             self.write(&AuditLine {
-                time: now(),
-                who: entry.who.as_deref(),
-                what: entry.what.unwrap_or("request"),
-                lock: part.lock.as_deref(),
+                lock,
                 owner: None,
-                outcome: part.end.map_or("client_gone", |(_, code)| code.unwrap_or("done")),
-                status: part.end.map(|(status, _)| status),
-                refused: sums_up.then_some(denied as u64),
-                request_id: Some(&request.request_id),
-                address: request.address.map(|address| address.to_string()),
-                proxy: request.proxy.map(|proxy| proxy.to_string()),
+                outcome,
+                refused,
+                ..request.line(entry, end)
             });
         }
     }
@@ -240,6 +240,16 @@ impl Audit {
     }
 }
 
+/// The outcome as a word. `is_sent`: see [`AuditEntry`].
+fn outcome(end: Option<RequestEnd<'_>>, is_sent: bool) -> &str {
+    match end {
+        None if is_sent => "client_gone_but_sent",
+        None => "client_gone",
+        Some(RequestEnd { problem: Some(code), .. }) => code,
+        Some(RequestEnd { .. }) => "done",
+    }
+}
+
 fn now() -> String {
     humantime::format_rfc3339_micros(SystemTime::now()).to_string()
 }
@@ -277,6 +287,28 @@ impl AuditGuard {
     /// The principal, or the key name that the request claimed without proof.
     pub fn who(&self) -> Option<String> {
         self.context.entry().who.clone()
+    }
+
+    /// The code of the first refused part, if any part was refused.
+    pub fn refused_part(&self) -> Option<&'static str> {
+        let entry = self.context.entry();
+        entry.parts.iter().find(|part| part.is_refused()).and_then(|part| part.end?.1)
+    }
+
+    fn line<'a>(&'a self, entry: &'a AuditEntry, end: Option<RequestEnd<'a>>) -> AuditLine<'a> {
+        AuditLine {
+            time: now(),
+            who: entry.who.as_deref(),
+            what: entry.what.unwrap_or("request"),
+            lock: entry.lock.as_deref(),
+            owner: entry.owner.as_deref(),
+            outcome: outcome(end, entry.is_sent),
+            status: end.map(|end| end.status),
+            refused: None,
+            request_id: Some(&self.request_id),
+            address: self.address.map(|address| address.to_string()),
+            proxy: self.proxy.map(|proxy| proxy.to_string()),
+        }
     }
 
     pub fn had_turn(&self) -> bool {

@@ -26,7 +26,7 @@ use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, o
 pub use self::tokens::{PresentedToken, ResolvedToken};
 use crate::config::Limits;
 use crate::overload::clients::{Client, Exceeded, Permit};
-use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests};
+use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
 use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
@@ -100,8 +100,7 @@ pub enum Refusal {
     Overloaded,
     Quota(Exceeded),
     TooManyListings(TooManyListings),
-    /// Too many requests that extend many locks are under way, in all or of this client.
-    TooManyRenewals,
+    TooManyExtendMany(TooManyExtendMany),
     /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
 }
@@ -181,12 +180,12 @@ impl Gateway {
     /// Begins a request that extends many locks, before its body is read.
     ///
     /// # Errors
-    /// [`Refusal::TooManyRenewals`].
-    pub fn begin_renewal(&self, client: &Client) -> Result<(Permit, Permit), Refusal> {
-        self.in_flight.begin_renewal(client).ok_or(Refusal::TooManyRenewals)
+    /// [`Refusal::TooManyExtendMany`].
+    pub fn begin_extend_many(&self, client: &Client) -> Result<(Permit, Permit), Refusal> {
+        self.in_flight.begin_extend_many(client).map_err(Refusal::TooManyExtendMany)
     }
 
-    /// Takes a slot for one of many leases of a request, as [`Gateway::enter`] does for a request.
+    /// Takes a slot for one lease of a request that extends many locks.
     ///
     /// # Errors
     /// [`Refusal::Overloaded`].

@@ -5,6 +5,7 @@ pub mod access;
 mod browser;
 mod docs;
 pub mod error;
+mod extend_many;
 pub mod extract;
 mod health;
 mod locks;
@@ -64,7 +65,7 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 10] {
         (routes!(locks::release), Needs::OnLock(Verb::Release)),
         (routes!(locks::inspect), Needs::OnLock(Verb::Inspect)),
         (routes!(locks::list), Needs::Anywhere(Verb::List)),
-        (routes!(locks::extend_many), Needs::Anywhere(Verb::Extend)),
+        (routes!(extend_many::extend_many), Needs::Anywhere(Verb::Extend)),
         (routes!(health::livez), Needs::Nothing),
         (routes!(health::readyz), Needs::Nothing),
         (routes!(health::healthz), Needs::Nothing),
@@ -453,6 +454,10 @@ impl Observer {
         let has_own_line = self.has_own_line(status, error, *address, record.as_ref());
         let key = error.and(record.as_ref()).filter(|_| self.has_keys).and_then(AuditGuard::who);
         if let Some(record) = record.take() {
+            if let (Some(code), Some(address)) = (record.refused_part(), *address) {
+                let is_first = self.refusals.is_first(address.ip, record.who().as_deref(), code);
+                record.context().entry().refused_are_summed_up = !is_first;
+            }
             let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             let problem = error.map(|error| error.code.as_str());
             let end = RequestEnd { status: status.as_u16(), problem, is_denied };

@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | [`capacity`] | the limits that follow from memory and file descriptors | what is limited |
 //! | [`clients`] | each client's share of the common resources | what the resources are used for |
-//! | `in_flight` | requests in flight, and the permits that bound them | locks |
+//! | `in_flight` | requests in flight, and the permits that bound them | which locks they are about |
 //! | `memory_budget` | each client's limit when the masters' memory is short | nodes, locks |
 //! | `wait_share` | how many waiters and places in line each client may have | the queue of a lock |
 //! | [`refusals`] | a summary of refused requests, in few log lines | why they were refused |
@@ -21,7 +21,7 @@
 //! | waiting, locks waited for | `WaitShare::take` | drop of the `WaitPermit` |
 //! | places in line | `WaitShare::take_place` | drop of the `LinePermit`, by the core |
 //! | listings | `Listings::begin` | drop of its permits |
-//! | requests that extend many locks | `Requests::begin_renewal` | drop of its permits |
+//! | requests that extend many locks | `Requests::begin_extend_many` | drop of its permits |
 //! | leases of these requests | `Requests::enter_lease` | drop of [`InFlight`] |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |
 //! | quota of an extension | `Client::extended` | the end of the lock |

@@ -33,7 +33,7 @@ pub(crate) enum Step<A> {
     AskForOwn,
 }
 
-/// Whether a waiter may make an attempt. It may ask for its owner's grant in any case.
+/// Whether a waiter may make an attempt. [`Step::AskForOwn`] does not depend on this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MayTry {
     No,

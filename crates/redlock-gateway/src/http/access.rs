@@ -226,9 +226,9 @@ impl Access {
         self.caller.check_rate().map_err(limited)
     }
 
-    /// Takes a slot for one of many leases of a request. Each lease counts as a request of its own:
-    /// it takes a turn in the fair queue, and one request off the rate of the key. The request
-    /// itself has taken these for its first lease.
+    /// Takes a slot for one lease of a request that extends many locks. Every lease but the first
+    /// also takes a turn in the fair queue, and one request off the rate of the key. The request
+    /// itself took both for the first lease.
     pub(super) async fn enter_lease(&self, is_first: bool) -> Result<InFlight, ApiError> {
         if !is_first {
             self.app.fair_queue.take(&self.client.queue, false).await;
@@ -244,7 +244,7 @@ impl Access {
         }
     }
 
-    /// Whether the request is for the audit record.
+    /// Whether the request has an audit entry.
     pub(super) fn is_recorded(&self) -> bool {
         self.audit.is_some()
     }
@@ -290,12 +290,12 @@ impl Access {
         ApiError::of(refusal, Disclosure { nodes: self.sees_nodes(), ..Disclosure::default() })
     }
 
-    /// Checks that the caller may use the verb on this lock, as the keys are now. While the body
-    /// arrives or the request waits, the key may be removed, or key or certificate may expire.
-    pub(super) fn check_again(&self, verb: Verb, name: &LockName) -> Result<(), ApiError> {
+    /// Checks that the caller may use the verb on this lock, and returns it as the keys are now.
+    pub(super) fn check_again(&self, verb: Verb, name: &LockName) -> Result<Caller, ApiError> {
         let caller = self.app.authenticator.identify_again(&self.caller)?;
         self.require(verb, caller.may(verb, name))?;
-        self.check_record(verb)
+        self.check_record(verb)?;
+        Ok(caller)
     }
 
     /// Refuses a change of a lock if the change must be recorded in the audit log and cannot be
@@ -323,7 +323,7 @@ impl Access {
 impl LockAccess {
     /// Checks the caller again. While the body arrives or the request waits, the key may be
     /// removed, or key or certificate may expire.
-    pub(super) fn check_again(&self) -> Result<(), ApiError> {
+    pub(super) fn check_again(&self) -> Result<Caller, ApiError> {
         self.access.check_again(self.verb, &self.name)
     }
 

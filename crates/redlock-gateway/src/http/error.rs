@@ -24,6 +24,7 @@ use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
+use crate::overload::in_flight::TooManyExtendMany;
 use crate::remedy::PublicUrl;
 
 /// What a client can do about a TTL above the limit.
@@ -307,8 +308,11 @@ impl ApiError {
                 let detail = format!("too many listings are under way; allowed here are {max} at a time {of}");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
-            Refusal::TooManyRenewals => {
-                let detail = "too many requests that extend many locks are under way, or too many of this client";
+            Refusal::TooManyExtendMany(TooManyExtendMany { max }) => {
+                let detail = format!(
+                    "too many PATCH /locks are under way; allowed are {max} at a time, and one client may have as many as are \
+                     still free"
+                );
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(

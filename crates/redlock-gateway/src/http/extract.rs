@@ -9,20 +9,19 @@ use std::time::Duration;
 use axum::extract::{FromRequestParts, Query};
 use http::request::Parts;
 use http::{HeaderMap, Uri};
+use redlock_api::AcquireBody;
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN, PREFER};
-use redlock_api::{AcquireBody, LeaseRef};
 use redlock_core::{Info, LockName, LockToken, Ttl};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
 
 pub(super) use self::body::Json;
-use super::access::{Route, is_forced, lock_name, no_secret};
+use super::access::{Route, is_forced, no_secret};
 use super::error::{
-    ApiError, INVALID_BODY, INVALID_NAME, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL,
-    INVALID_WAIT, MISSING_TOKEN, TTL_WAYS_OUT,
+    ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT,
+    MISSING_TOKEN, TTL_WAYS_OUT,
 };
-use crate::auth::holds_secret;
 use crate::config::Limits;
 use crate::info::LockMetadata;
 use crate::transport::disconnect::Peer;
@@ -31,11 +30,6 @@ use crate::transport::disconnect::Peer;
 const MAX_LABEL: usize = 255;
 /// Limit on all keys and values of `metadata` together, in bytes.
 const MAX_METADATA: usize = 1024;
-
-/// Limit on the leases that one request extends.
-const MAX_LEASES: usize = 1_000;
-/// Limit on the body with them, in bytes. A lease with the longest name and its token has about 340.
-pub(super) const MAX_LEASES_BODY: usize = 512 * MAX_LEASES;
 
 /// The arguments of an acquire (POST) that are in its head.
 pub(super) struct AcquireHead {
@@ -206,36 +200,9 @@ pub fn lock_token(headers: &HeaderMap) -> Result<LockToken, ApiError> {
 }
 
 /// The token in a text, bare or in angle brackets.
-fn token_in(text: &str) -> Option<LockToken> {
+pub(super) fn token_in(text: &str) -> Option<LockToken> {
     let text = text.trim();
     text.strip_prefix('<').and_then(|text| text.strip_suffix('>')).unwrap_or(text).parse().ok()
-}
-
-/// The name and the token of one of many leases.
-///
-/// # Errors
-/// `invalid_name` or `invalid_token`, without the text, if it is a secret.
-pub(super) fn lease_of(lease: &LeaseRef) -> Result<(LockName, LockToken), ApiError> {
-    if holds_secret(&lease.name) {
-        return Err(INVALID_NAME.because("name is an API key or a lock token; replace it"));
-    }
-    let token = token_in(&lease.token).ok_or_else(|| {
-        INVALID_TOKEN
-            .because("token is no token of this service; send it exactly as it was returned")
-    })?;
-    Ok((lock_name(&lease.name)?, token))
-}
-
-/// The number of leases of a request that extends many.
-pub(super) fn check_count(leases: usize) -> Result<(), ApiError> {
-    if (1..=MAX_LEASES).contains(&leases) {
-        Ok(())
-    } else {
-        let detail = format!(
-            "leases has {leases} entries; allowed are 1 to {MAX_LEASES}, such as {{\"leases\": [{{\"name\": \"a\", \"token\": \"1.…\"}}]}}"
-        );
-        Err(INVALID_BODY.because(detail))
-    }
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {

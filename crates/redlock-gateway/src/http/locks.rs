@@ -1,36 +1,26 @@
 //! The lock handlers: typed arguments in, one gateway call, render.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
-use futures_util::{StreamExt, stream};
 use http::{StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
-use redlock_api::{
-    AcquireBody, ExtendBody, ExtendManyBody, ExtendManyResults, Lease, LockList, LockStatus,
-};
+use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
-use redlock_core::{HeldBy, LockName, LockToken, Ttl};
+use redlock_core::{HeldBy, LockName, LockToken};
 
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, Json, ListQuery, MAX_LEASES_BODY, ReleaseBy, check_count, lease_of,
-    metadata, no_query, requested_ttl, stored,
+    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, metadata, requested_ttl, stored,
 };
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
-use super::wire::{extend_result, lease, lock_list, lock_status};
-use crate::audit::AuditPart;
-use crate::auth::Verb;
+use super::wire::{lease, lock_list, lock_status};
+use crate::auth::{Caller, Verb};
 use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken};
 use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
-
-/// How many leases of one request are under way at the same time, as far as the share of the client
-/// allows.
-const LEASES_AT_ONCE: usize = 256;
 
 /// Acquire a lock
 ///
@@ -148,10 +138,10 @@ pub(super) async fn extend(
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Held).await?;
     // The body may have taken long to arrive, and the key may have been removed meanwhile.
-    lock.check_again()?;
+    let caller = lock.check_again()?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let token = lock.resolve(token).await?;
+    let token = lock.resolve(&caller, token).await?;
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
     let view = extended.map_err(|refusal| lock.refused(refusal))?;
@@ -195,7 +185,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     let _in_flight = access.enter(RequestClass::Held).await?;
     match by {
         ReleaseBy::Token(token) => {
-            let token = lock.resolve(token).await?;
+            let token = lock.resolve(access.caller(), token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
@@ -223,8 +213,8 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
 impl LockAccess {
     /// Finds the grant that the token stands for. If the grant belongs to another principal, notes
     /// in the audit entry that the request is forced.
-    async fn resolve(&self, token: LockToken) -> Result<ResolvedToken, ApiError> {
-        let resolved = resolve(&self.access, &self.name, self.verb, token).await?;
+    async fn resolve(&self, caller: &Caller, token: LockToken) -> Result<ResolvedToken, ApiError> {
+        let resolved = resolve(&self.access, caller, &self.name, self.verb, token).await?;
         if resolved.is_forced {
             self.access.note(|entry| entry.forces = true);
         }
@@ -232,102 +222,22 @@ impl LockAccess {
     }
 }
 
-/// Finds the grant that the token stands for.
-async fn resolve(
+/// Finds the grant that the token stands for, with what `caller` may do.
+pub(super) async fn resolve(
     access: &Access,
+    caller: &Caller,
     name: &LockName,
     verb: Verb,
     token: LockToken,
 ) -> Result<ResolvedToken, ApiError> {
-    let Some(principal) = access.caller().principal() else { return Ok(ResolvedToken::of(token)) };
-    let may_force = access.caller().may(Verb::Force, name);
+    let Some(principal) = caller.principal() else { return Ok(ResolvedToken::of(token)) };
+    let may_force = caller.may(Verb::Force, name);
     let releases = verb == Verb::Release;
     let presented =
         PresentedToken { token, principal: Some(principal.into()), may_force, releases };
     // Boxed, because an unboxed future would make the future of every request larger.
     let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
     resolved.map_err(|refusal| access.refused_on(name, refusal))
-}
-
-/// Extend many locks
-///
-/// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-/// extended and others not. The answer is 200 with one result for each lease, in the order of the
-/// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-/// its own. A lease beyond the rate has the status 429. When the client disconnects before the
-/// answer, some leases may have been extended.
-#[utoipa::path(
-    patch, path = "/locks", operation_id = "extendLocks", tag = "locks",
-    request_body = ExtendManyBody,
-    responses(
-        (status = 200, description = "One result for each lease", body = ExtendManyResults),
-        (status = 400, description = "invalid_ttl, invalid_body, invalid_parameter"),
-        CommonErrors,
-        BodyErrors,
-        (status = 503, description = "overloaded, audit_unavailable"),
-    )
-)]
-pub(super) async fn extend_many(access: Access, request: Request) -> Result<Response, ApiError> {
-    let started = Instant::now();
-    access.check_record(Verb::Extend)?;
-    no_query(request.uri())?;
-    let begun = access.gateway().begin_renewal(access.client());
-    let _renewal = begun.map_err(|refusal| access.refused(refusal))?;
-    let Json(body) = Json::<ExtendManyBody, MAX_LEASES_BODY>::from_request(request, &()).await?;
-    check_count(body.leases.len())?;
-    let limits = access.limits();
-    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let leases: Vec<_> = body.leases.iter().map(lease_of).collect();
-    if access.is_recorded() {
-        let lock = |lease: &Result<(LockName, _), _>| {
-            lease.as_ref().ok().map(|(name, _)| name.as_str().to_owned())
-        };
-        let part = |lease| AuditPart { lock: lock(lease), ..AuditPart::default() };
-        access.note(|entry| {
-            entry.changes = true;
-            entry.parts = leases.iter().map(part).collect();
-        });
-    }
-    let access = &access;
-    let extensions = leases.into_iter().zip(body.leases).enumerate().map(|(at, (lease, asked))| {
-        Box::pin(async move {
-            let extended = match lease {
-                Ok(lease) => extend_one(access, at, lease, ttl, limits.max_hold, started).await,
-                Err(error) => Err(error),
-            };
-            let extended = extended.map_err(|error| (error.report(), started.elapsed()));
-            let end = extended.as_ref().map_or_else(
-                |(error, _)| (error.problem.status, Some(error.code.as_str())),
-                |_| (StatusCode::OK.as_u16(), None),
-            );
-            access.note(|entry| entry.parts[at].end = Some(end));
-            extend_result(asked, extended)
-        })
-    });
-    let results = stream::iter(extensions).buffered(LEASES_AT_ONCE).collect().await;
-    json_response(StatusCode::OK, &ExtendManyResults { results })
-}
-
-/// Extends one of many leases. Returns its validity, and the time from the start of the request
-/// until that validity was computed.
-async fn extend_one(
-    access: &Access,
-    at: usize,
-    (name, token): (LockName, LockToken),
-    ttl: Ttl,
-    max_hold: Duration,
-    started: Instant,
-) -> Result<(Duration, Duration), ApiError> {
-    let _in_flight = access.enter_lease(at == 0).await?;
-    access.check_again(Verb::Extend, &name)?;
-    let token = resolve(access, &name, Verb::Extend, token).await?;
-    if token.is_forced {
-        access.note(|entry| entry.parts[at].forces = true);
-    }
-    let before = started.elapsed();
-    let extended = access.gateway().extend(&name, &token, ttl, max_hold, access.client()).await;
-    let view = extended.map_err(|refusal| access.refused_on(&name, refusal))?;
-    Ok((view.validity, before + view.elapsed))
 }
 
 /// Inspect a lock

@@ -29,6 +29,25 @@ pub(super) fn json_response(
     Ok((status, headers, Body::from(line)).into_response())
 }
 
+/// Like [`json_response`], for a large answer. `permits` bound how many such answers there are at a
+/// time. They are kept until the connection has sent the answer, however slowly the client reads.
+pub(super) fn large_response(
+    status: StatusCode,
+    body: &impl Serialize,
+    permits: impl Send + 'static,
+) -> Result<Response, ApiError> {
+    struct Bounded<P>(Vec<u8>, #[allow(dead_code)] P);
+    impl<P> AsRef<[u8]> for Bounded<P> {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    let line = json_line(body).map_err(ApiError::internal)?;
+    let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    let bytes = Bytes::from_owner(Bounded(line, permits));
+    Ok((status, headers, Body::from(bytes)).into_response())
+}
+
 /// The answer with a lease. No cache may store it.
 pub(super) fn grant_response(
     status: StatusCode,
@@ -72,5 +91,28 @@ impl http_body::Body for GrantBody {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.bytes.as_ref().map_or(0, Bytes::len) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::overload::clients::Counter;
+
+    #[tokio::test]
+    async fn a_large_answer_keeps_its_permits_until_it_is_sent() {
+        let counter = Counter::default();
+        let permit = counter.take(1);
+        let response = large_response(StatusCode::OK, &[1, 2], permit).expect("an answer");
+        let mut body = response.into_body();
+        let frame = body.frame().await.expect("a frame").expect("no error");
+        drop(body);
+        assert_eq!(counter.count(), 1, "the connection has the bytes, and has not sent them");
+        let bytes = frame.into_data().expect("data");
+        assert_eq!(bytes, "[1,2]\n");
+        drop(bytes);
+        assert_eq!(counter.count(), 0);
     }
 }

@@ -3,16 +3,11 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlock_api::{
-    ExtendResult, Health, Lease, LeaseRef, LockList, LockState, LockStatus, NodeAnswer, NodeHealth,
-    Waiter,
-};
+use redlock_api::{Health, Lease, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Waiter};
 use redlock_core::node::NodeStatus;
 use redlock_core::{HeldBy, Inspection, LockName, NodeReport, NodeView};
 use serde::Serialize;
 
-use super::error::ErrorReport;
-use crate::auth::holds_secret;
 use crate::gateway::{LeaseView, ListView, Readiness};
 use crate::info::{LockMetadata, label_of};
 use crate::remedy::{PublicUrl, advice, section};
@@ -31,39 +26,6 @@ pub fn lease(name: &LockName, view: &LeaseView, owner: Option<String>) -> Lease 
         owner,
         nodes_granted: view.nodes_granted as u32,
         nodes_total: view.nodes_total as u32,
-    }
-}
-
-/// What became of one of many leases. A success has its validity, and the time from the start of
-/// the request until that validity was computed; a failure has the time until then.
-pub(super) fn extend_result(
-    LeaseRef { name, .. }: LeaseRef,
-    extended: Result<(Duration, Duration), (ErrorReport, Duration)>,
-) -> ExtendResult {
-    let elapsed = match &extended {
-        Ok((_, elapsed)) | Err((_, elapsed)) => *elapsed,
-    };
-    let nothing = ExtendResult {
-        // A misplaced secret does not go back.
-        name: if holds_secret(&name) { String::new() } else { name },
-        status: 200,
-        code: None,
-        detail: None,
-        retry_after_ms: None,
-        validity_ms: None,
-        elapsed_ms: elapsed.as_millis() as u64,
-    };
-    match extended {
-        Ok((validity, _)) => {
-            ExtendResult { validity_ms: Some(validity.as_millis() as u32), ..nothing }
-        }
-        Err((ErrorReport { problem, .. }, _)) => ExtendResult {
-            status: problem.status,
-            code: Some(problem.code),
-            detail: Some(problem.detail),
-            retry_after_ms: problem.retry_after_ms,
-            ..nothing
-        },
     }
 }
 

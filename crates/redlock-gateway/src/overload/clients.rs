@@ -50,10 +50,10 @@ pub struct Client {
     pub places_by_lock: LockNames,
     /// Listings under way.
     pub listing: Counter,
-    /// Requests under way that extend many locks.
-    pub renewing: Counter,
+    /// Requests under way that extend many locks each.
+    pub extend_many: Counter,
     /// The leases of such requests that are in flight.
-    pub renewing_leases: Concurrency,
+    pub extend_many_leases: Concurrency,
     /// Requests in the fair queue.
     pub queue: Arc<ClientQueue>,
     quota: QuotaLedger,
@@ -102,9 +102,9 @@ impl Client {
 
     /// Whether the client may be removed: all counts are zero.
     fn is_idle(&self) -> bool {
-        // The other counts need no check: a client with `waited_locks` has waiters, a lease
-        // of many belongs to a request in `renewing`, a running
-        // request is in flight, and a request in the fair queue has a connection.
+        // The other counts need no check: a client with `waited_locks` has waiters, a lease of many
+        // belongs to a request in `extend_many`, a running request is in flight, and a request in
+        // the fair queue has a connection.
         let Self {
             connections,
             in_flight_acquires,
@@ -112,11 +112,11 @@ impl Client {
             waiting,
             places,
             listing,
-            renewing,
+            extend_many,
             quota,
             ..
         } = self;
-        [connections, in_flight_acquires, in_flight_held, waiting, places, listing, renewing]
+        [connections, in_flight_acquires, in_flight_held, waiting, places, listing, extend_many]
             .iter()
             .all(|counter| counter.count() == 0)
             && quota.is_empty()

@@ -1,6 +1,8 @@
 //! Bounds the requests in flight, in all and for each client, and notices when none is left.
 //!
 //! A request takes its permits when it is complete, so a client cannot hold one without sending its
+//! body. One kind of permit is taken earlier: that of a request that extends many locks, because
+//! its body is large. A client that sends no body holds that permit until the time limit of the
 //! body. A client may hold as many permits as are still free ([the dynamic threshold of shared
 //! buffers](https://doi.org/10.1109/90.664262)). A sole greedy client gets half of the permits. If
 //! there are k other greedy clients, each gets `1 / (k + 2)` of the permits, and the same share
@@ -34,9 +36,17 @@ pub enum RequestClass {
     Other,
 }
 
-/// Limit on the requests under way that extend many locks, of all clients together. Their bodies
-/// are large: up to 512 kB each.
-const MAX_RENEWALS: usize = 128;
+/// One request that extends many locks may need as much memory as this many others: its body and
+/// its answer have up to 512 kB each. So the limit on these requests is the limit on all requests
+/// divided by this number.
+const REQUESTS_PER_EXTEND_MANY: usize = 128;
+
+/// Refusal of a request that extends many locks: `max` are under way, or the client has as many as
+/// are still free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooManyExtendMany {
+    pub max: usize,
+}
 
 /// The requests of a gateway.
 pub(crate) struct Requests {
@@ -46,7 +56,8 @@ pub(crate) struct Requests {
     /// Those requests in flight that are of [`RequestClass::Other`].
     acquires: Counter,
     /// Requests that extend many locks, whether their bodies are complete or not.
-    renewals: Counter,
+    extend_many: Counter,
+    extend_many_limit: usize,
     contention: ContentionTracker,
     min_round_trip: MinRoundTrip,
     active: Arc<ActiveCount>,
@@ -105,8 +116,8 @@ pub struct InFlight {
     /// `None` while the request waits for a lock.
     permits: Option<Permits>,
     running: Option<OwnedSemaphorePermit>,
-    /// Only for one of many leases.
-    _of_many: Option<OwnedSemaphorePermit>,
+    /// The permit of `Client::extend_many_leases`. `None` for any other request.
+    _lease_permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Requests {
@@ -115,7 +126,8 @@ impl Requests {
             limit,
             in_flight: Counter::default(),
             acquires: Counter::default(),
-            renewals: Counter::default(),
+            extend_many: Counter::default(),
+            extend_many_limit: limit.div_ceil(REQUESTS_PER_EXTEND_MANY).max(2),
             contention: ContentionTracker::default(),
             min_round_trip: MinRoundTrip {
                 micros: AtomicU64::new(MinRoundTrip::MAX_MICROS),
@@ -136,23 +148,36 @@ impl Requests {
         let is_alone = self.contention.is_sole_client(client);
         let concurrent_limit =
             if is_alone { Concurrency::MAX } else { self.min_round_trip.concurrent_limit() };
-        Some(InFlight { permits, running: running.begin(concurrent_limit).await, _of_many: None })
+        Some(InFlight {
+            permits,
+            running: running.begin(concurrent_limit).await,
+            _lease_permit: None,
+        })
     }
 
-    /// Enters one of many leases of a request as [`RequestClass::Held`]. All such requests of a
-    /// client together have at most [`Concurrency::MAX`] leases in flight. The other leases wait
-    /// and take no permits. So a client may send several such requests, and no lease is refused
-    /// because of the others.
+    /// Takes the two permits of a request that extends many locks, before its body is read. A client
+    /// may hold as many as are still free. Each lease then enters with
+    /// [`enter_lease`](Self::enter_lease).
+    ///
+    /// # Errors
+    /// How many requests of this kind may be under way.
+    pub(crate) fn begin_extend_many(
+        &self,
+        client: &Client,
+    ) -> Result<(Permit, Permit), TooManyExtendMany> {
+        let max = self.extend_many_limit;
+        let free = max.saturating_sub(self.extend_many.count());
+        let own = client.extend_many.take(free).ok_or(TooManyExtendMany { max })?;
+        Ok((own, self.extend_many.take(max).ok_or(TooManyExtendMany { max })?))
+    }
+
+    /// Enters one lease of a request that extends many locks, as [`RequestClass::Held`]. All such
+    /// leases of a client share few places: an eighth of the permits, which is a quarter of what a
+    /// sole client may take. A lease waits for a place before it takes permits. So no lease is
+    /// refused because of other leases of its client.
     pub(crate) async fn enter_lease(&self, client: &Client) -> Option<InFlight> {
-        let _of_many = client.renewing_leases.begin(Concurrency::MAX).await;
-        Some(InFlight { _of_many, ..self.enter(RequestClass::Held, client).await? })
-    }
-
-    /// Takes a permit for a request that extends many locks, before its body is read. A client may
-    /// have as many as are still free. `None` when it has. Each of the locks then enters by itself.
-    pub(crate) fn begin_renewal(&self, client: &Client) -> Option<(Permit, Permit)> {
-        let free = MAX_RENEWALS.saturating_sub(self.renewals.count());
-        Some((client.renewing.take(free)?, self.renewals.take(MAX_RENEWALS)?))
+        let _lease_permit = client.extend_many_leases.begin(self.limit / 8).await;
+        Some(InFlight { _lease_permit, ..self.enter(RequestClass::Held, client).await? })
     }
 
     /// Records the duration of a round.
@@ -283,12 +308,31 @@ mod tests {
     fn a_client_leaves_half_of_the_large_requests_to_the_next_one() {
         let requests = Requests::new(4096);
         let [greedy, other] = <[Client; 2]>::default();
-        let all =
-            |client| -> Vec<_> { std::iter::from_fn(|| requests.begin_renewal(client)).collect() };
+        let all = |client| -> Vec<_> {
+            std::iter::from_fn(|| requests.begin_extend_many(client).ok()).collect()
+        };
         let first = all(&greedy);
-        assert_eq!((first.len(), all(&other).len()), (64, 32));
-        drop(first);
-        assert_eq!(all(&other).len(), 64);
+        let second = all(&other);
+        assert_eq!((first.len(), second.len()), (16, 8));
+        drop((first, second));
+        assert_eq!(all(&other).len(), 16);
+        let smallest = Requests::new(1);
+        assert!(smallest.begin_extend_many(&greedy).is_ok());
+    }
+
+    #[tokio::test]
+    async fn leases_of_one_client_never_refuse_each_other() {
+        for limit in [1, 64, 4096] {
+            let requests = Requests::new(limit);
+            let client = Client::default();
+            let lease = async || {
+                let entered = requests.enter_lease(&client).await;
+                tokio::task::yield_now().await;
+                entered.is_some()
+            };
+            let all = futures_util::future::join_all((0..1_000).map(|_| lease())).await;
+            assert!(all.iter().all(|entered| *entered), "with a limit of {limit}");
+        }
     }
 
     #[test]

@@ -276,9 +276,9 @@ type ExtendBody struct {
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 }
 
-// ExtendManyBody Leases to extend, all by the same time. Unknown fields are refused.
+// ExtendManyBody Leases to extend, all with the same TTL. Unknown fields are refused.
 type ExtendManyBody struct {
-	// Leases From 1 to 1000 leases. Each is extended by itself.
+	// Leases From 1 to 1000 leases. One failed lease does not stop the others.
 	Leases []LeaseRef `json:"leases"`
 
 	// TTLMs Each lock lives at least this many milliseconds from now; it is never shortened. From 10 to
@@ -286,13 +286,13 @@ type ExtendManyBody struct {
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 }
 
-// ExtendManyResults What became of each lease of a request that extended many.
+// ExtendManyResults The results of a request that extends many locks.
 type ExtendManyResults struct {
 	// Results One result for each lease, in the order of the request.
 	Results []ExtendResult `json:"results"`
 }
 
-// ExtendResult What became of one lease, as its own `PATCH /locks/{name}` would have answered.
+// ExtendResult The result for one lease. It has the status and the code that `PATCH /locks/{name}` would have.
 type ExtendResult struct {
 	// Code The kind of error, for programs.
 	Code *string `json:"code,omitempty"`
@@ -303,18 +303,18 @@ type ExtendResult struct {
 	// ElapsedMs Time in the gateway from the request until this lease was decided, in milliseconds.
 	ElapsedMs int64 `json:"elapsed_ms"`
 
-	// Name The name from the request. Empty if there was a secret in its place.
+	// Name The name from the request. Empty if the name contained a secret.
 	Name string `json:"name"`
 
 	// RetryAfterMs Time after which a retry makes sense, in milliseconds.
 	RetryAfterMs *int64 `json:"retry_after_ms,omitempty"`
 
-	// Status 200: extended. 404 or 409: stop the work. 503 `outcome_unknown`: the deadline of the last
-	// success still stands.
+	// Status 200: extended. 404 `lock_not_found`, 409 `not_holder`: stop the work. Otherwise the earlier
+	// deadline stands: try again.
 	Status int32 `json:"status"`
 
-	// ValidityMs How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-	// round trip − `elapsed_ms`).
+	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds. It may be trusted
+	// until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
 	ValidityMs *int32 `json:"validity_ms,omitempty"`
 }
 
@@ -717,10 +717,10 @@ type ClientInterface interface {
 
 	// ExtendLocksWithBody Extend many locks
 	//
-	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-	// extended and others not. The answer is 200 with one result for each lease, in the order of the
-	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+	// all extensions fail: read the `status` of each result. The results are in the order of the
+	// request. Each lease counts as one request for the key's rate, the permissions and the audit
+	// record. A lease beyond the rate has the status 429. When the client disconnects before the
 	// answer, some leases may have been extended.
 	//
 	// Takes any type of body and a specified content type.
@@ -730,10 +730,10 @@ type ClientInterface interface {
 
 	// ExtendLocks Extend many locks
 	//
-	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-	// extended and others not. The answer is 200 with one result for each lease, in the order of the
-	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+	// all extensions fail: read the `status` of each result. The results are in the order of the
+	// request. Each lease counts as one request for the key's rate, the permissions and the audit
+	// record. A lease beyond the rate has the status 429. When the client disconnects before the
 	// answer, some leases may have been extended.
 	//
 	// Takes a body of the `application/json` content type.
@@ -907,10 +907,10 @@ func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEdit
 
 // ExtendLocksWithBody Extend many locks
 //
-// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-// extended and others not. The answer is 200 with one result for each lease, in the order of the
-// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+// all extensions fail: read the `status` of each result. The results are in the order of the
+// request. Each lease counts as one request for the key's rate, the permissions and the audit
+// record. A lease beyond the rate has the status 429. When the client disconnects before the
 // answer, some leases may have been extended.
 //
 // Takes any type of body and a specified content type.
@@ -930,10 +930,10 @@ func (c *Client) ExtendLocksWithBody(ctx context.Context, contentType string, bo
 
 // ExtendLocks Extend many locks
 //
-// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-// extended and others not. The answer is 200 with one result for each lease, in the order of the
-// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+// all extensions fail: read the `status` of each result. The results are in the order of the
+// request. Each lease counts as one request for the key's rate, the permissions and the audit
+// record. A lease beyond the rate has the status 429. When the client disconnects before the
 // answer, some leases may have been extended.
 //
 // Takes a body of the `application/json` content type.
@@ -1696,10 +1696,10 @@ type ClientWithResponsesInterface interface {
 
 	// ExtendLocksWithBodyWithResponse Extend many locks
 	//
-	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-	// extended and others not. The answer is 200 with one result for each lease, in the order of the
-	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+	// all extensions fail: read the `status` of each result. The results are in the order of the
+	// request. Each lease counts as one request for the key's rate, the permissions and the audit
+	// record. A lease beyond the rate has the status 429. When the client disconnects before the
 	// answer, some leases may have been extended.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -1709,10 +1709,10 @@ type ClientWithResponsesInterface interface {
 
 	// ExtendLocksWithResponse Extend many locks
 	//
-	// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-	// extended and others not. The answer is 200 with one result for each lease, in the order of the
-	// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-	// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+	// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+	// all extensions fail: read the `status` of each result. The results are in the order of the
+	// request. Each lease counts as one request for the key's rate, the permissions and the audit
+	// record. A lease beyond the rate has the status 429. When the client disconnects before the
 	// answer, some leases may have been extended.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -2946,10 +2946,10 @@ func (c *ClientWithResponses) ListLocksWithResponse(ctx context.Context, params 
 
 // ExtendLocksWithBodyWithResponse Extend many locks
 //
-// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-// extended and others not. The answer is 200 with one result for each lease, in the order of the
-// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+// all extensions fail: read the `status` of each result. The results are in the order of the
+// request. Each lease counts as one request for the key's rate, the permissions and the audit
+// record. A lease beyond the rate has the status 429. When the client disconnects before the
 // answer, some leases may have been extended.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -2965,10 +2965,10 @@ func (c *ClientWithResponses) ExtendLocksWithBodyWithResponse(ctx context.Contex
 
 // ExtendLocksWithResponse Extend many locks
 //
-// Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-// extended and others not. The answer is 200 with one result for each lease, in the order of the
-// request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-// its own. A lease beyond the rate has the status 429. When the client disconnects before the
+// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+// all extensions fail: read the `status` of each result. The results are in the order of the
+// request. Each lease counts as one request for the key's rate, the permissions and the audit
+// record. A lease beyond the rate has the status 429. When the client disconnects before the
 // answer, some leases may have been extended.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).

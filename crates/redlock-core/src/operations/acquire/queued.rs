@@ -40,7 +40,7 @@ pub(super) struct Queued<'a, F> {
     /// Attempts in a row that split the votes.
     pub(super) splits: u32,
     pub(super) reason: WakeReason,
-    /// The error of the last attempt beside the queue, for the owner's own grant.
+    /// The error of the last attempt for the own grant ([`WakeReason::OwnGrant`]).
     pub(super) own_error: Option<LockError>,
 }
 
@@ -88,7 +88,8 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
     }
 
     /// Ends the wait without a grant. Returns the queue's last refusal, with the place of this
-    /// waiter.
+    /// waiter. If that refusal names the waiter's own owner as the holder, returns the error of its
+    /// last attempt for the own grant instead.
     fn end(&mut self, now: Instant) -> LockError {
         if self.params.owner_is_shared {
             // The place of a request that is too impatient to wait for a slot is kept, too.
@@ -98,11 +99,13 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
         let is_holder = self.ticket.owner_is_holder();
         let place = self.ticket.end(now);
         let error = match error {
-            // The owner holds the lock itself, or did until lately. No other client is known to
-            // hold it, so "held" would be wrong.
-            LockError::Held(by) if is_holder || self.is_own(&by) => {
-                self.own_error.take().unwrap_or(LockError::Unknown(Vec::new()))
-            }
+            // The refusal is about the waiter's own grant and says nothing about other clients. An
+            // earlier request may have got that grant, so nothing is certain without a quorum.
+            LockError::Held(by) if is_holder || self.is_own(&by) => match self.own_error.take() {
+                Some(LockError::NoQuorum(reports)) => LockError::Unknown(reports),
+                Some(error) => error,
+                None => LockError::Unknown(Vec::new()),
+            },
             error => error,
         };
         match error {
@@ -191,7 +194,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                     continue;
                 }
             };
-            // An attempt for the own grant is a whole one, too: cut off, it would tell nothing.
+            // An attempt for the own grant also gets its full time. Cut off, it would prove nothing.
             let cut_off = if self.is_new || self.reason == WakeReason::OwnGrant {
                 now + self.params.ttl.duration()
             } else {

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use super::super::error::{
     ApiError, BODY_TOO_LARGE, INVALID_BODY, REQUEST_TIMEOUT, UNSUPPORTED_MEDIA_TYPE,
 };
+use crate::auth::holds_secret;
 use crate::config::show;
 
 /// Limit on a body, in bytes. Legal bodies are far smaller. The largest has a label and 1 KiB of
@@ -21,6 +22,8 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many more bytes are read of a body that is too large, so that its sender sees the answer.
 const MAX_REST: usize = 1024 * 1024;
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Limit on the description of an error in a body, in characters.
+const LONGEST_ERROR: usize = 500;
 
 /// A JSON object, or the default when there is no body.
 pub(crate) struct Json<T, const MAX: usize = MAX_BODY>(pub(crate) T);
@@ -73,7 +76,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
         }
         serde_json::from_slice(&bytes)
             .map(Self)
-            .map_err(|error| INVALID_BODY.because(error.to_string()))
+            .map_err(|error| INVALID_BODY.because(described(&error.to_string())))
     }
 }
 
@@ -102,6 +105,18 @@ async fn read_rest(mut body: Body) {
         let count = frame.into_data().map_or(0, |chunk| chunk.len());
         let Some(less) = left.checked_sub(count) else { return };
         left = less;
+    }
+}
+
+/// The error of a body that is no such object, without secrets and without long texts. It may quote
+/// any text of the body.
+fn described(error: &str) -> String {
+    if holds_secret(error) {
+        return "there is an API key or a lock token in the wrong place of the body".into();
+    }
+    match error.char_indices().nth(LONGEST_ERROR) {
+        Some((end, _)) => format!("{}…", &error[..end]),
+        None => error.into(),
     }
 }
 

@@ -88,10 +88,10 @@ export interface paths {
         head?: never;
         /**
          * Extend many locks
-         * @description Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-         *     extended and others not. The answer is 200 with one result for each lease, in the order of the
-         *     request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-         *     its own. A lease beyond the rate has the status 429. When the client disconnects before the
+         * @description Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+         *     all extensions fail: read the `status` of each result. The results are in the order of the
+         *     request. Each lease counts as one request for the key's rate, the permissions and the audit
+         *     record. A lease beyond the rate has the status 429. When the client disconnects before the
          *     answer, some leases may have been extended.
          */
         patch: operations["extendLocks"];
@@ -238,7 +238,7 @@ export interface components {
             ttl_ms?: number;
         };
         /**
-         * @description Leases to extend, all by the same time. Unknown fields are refused.
+         * @description Leases to extend, all with the same TTL. Unknown fields are refused.
          * @example {
          *       "leases": [
          *         {
@@ -250,7 +250,7 @@ export interface components {
          *     }
          */
         ExtendManyBody: {
-            /** @description From 1 to 1000 leases. Each is extended by itself. */
+            /** @description From 1 to 1000 leases. One failed lease does not stop the others. */
             leases: components["schemas"]["LeaseRef"][];
             /**
              * Format: int32
@@ -261,7 +261,7 @@ export interface components {
             ttl_ms?: number;
         };
         /**
-         * @description What became of each lease of a request that extended many.
+         * @description The results of a request that extends many locks.
          * @example {
          *       "results": [
          *         {
@@ -285,7 +285,7 @@ export interface components {
             results: components["schemas"]["ExtendResult"][];
         };
         /**
-         * @description What became of one lease, as its own `PATCH /locks/{name}` would have answered.
+         * @description The result for one lease. It has the status and the code that `PATCH /locks/{name}` would have.
          * @example {
          *       "name": "reports/nightly",
          *       "status": 200,
@@ -303,7 +303,7 @@ export interface components {
              * @description Time in the gateway from the request until this lease was decided, in milliseconds.
              */
             elapsed_ms: number;
-            /** @description The name from the request. Empty if there was a secret in its place. */
+            /** @description The name from the request. Empty if the name contained a secret. */
             name: string;
             /**
              * Format: int64
@@ -312,14 +312,14 @@ export interface components {
             retry_after_ms?: number;
             /**
              * Format: int32
-             * @description 200: extended. 404 or 409: stop the work. 503 `outcome_unknown`: the deadline of the last
-             *     success still stands.
+             * @description 200: extended. 404 `lock_not_found`, 409 `not_holder`: stop the work. Otherwise the earlier
+             *     deadline stands: try again.
              */
             status: number;
             /**
              * Format: int32
-             * @description How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` − (own
-             *     round trip − `elapsed_ms`).
+             * @description Only with status 200: how long the lock may be trusted, in milliseconds. It may be trusted
+             *     until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
              */
             validity_ms?: number;
         };
@@ -1442,7 +1442,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description overloaded, audit_unavailable */
+            /** @description audit_unavailable */
             503: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */

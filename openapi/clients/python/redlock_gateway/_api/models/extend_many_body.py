@@ -17,14 +17,14 @@ T = TypeVar("T", bound="ExtendManyBody")
 
 @_attrs_define
 class ExtendManyBody:
-    """Leases to extend, all by the same time. Unknown fields are refused.
+    """Leases to extend, all with the same TTL. Unknown fields are refused.
 
     Example:
         {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}
 
     Attributes:
-        leases (list[LeaseRef]): From 1 to 1000 leases. Each is extended by itself.
+        leases (list[LeaseRef]): From 1 to 1000 leases. One failed lease does not stop the others.
         ttl_ms (int | Unset): Each lock lives at least this many milliseconds from now; it is never shortened. From 10
             to
             the configured maximum. Without it the configured default applies (30000). Example: 30000.

@@ -16,7 +16,7 @@ T = TypeVar("T", bound="ExtendManyResults")
 
 @_attrs_define
 class ExtendManyResults:
-    """What became of each lease of a request that extended many.
+    """The results of a request that extends many locks.
 
     Example:
         {'results': [{'name': 'reports/nightly', 'status': 200, 'validity_ms': 29696, 'elapsed_ms': 2}, {'name':

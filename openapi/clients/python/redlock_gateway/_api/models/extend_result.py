@@ -14,22 +14,22 @@ T = TypeVar("T", bound="ExtendResult")
 
 @_attrs_define
 class ExtendResult:
-    """What became of one lease, as its own `PATCH /locks/{name}` would have answered.
+    """The result for one lease. It has the status and the code that `PATCH /locks/{name}` would have.
 
     Example:
         {'name': 'reports/nightly', 'status': 200, 'validity_ms': 29696, 'elapsed_ms': 2}
 
     Attributes:
         elapsed_ms (int): Time in the gateway from the request until this lease was decided, in milliseconds.
-        name (str): The name from the request. Empty if there was a secret in its place.
-        status (int): 200: extended. 404 or 409: stop the work. 503 `outcome_unknown`: the deadline of the last
-            success still stands.
+        name (str): The name from the request. Empty if the name contained a secret.
+        status (int): 200: extended. 404 `lock_not_found`, 409 `not_holder`: stop the work. Otherwise the earlier
+            deadline stands: try again.
         code (str | Unset): The kind of error, for programs.
         detail (str | Unset): What happened, for people.
         retry_after_ms (int | Unset): Time after which a retry makes sense, in milliseconds.
-        validity_ms (int | Unset): How long the lock may be trusted, in milliseconds: until receipt + `validity_ms` −
-            (own
-            round trip − `elapsed_ms`).
+        validity_ms (int | Unset): Only with status 200: how long the lock may be trusted, in milliseconds. It may be
+            trusted
+            until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
     """
 
     elapsed_ms: int

@@ -114,14 +114,14 @@ def sync_detailed(
 ) -> Response[ExtendManyResults | Problem]:
     """Extend many locks
 
-     Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-    extended and others not. The answer is 200 with one result for each lease, in the order of the
-    request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-    its own. A lease beyond the rate has the status 429. When the client disconnects before the
+     Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+    all extensions fail: read the `status` of each result. The results are in the order of the
+    request. Each lease counts as one request for the key's rate, the permissions and the audit
+    record. A lease beyond the rate has the status 429. When the client disconnects before the
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all by the same time. Unknown fields are
+        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 
@@ -151,14 +151,14 @@ def sync(
 ) -> ExtendManyResults | Problem | None:
     """Extend many locks
 
-     Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-    extended and others not. The answer is 200 with one result for each lease, in the order of the
-    request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-    its own. A lease beyond the rate has the status 429. When the client disconnects before the
+     Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+    all extensions fail: read the `status` of each result. The results are in the order of the
+    request. Each lease counts as one request for the key's rate, the permissions and the audit
+    record. A lease beyond the rate has the status 429. When the client disconnects before the
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all by the same time. Unknown fields are
+        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 
@@ -183,14 +183,14 @@ async def asyncio_detailed(
 ) -> Response[ExtendManyResults | Problem]:
     """Extend many locks
 
-     Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-    extended and others not. The answer is 200 with one result for each lease, in the order of the
-    request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-    its own. A lease beyond the rate has the status 429. When the client disconnects before the
+     Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+    all extensions fail: read the `status` of each result. The results are in the order of the
+    request. Each lease counts as one request for the key's rate, the permissions and the audit
+    record. A lease beyond the rate has the status 429. When the client disconnects before the
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all by the same time. Unknown fields are
+        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 
@@ -218,14 +218,14 @@ async def asyncio(
 ) -> ExtendManyResults | Problem | None:
     """Extend many locks
 
-     Extends up to 1000 locks, each by itself, as its own `PATCH /locks/{name}` would: some may be
-    extended and others not. The answer is 200 with one result for each lease, in the order of the
-    request. For rates, quotas, permissions and the audit record, each lease counts as a request of
-    its own. A lease beyond the rate has the status 429. When the client disconnects before the
+     Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+    all extensions fail: read the `status` of each result. The results are in the order of the
+    request. Each lease counts as one request for the key's rate, the permissions and the audit
+    record. A lease beyond the rate has the status 429. When the client disconnects before the
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all by the same time. Unknown fields are
+        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 

@@ -1,5 +1,5 @@
-//! One request extends many locks (`PATCH /locks`). Each lease has a result of its own, as if it had
-//! been extended by itself.
+//! One request extends many locks (`PATCH /locks`). Each lease has the result that a request of its
+//! own would have.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::waiters::median;
 
-fn renewal(call: Call, leases: &[(&str, &str)], ttl_ms: u64) -> Call {
+fn extend_many(call: Call, leases: &[(&str, &str)], ttl_ms: u64) -> Call {
     let leases: Vec<_> =
         leases.iter().map(|(name, token)| json!({ "name": name, "token": token })).collect();
     call.json(&json!({ "leases": leases, "ttl_ms": ttl_ms }))
@@ -51,7 +51,7 @@ async fn each_lease_has_the_result_of_its_own_extension() {
         ("other", &format!("<{}>", other.token)),
     ];
     let call = || gateway.call(Method::PATCH, "/locks");
-    let answer = renewal(call(), &leases, 60_000).send().await;
+    let answer = extend_many(call(), &leases, 60_000).send().await;
     assert_eq!(
         codes(&answer),
         [
@@ -93,20 +93,35 @@ async fn a_bad_request_extends_nothing_and_says_what_is_allowed() {
         assert!(detail.contains(words), "{words:?} is not in {detail}");
         assert!(!detail.contains(held.owner()), "{detail}");
     };
-    let one = |ttl_ms| renewal(call("/locks"), &[lease], ttl_ms);
+    let one = |ttl_ms| extend_many(call("/locks"), &[lease], ttl_ms);
     refused(one(5), 400, "invalid_ttl", "allowed are whole milliseconds from 10 to 300000").await;
     refused(one(300_001), 400, "invalid_ttl", "raise the limit").await;
-    let none = renewal(call("/locks"), &[], 60_000);
+    let none = extend_many(call("/locks"), &[], 60_000);
     refused(none, 400, "invalid_body", "leases has 0 entries; allowed are 1 to 1000").await;
-    let many = renewal(call("/locks"), &[lease; 1001], 60_000);
+    let many = extend_many(call("/locks"), &[lease; 1001], 60_000);
     refused(many, 400, "invalid_body", "leases has 1001 entries; allowed are 1 to 1000").await;
     refused(call("/locks"), 400, "invalid_body", "leases has 0 entries").await;
-    let query = renewal(call("/locks?ttl_ms=60000"), &[lease], 60_000);
+    let query = extend_many(call("/locks?ttl_ms=60000"), &[lease], 60_000);
     refused(query, 400, "invalid_parameter", "JSON body").await;
     let unknown = call("/locks").json(&json!({ "leases": [], "ttl": 5 }));
     refused(unknown, 400, "invalid_body", "unknown field `ttl`").await;
+    // No error quotes what may be a token.
+    let form = "leases[0] must have the texts name and token and nothing else";
+    let (name, token) = lease;
+    for (leases, words) in [
+        (json!(token), "leases must be a list"),
+        (json!([token]), form),
+        (json!([[name, token]]), form),
+        (json!([{ "name": name, "token": 5 }]), form),
+        (json!([{ "name": name, "token": token, "more": token }]), form),
+    ] {
+        let call = call("/locks").json(&json!({ "leases": leases }));
+        refused(call, 400, "invalid_body", words).await;
+    }
+    let misplaced = call("/locks").json(&json!({ token: 1 }));
+    refused(misplaced, 400, "invalid_body", "in the wrong place of the body").await;
     let long = "n".repeat(600_000);
-    let large = renewal(call("/locks"), &[(&long, &held.token)], 60_000);
+    let large = extend_many(call("/locks"), &[(&long, &held.token)], 60_000);
     refused(large, 413, "body_too_large", "larger than 512000 bytes").await;
     let left = gateway.inspect("held").await["expires_in_ms"].as_u64().expect("a time");
     assert!(left <= 10_000, "{left}");
@@ -126,7 +141,7 @@ async fn a_thousand_leases_of_the_longest_names_fit_into_one_request() {
         .zip(&leases)
         .map(|(name, lease)| (name.as_str(), lease.token.as_str()))
         .collect();
-    let answer = renewal(gateway.call(Method::PATCH, "/locks"), &asked, 120_000).send().await;
+    let answer = extend_many(gateway.call(Method::PATCH, "/locks"), &asked, 120_000).send().await;
     assert_eq!(results(&answer), vec![(200, String::new()); 1_000]);
     let body = answer.json();
     let order = body["results"].as_array().expect("results").iter().map(|result| &result["name"]);
@@ -137,8 +152,8 @@ async fn a_thousand_leases_of_the_longest_names_fit_into_one_request() {
     }
 }
 
-async fn renewed(gateway: &Gateway, key: &Key, leases: &[(&str, &str)]) -> Answer {
-    renewal(key.call(gateway, Method::PATCH, "/locks"), leases, 60_000).send().await
+async fn extended(gateway: &Gateway, key: &Key, leases: &[(&str, &str)]) -> Answer {
+    extend_many(key.call(gateway, Method::PATCH, "/locks"), leases, 60_000).send().await
 }
 
 #[tokio::test]
@@ -152,13 +167,13 @@ async fn each_lease_needs_the_permission_and_is_recorded() {
     let own = of_a.acquire(&gateway, "a/own").await;
     let others = holder.acquire(&gateway, "a/others").await;
     let outside = holder.acquire(&gateway, "b").await;
-    renewed(&gateway, &reader, &[("b", &outside.token)]).await.problem(403, "forbidden");
+    extended(&gateway, &reader, &[("b", &outside.token)]).await.problem(403, "forbidden");
 
     let leases =
         [("a/own", own.token.as_str()), ("a/others", &others.token), ("b", &outside.token)];
-    let answer = renewed(&gateway, &of_a, &leases).await;
+    let answer = extended(&gateway, &of_a, &leases).await;
     assert_eq!(codes(&answer), ["200 ", "409 not_holder", "403 forbidden"]);
-    // Who may not inspect learns no holder.
+    // A key without the permission `inspect` does not learn who the holder is.
     assert!(!answer.text().contains("holder\" has held"), "{}", answer.text());
 
     let id = answer.header("x-request-id");
@@ -169,17 +184,27 @@ async fn each_lease_needs_the_permission_and_is_recorded() {
         (lines.len() == 3).then_some(lines)
     })
     .await;
-    let told = |line: &Value| {
+    let shown = |line: &Value| {
         ["who", "what", "lock", "outcome", "status"].map(|field| line[field].to_string()).join(" ")
     };
     assert_eq!(
-        lines.iter().map(told).collect::<Vec<_>>(),
+        lines.iter().map(shown).collect::<Vec<_>>(),
         [
             r#""of-a" "extend" "a/own" "done" 200"#,
             r#""of-a" "extend" "a/others" "not_holder" 409"#,
             r#""of-a" "extend" "b" "forbidden" 403"#,
         ]
     );
+
+    // One line stands for all denied leases of a request, and after ten such lines a summary does.
+    for _ in 0..30 {
+        let answer =
+            extended(&gateway, &of_a, &[("b", &outside.token), ("c", &outside.token)]).await;
+        assert_eq!(codes(&answer), ["403 forbidden", "403 forbidden"]);
+    }
+    let text = std::fs::read_to_string(log.path()).unwrap_or_default();
+    let denied = text.lines().filter(|line| line.contains(r#""refused":2"#)).count();
+    assert!((1..=20).contains(&denied), "{denied} lines: {text}");
 }
 
 #[tokio::test]
@@ -192,24 +217,24 @@ async fn each_lease_counts_for_the_rate_of_the_key() {
     let free = holder.acquire(&gateway, "free").await;
     assert_eq!(holder.delete(&gateway, "free", &free.token).await.status, 204);
     let asked = [("free", free.token.as_str()); 20];
-    let answer = renewed(&gateway, &slow, &asked).await;
+    let answer = extended(&gateway, &slow, &asked).await;
     let got = results(&answer);
     let limited = got.iter().filter(|(status, _)| *status == 429).count();
-    // A second may pass meanwhile.
+    // If the request takes a second or two, the key gets one or two more requests.
     assert!((13..=15).contains(&limited), "{limited} of {got:?}");
     let body = answer.json();
     for result in body["results"].as_array().expect("results") {
         let is_limited = result["code"] == "rate_limited";
         assert_eq!(result["retry_after_ms"].is_u64(), is_limited, "{result}");
     }
-    let unlimited = renewed(&gateway, &holder, &asked).await;
+    let unlimited = extended(&gateway, &holder, &asked).await;
     assert_eq!(results(&unlimited), vec![(404, "lock_not_found".to_owned()); 20]);
 }
 
 /// Eight connections of one client extend 1000 locks with each request. The single extensions of
 /// another client do not wait for such a request.
 #[tokio::test]
-async fn large_renewals_do_not_delay_the_extensions_of_others() {
+async fn large_requests_do_not_delay_the_extensions_of_others() {
     let greedy = key("greedy", HOLDER, "*").await;
     let modest = key("modest", HOLDER, "*").await;
     let keys = file(&[&greedy, &modest]);
@@ -225,7 +250,7 @@ async fn large_renewals_do_not_delay_the_extensions_of_others() {
     }
     let asked: Vec<_> =
         names.iter().zip(&tokens).map(|(name, token)| (name.as_str(), token.as_str())).collect();
-    let large = renewal(greedy.call(&gateway, Method::PATCH, "/locks"), &asked, 60_000);
+    let large = extend_many(greedy.call(&gateway, Method::PATCH, "/locks"), &asked, 60_000);
     let ends = Instant::now() + Duration::from_secs(4);
     let floods: Vec<_> = (0..8)
         .map(|_| {

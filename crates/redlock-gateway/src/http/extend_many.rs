@@ -1,0 +1,193 @@
+//! `PATCH /locks`: one request extends many locks, each as if it came in a request of its own.
+
+use std::time::{Duration, Instant};
+
+use axum::extract::{FromRequest, Request};
+use axum::response::Response;
+use futures_util::{StreamExt, stream};
+use http::StatusCode;
+use redlock_api::{ExtendManyBody, ExtendManyResults, ExtendResult};
+use redlock_core::{LockName, LockToken, Ttl};
+use serde_json::Value;
+
+use super::access::{Access, lock_name};
+use super::error::{ApiError, ErrorReport, INVALID_BODY, INVALID_NAME, INVALID_TOKEN};
+use super::extract::{Json, no_query, requested_ttl, token_in};
+use super::locks::resolve;
+use super::openapi::{BodyErrors, CommonErrors};
+use super::render::large_response;
+use crate::audit::AuditPart;
+use crate::auth::{Verb, holds_secret};
+
+/// Limit on the leases of one request.
+const MAX_LEASES: usize = 1_000;
+/// Limit on the body, in bytes. A lease with the longest name takes about 340.
+const MAX_BODY: usize = 512 * MAX_LEASES;
+/// Limit on the leases of one request that are extended at a time. The client's share may allow
+/// fewer.
+const LEASES_AT_ONCE: usize = 256;
+
+/// Extend many locks
+///
+/// Extends up to 1000 locks, each independently of the others. The answer is 200 even if some or
+/// all extensions fail: read the `status` of each result. The results are in the order of the
+/// request. Each lease counts as one request for the key's rate, the permissions and the audit
+/// record. A lease beyond the rate has the status 429. When the client disconnects before the
+/// answer, some leases may have been extended.
+#[utoipa::path(
+    patch, path = "/locks", operation_id = "extendLocks", tag = "locks",
+    request_body = ExtendManyBody,
+    responses(
+        (status = 200, description = "One result for each lease", body = ExtendManyResults),
+        (status = 400, description = "invalid_ttl, invalid_body, invalid_parameter"),
+        CommonErrors,
+        BodyErrors,
+        (status = 503, description = "audit_unavailable"),
+    )
+)]
+pub(super) async fn extend_many(access: Access, request: Request) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    access.note(|entry| entry.changes = true);
+    access.check_record(Verb::Extend)?;
+    no_query(request.uri())?;
+    let begun = access.gateway().begin_extend_many(access.client());
+    let permits = begun.map_err(|refusal| access.refused(refusal))?;
+    let Json(body) = Json::<ExtendManyBody, MAX_BODY>::from_request(request, &()).await?;
+    let limits = access.limits();
+    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
+    let leases = leases(body.leases)?;
+    if access.is_recorded() {
+        let lock = |lease: &RequestedLease| Some(lease.checked.as_ref().ok()?.0.to_string());
+        let part = |lease| AuditPart { lock: lock(lease), ..AuditPart::default() };
+        access.note(|entry| entry.parts = leases.iter().map(part).collect());
+    }
+    let access = &access;
+    let extensions = leases.into_iter().enumerate().map(|(index, lease)| {
+        Box::pin(async move {
+            let RequestedLease { name, checked } = lease;
+            let extended = extend(access, index, checked, ttl, limits.max_hold, started).await;
+            let extended = extended.map_err(|error| (error.report(), started.elapsed()));
+            let end = extended.as_ref().map_or_else(
+                |(error, _)| (error.problem.status, Some(error.code.as_str())),
+                |_| (StatusCode::OK.as_u16(), None),
+            );
+            access.note(|entry| entry.parts[index].end = Some(end));
+            result(name, extended)
+        })
+    });
+    let results = stream::iter(extensions).buffered(LEASES_AT_ONCE).collect().await;
+    large_response(StatusCode::OK, &ExtendManyResults { results }, permits)
+}
+
+/// A lease of the request.
+struct RequestedLease {
+    /// The name as the answer repeats it: empty if it contains a secret.
+    name: String,
+    checked: Result<(LockName, LockToken), ApiError>,
+}
+
+/// Reads the leases.
+///
+/// # Errors
+/// The form is wrong. The error quotes nothing, because the text may be a token.
+fn leases(value: Value) -> Result<Vec<RequestedLease>, ApiError> {
+    const FORM: &str = "such as {\"leases\": [{\"name\": \"a\", \"token\": \"1.…\"}]}";
+    let refused = |what: String| INVALID_BODY.because(format!("{what}, {FORM}"));
+    let leases = match value {
+        Value::Array(leases) => leases,
+        Value::Null => Vec::new(),
+        _ => return Err(refused("leases must be a list".into())),
+    };
+    if !(1..=MAX_LEASES).contains(&leases.len()) {
+        let count = leases.len();
+        return Err(refused(format!("leases has {count} entries; allowed are 1 to {MAX_LEASES}")));
+    }
+    let read = |(index, lease)| {
+        let (name, token) = name_and_token(lease).ok_or_else(|| {
+            refused(format!("leases[{index}] must have the texts name and token and nothing else"))
+        })?;
+        let checked = checked(&name, &token);
+        let name = if holds_secret(&name) { String::new() } else { name };
+        Ok(RequestedLease { name, checked })
+    };
+    leases.into_iter().enumerate().map(read).collect()
+}
+
+fn name_and_token(lease: Value) -> Option<(String, String)> {
+    let Value::Object(mut fields) = lease else { return None };
+    match (fields.remove("name"), fields.remove("token"), fields.is_empty()) {
+        (Some(Value::String(name)), Some(Value::String(token)), true) => Some((name, token)),
+        _ => None,
+    }
+}
+
+fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
+    if holds_secret(name) {
+        let detail = "name contains an API key or a lock token; send the lock's name";
+        return Err(INVALID_NAME.because(detail));
+    }
+    let token = token_in(token).ok_or_else(|| {
+        INVALID_TOKEN
+            .because("token is no token of this service; send it exactly as it was returned")
+    })?;
+    Ok((lock_name(name)?, token))
+}
+
+/// Extends one lease. Returns its validity, and the time from the start of the request until that
+/// validity was computed.
+async fn extend(
+    access: &Access,
+    index: usize,
+    checked: Result<(LockName, LockToken), ApiError>,
+    ttl: Ttl,
+    max_hold: Duration,
+    started: Instant,
+) -> Result<(Duration, Duration), ApiError> {
+    let _in_flight = access.enter_lease(index == 0).await?;
+    let (name, token) = checked?;
+    let caller = access.check_again(Verb::Extend, &name)?;
+    let token = resolve(access, &caller, &name, Verb::Extend, token).await?;
+    if token.is_forced {
+        access.note(|entry| entry.parts[index].forces = true);
+    }
+    let before = started.elapsed();
+    let extended = access.gateway().extend(&name, &token, ttl, max_hold, access.client()).await;
+    let view = extended.map_err(|refusal| access.refused_on(&name, refusal))?;
+    Ok((view.validity, before + view.elapsed))
+}
+
+/// The result for one lease. A failure has the time from the start of the request until then.
+fn result(
+    name: String,
+    extended: Result<(Duration, Duration), (ErrorReport, Duration)>,
+) -> ExtendResult {
+    let failed = match extended {
+        Ok((validity, elapsed)) => {
+            return ExtendResult {
+                name,
+                status: StatusCode::OK.as_u16(),
+                code: None,
+                detail: None,
+                retry_after_ms: None,
+                // Both times are rounded down, which can only shorten the time that a client
+                // trusts.
+                validity_ms: Some(validity.as_millis() as u32),
+                elapsed_ms: elapsed.as_millis() as u64,
+            };
+        }
+        Err(failed) => failed,
+    };
+    let (ErrorReport { problem, cause, .. }, elapsed) = failed;
+    if let Some(cause) = cause {
+        tracing::error!(code = problem.code, cause, "the extension of one of many locks failed");
+    }
+    ExtendResult {
+        name,
+        status: problem.status,
+        code: Some(problem.code),
+        detail: Some(problem.detail),
+        retry_after_ms: problem.retry_after_ms,
+        validity_ms: None,
+        elapsed_ms: elapsed.as_millis() as u64,
+    }
+}
