@@ -118,7 +118,12 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     document["paths"] = ordered(paths);
     let paths = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
     for operation in paths.filter_map(Value::as_object_mut).flat_map(Map::values_mut) {
-        if let Some(body) = operation.get_mut("requestBody").and_then(Value::as_object_mut) {
+        // The generator marks every body as required. Only the list of leases is: the other bodies
+        // may be omitted.
+        let is_required = operation.get("operationId").is_some_and(|id| *id == *"extendLocks");
+        if let Some(body) = operation.get_mut("requestBody").and_then(Value::as_object_mut)
+            && !is_required
+        {
             body.shift_remove("required");
         }
         let responses = operation.get_mut("responses").and_then(Value::as_object_mut);

@@ -9,12 +9,12 @@ from ...client import AuthenticatedClient, Client
 from ...models.extend_many_body import ExtendManyBody
 from ...models.extend_many_results import ExtendManyResults
 from ...models.problem import Problem
-from ...types import UNSET, Response, Unset
+from ...types import Response
 
 
 def _get_kwargs(
     *,
-    body: ExtendManyBody | Unset = UNSET,
+    body: ExtendManyBody,
 ) -> dict[str, Any]:
     headers: dict[str, Any] = {}
 
@@ -23,8 +23,7 @@ def _get_kwargs(
         "url": "/locks",
     }
 
-    if not isinstance(body, Unset):
-        _kwargs["json"] = body.to_dict()
+    _kwargs["json"] = body.to_dict()
 
     headers["Content-Type"] = "application/json"
 
@@ -110,7 +109,7 @@ def _build_response(
 def sync_detailed(
     *,
     client: AuthenticatedClient | Client,
-    body: ExtendManyBody | Unset = UNSET,
+    body: ExtendManyBody,
 ) -> Response[ExtendManyResults | Problem]:
     """Extend many locks
 
@@ -121,7 +120,7 @@ def sync_detailed(
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
+        body (ExtendManyBody): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 
@@ -147,7 +146,7 @@ def sync_detailed(
 def sync(
     *,
     client: AuthenticatedClient | Client,
-    body: ExtendManyBody | Unset = UNSET,
+    body: ExtendManyBody,
 ) -> ExtendManyResults | Problem | None:
     """Extend many locks
 
@@ -158,7 +157,7 @@ def sync(
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
+        body (ExtendManyBody): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 
@@ -179,7 +178,7 @@ def sync(
 async def asyncio_detailed(
     *,
     client: AuthenticatedClient | Client,
-    body: ExtendManyBody | Unset = UNSET,
+    body: ExtendManyBody,
 ) -> Response[ExtendManyResults | Problem]:
     """Extend many locks
 
@@ -190,7 +189,7 @@ async def asyncio_detailed(
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
+        body (ExtendManyBody): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 
@@ -214,7 +213,7 @@ async def asyncio_detailed(
 async def asyncio(
     *,
     client: AuthenticatedClient | Client,
-    body: ExtendManyBody | Unset = UNSET,
+    body: ExtendManyBody,
 ) -> ExtendManyResults | Problem | None:
     """Extend many locks
 
@@ -225,7 +224,7 @@ async def asyncio(
     answer, some leases may have been extended.
 
     Args:
-        body (ExtendManyBody | Unset): Leases to extend, all with the same TTL. Unknown fields are
+        body (ExtendManyBody): Leases to extend, all with the same TTL. Unknown fields are
             refused. Example: {'leases': [{'name': 'reports/nightly', 'token':
             '1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b'}], 'ttl_ms': 30000}.
 
