@@ -276,6 +276,17 @@ func TestTimeoutLeavesTimeToSayWhoHoldsTheLock(t *testing.T) {
 	must(t, guard.Release(background))
 }
 
+// decided asks again while too few masters answer. A busy machine looks like masters that hang.
+func decided(t *testing.T, client *redlock.Client, name string) *redlock.LockStatus {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; {
+		status := value[*redlock.LockStatus](t)(client.Status(background, name))
+		if status.State != "unknown" || time.Now().After(end) {
+			return status
+		}
+	}
+}
+
 func TestStatusListAndForceRelease(t *testing.T) {
 	t.Parallel()
 	s := start(t)
@@ -287,7 +298,7 @@ func TestStatusListAndForceRelease(t *testing.T) {
 	if len(page.Locks) != 1 {
 		t.Fatalf("%+v", page)
 	}
-	for _, status := range []redlock.LockStatus{page.Locks[0], *value[*redlock.LockStatus](t)(client.Status(background, "jobs/a"))} {
+	for _, status := range []redlock.LockStatus{page.Locks[0], *decided(t, client, "jobs/a")} {
 		if status.Name != "jobs/a" || status.State != "held" || status.Owner != "host-7" || status.Metadata["run"] != "7" ||
 			status.FencingToken != guard.FencingToken() || status.ExpiresIn <= 0 || status.AcquiredAt.IsZero() {
 			t.Errorf("%+v", status)
@@ -299,7 +310,7 @@ func TestStatusListAndForceRelease(t *testing.T) {
 	if err := client.ForceRelease(background, "jobs/a"); !errors.As(err, &refused) || refused.Status != 404 || refused.Name != "jobs/a" {
 		t.Error(err)
 	}
-	if status := value[*redlock.LockStatus](t)(client.Status(background, "jobs/a")); status.State != "free" || len(status.Nodes) != 3 {
+	if status := decided(t, client, "jobs/a"); status.State != "free" || len(status.Nodes) != 3 {
 		t.Errorf("%+v", status)
 	}
 }
