@@ -226,7 +226,7 @@ async fn a_hung_disk_delays_no_request() {
     assert!(lost.any(|line| line.contains(last)), "the log has the records that no disk took");
 }
 
-fn audit_lines(log: &Scratch) -> Vec<Value> {
+pub(crate) fn audit_lines(log: &Scratch) -> Vec<Value> {
     let text = std::fs::read_to_string(log.path()).unwrap();
     // The pipe may have taken only a part of the last line.
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));

@@ -13,8 +13,8 @@ async fn checked(servers: &[RedisServer], more: &[&str]) -> String {
     Launch::bare(&[&["check"], more].concat()).nodes(&urls(servers)).finish().await.stdout
 }
 
-/// Waits until `/readyz` has advice for `count` nodes, and each advice begins so. A gateway that
-/// has not connected yet gives other advice.
+/// Waits until `/readyz` has advice for `count` nodes, and each advice starts with `begins`. Before
+/// a gateway has connected to a node, its advice about the node is another one.
 async fn advice(gateway: &Gateway, count: usize, begins: &str) {
     eventually(&format!("{count} nodes are advised: {begins}"), async || {
         let health = gateway.readyz().await.json();

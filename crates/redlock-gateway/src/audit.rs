@@ -48,7 +48,7 @@ pub struct AuditEntry {
     pub refused_are_summed_up: bool,
 }
 
-/// One lock of a request that changes many.
+/// One of the locks that a request changes.
 #[derive(Debug, Default)]
 pub struct AuditPart {
     /// The lock's name. `None` if the name is invalid.

@@ -116,7 +116,8 @@ pub struct InFlight {
     /// `None` while the request waits for a lock.
     permits: Option<Permits>,
     running: Option<OwnedSemaphorePermit>,
-    /// The permit of `Client::extend_many_leases`. `None` for any other request.
+    /// The place among the client's leases that are in flight. Set only for a lease of a request
+    /// that extends many locks.
     _lease_permit: Option<OwnedSemaphorePermit>,
 }
 

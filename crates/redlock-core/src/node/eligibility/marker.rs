@@ -277,8 +277,8 @@ pub fn marker_key(prefix: &str) -> String {
     format!("{{{prefix}}}:marker")
 }
 
-/// The key of the note that a node has caught up. Its value is the incarnation of the marker that stood
-/// then.
+/// The key of the note that a node has caught up. Its value is the incarnation of the marker that
+/// stood then.
 pub fn caught_up_key(prefix: &str) -> String {
     format!("{{{prefix}}}:caught-up")
 }

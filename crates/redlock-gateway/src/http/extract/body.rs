@@ -108,8 +108,8 @@ async fn read_rest(mut body: Body) {
     }
 }
 
-/// The error of a body that is no such object, without secrets and without long texts. It may quote
-/// any text of the body.
+/// Describes why a body could not be read. The parser's error may quote any part of the body. So an
+/// error with a secret is replaced by another text, and a long error is cut.
 fn described(error: &str) -> String {
     if holds_secret(error) {
         return "there is an API key or a lock token in the wrong place of the body".into();
