@@ -239,13 +239,12 @@ async fn a_stolen_token_is_useless_with_another_key() {
     let lease = holder.acquire(&gateway, "job").await;
     // Nodes do not store the client's token, but a value that is derived from it.
     let all_store =
-        || servers.iter().map(|server| server.cmd(&["GET", "lock:job"]).text()).collect::<Vec<_>>();
-    eventually("all nodes have the lock", async || {
-        all_store().iter().all(|text| !text.is_empty()).then_some(())
+        || servers.iter().map(|server| server.cmd(&["GET", "lock:job"])).collect::<Vec<_>>();
+    let before = eventually("all nodes have the lock", async || {
+        Some(all_store()).filter(|stored| !stored.contains(&Resp::Nil))
     })
     .await;
-    let stored = servers[0].cmd(&["GET", "lock:job"]).text();
-    let before = all_store();
+    let stored = before[0].text();
     assert!(!stored.contains(lease.owner()) && stored.contains("holder"), "{stored}");
     for gateway in [&gateway, &other_gateway] {
         thief.patch(gateway, "job", &lease.token).await.problem(409, "not_holder");

@@ -324,14 +324,13 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     let second = reconfigure("500ms").finish().await;
     assert_eq!(second.code, Some(0), "{second:?}");
     let new = times(Launch::over(&servers), "500ms").ready().await;
-    let lease = new.acquire_for("job", 500).await;
     let before = markers(&servers);
     slow.signal(Signal::CONT);
     let woken = slow.finish().await;
     assert_eq!(woken.code, Some(1), "{woken:?}");
     assert!(woken.stderr.contains("changed meanwhile"), "{woken:?}");
     assert_eq!(markers(&servers), before);
-    assert_eq!(new.delete("job", &lease.token).await.status, 204);
+    assert_eq!(new.post("job", json!({ "ttl_ms": 500 })).await.status, 201);
 }
 
 /// The new masters are all new, so they have no marker of the old configuration. The old masters
