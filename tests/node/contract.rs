@@ -31,7 +31,7 @@ fn assert_lives(left: Option<Duration>, asked_ms: u64) {
 
 #[track_caller]
 pub(super) fn assert_held(vote: &Vote, by: &Record, asked_ms: u64) {
-    let Vote::Held(Holding { record, expires_in }) = vote else {
+    let Vote::Held(Holding { record, expires_in, .. }) = vote else {
         panic!("expected Held, got {vote:?}")
     };
     assert_eq!(record, by);
@@ -84,6 +84,8 @@ contract! {
     a_value_of_another_client_holds_the_lock_with_and_without_expiry
     a_scan_gives_every_key_of_its_prefix_in_pages
     a_scan_takes_its_prefix_literally
+    a_set_is_granted_whole_or_leaves_no_trace
+    a_set_is_extended_and_released_lock_by_lock
     without_its_marker_a_node_only_releases
     records_keep_their_text_labels
 }
@@ -98,6 +100,60 @@ async fn a_free_lock_is_granted_with_its_record_and_ttl(kind: Kind) {
     assert_eq!(stored, record(1, t));
     assert_lives(left, LONG_MS);
     assert_eq!(subject.fence(&lock).await, Some(t));
+}
+
+async fn a_set_is_granted_whole_or_leaves_no_trace(kind: Kind) {
+    let subject = kind.subject().await;
+    let locks = ["a", "b", "c"].map(Lock::new);
+    let set = locks[0].with(&locks[1..]);
+    let t = now();
+    assert_eq!(subject.ask(locks[2].acquire(1, t, LONG_MS)).await, Vote::Granted);
+    // The watermark of an extended lock that has expired must be restored too.
+    assert_eq!(subject.ask(locks[1].acquire(3, t, 1_000)).await, Vote::Granted);
+    assert_extended(&subject.ask(locks[1].extend(3, t, 1_000)).await);
+    eventually("the second lock expires", async || {
+        (subject.ask(locks[1].inspect()).await == Vote::Missing).then_some(())
+    })
+    .await;
+    let before = subject.fence(&locks[1]).await;
+
+    let refused = subject.ask(set.acquire(2, t + 1, LONG_MS)).await;
+    let Vote::Held(holding) = &refused else { panic!("{refused:?}") };
+    assert_eq!((&holding.record, holding.at), (&record(1, t), 2));
+    for lock in &locks[..2] {
+        assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
+    }
+    assert_eq!(subject.fence(&locks[0]).await, None);
+    assert_eq!(subject.fence(&locks[1]).await, before);
+
+    assert_eq!(subject.ask(locks[2].release(1, t)).await, Vote::Released);
+    assert_eq!(subject.ask(set.acquire(2, t + 2, LONG_MS)).await, Vote::Granted);
+    for lock in &locks {
+        let (stored, left) = subject.stored(lock).await.unwrap();
+        assert_eq!((stored, subject.fence(lock).await), (record(2, t + 2), Some(t + 2)));
+        assert_lives(left, LONG_MS);
+    }
+}
+
+async fn a_set_is_extended_and_released_lock_by_lock(kind: Kind) {
+    let subject = kind.subject().await;
+    let locks = ["a", "b", "c"].map(Lock::new);
+    let set = locks[0].with(&locks[1..]);
+    let t = now();
+    assert_eq!(subject.ask(set.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_extended(&subject.ask(set.extend(1, t, 2 * LONG_MS)).await);
+    for lock in &locks {
+        assert_lives(subject.stored(lock).await.unwrap().1, 2 * LONG_MS);
+    }
+    // The second lock is gone. The others are extended and released all the same.
+    assert_eq!(subject.ask(locks[1].release(1, t)).await, Vote::Released);
+    assert_eq!(subject.ask(set.extend(1, t, 3 * LONG_MS)).await, Vote::Missing);
+    assert_lives(subject.stored(&locks[2]).await.unwrap().1, 3 * LONG_MS);
+    assert_eq!(subject.ask(set.release(1, t)).await, Vote::Released);
+    for lock in &locks {
+        assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
+    }
+    assert_eq!(subject.ask(set.release(1, t)).await, Vote::Missing);
 }
 
 async fn a_lock_of_another_owner_is_held_with_its_remaining_life(kind: Kind) {
@@ -136,7 +192,9 @@ async fn the_same_owner_gets_its_other_grant_unchanged(kind: Kind) {
     assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
     for other in [t + 5, t, t - 5] {
         let vote = subject.ask(lock.acquire(1 | AGAIN, other, 3 * LONG_MS)).await;
-        let Vote::Yours(Holding { record: stored, expires_in }) = vote else { panic!("{vote:?}") };
+        let Vote::Yours(Holding { record: stored, expires_in, .. }) = vote else {
+            panic!("{vote:?}")
+        };
         assert_eq!(stored, record(1, t));
         assert_lives(expires_in, LONG_MS);
     }
@@ -539,7 +597,11 @@ async fn a_value_of_another_client_holds_the_lock_with_and_without_expiry(kind: 
                     (vote, None) => {
                         assert_eq!(
                             vote,
-                            Vote::Held(Holding { record: foreign.clone(), expires_in: None })
+                            Vote::Held(Holding {
+                                record: foreign.clone(),
+                                expires_in: None,
+                                at: 0
+                            })
                         );
                     }
                 }

@@ -1,5 +1,5 @@
 //! Compares the memory node with a real redis-server, and with a server that has the module. For
-//! any sequence of operations, both give the same answers, store the same keys, and publish the
+//! any sequence of operations on locks and sets of locks, both give the same answers, store the same keys, and publish the
 //! same hints. The simulation and the gateway's embedded nodes rely on this.
 //!
 //! Remaining lives are compared within a tolerance, so most lives are long. A few are as short as a
@@ -147,6 +147,11 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// How many other locks a step is about, if it can be about a set.
+fn any_others() -> impl Strategy<Value = u8> {
+    prop_oneof![2 => Just(0), 1 => 1..NAMES]
+}
+
 struct Pair {
     memory: Arc<MemoryNode>,
     redis: Arc<dyn Node>,
@@ -185,7 +190,7 @@ fn are_alike(memory: &Holding, redis: &Holding) -> bool {
         (Some(memory), Some(redis)) => memory.abs_diff(redis) < TOLERANCE,
         _ => false,
     };
-    is_near && memory.record == redis.record
+    is_near && memory.record == redis.record && memory.at == redis.at
 }
 
 impl Pair {
@@ -298,8 +303,8 @@ impl Pair {
             Step::NoFence => {
                 // The node in memory has no call to delete a key. A release of a lock whose name is
                 // the key does the same.
-                let fence =
-                    Keys { lock: lock.keys.fence.clone(), fence: Bytes::from_static(b"unused") };
+                let unused = Bytes::from_static(b"unused");
+                let fence = Keys { lock: lock.keys.fence.clone(), fence: unused, others: None };
                 self.set(&fence.lock, record(0, base).as_bytes(), None);
                 self.both(Op::Release {
                     keys: fence,
@@ -310,8 +315,12 @@ impl Pair {
                 .await?;
             }
         }
-        self.settle(lock).await?;
-        self.both(lock.inspect_fence()).await.map(drop)
+        for keys in lock.keys.each() {
+            let lock = Lock { keys: Keys { others: None, ..keys.clone() } };
+            self.settle(&lock).await?;
+            self.both(lock.inspect_fence()).await?;
+        }
+        Ok(())
     }
 
     /// Demands that both nodes store the same lock. A lock that is about to expire must do so on
@@ -342,17 +351,22 @@ impl Pair {
         }
     }
 
-    async fn run(&self, case: u32, steps: Vec<(u8, Step)>) -> Result<(), TestCaseError> {
+    async fn run(&self, case: u32, steps: Vec<(u8, u8, Step)>) -> Result<(), TestCaseError> {
         let base = now();
         let locks: Vec<_> = (0..NAMES).map(|n| Lock::new(&format!("{case}/{n}"))).collect();
-        for (index, (name, step)) in steps.into_iter().enumerate() {
-            let what = format!("step {index}, lock {name}, {step:?}");
-            self.step(&locks[usize::from(name)], base, step).await.map_err(
-                |error| match error {
-                    TestCaseError::Fail(why) => TestCaseError::fail(format!("{what}: {why}")),
-                    reject => reject,
-                },
-            )?;
+        for (index, (name, others, step)) in steps.into_iter().enumerate() {
+            let what = format!("step {index}, lock {name} and {others} others, {step:?}");
+            let lock = &locks[usize::from(name)];
+            let others: Vec<_> = (1..=others)
+                .map(|other| locks[usize::from((name + other) % NAMES)].clone())
+                .collect();
+            let is_of_sets =
+                matches!(step, Step::Acquire { .. } | Step::Extend { .. } | Step::Release { .. });
+            let lock = if is_of_sets { lock.with(&others) } else { lock.clone() };
+            self.step(&lock, base, step).await.map_err(|error| match error {
+                TestCaseError::Fail(why) => TestCaseError::fail(format!("{what}: {why}")),
+                reject => reject,
+            })?;
         }
         Ok(())
     }
@@ -388,7 +402,7 @@ fn compare(native: bool) {
     let pair = runtime.block_on(Pair::start(native));
     // Each case has its own locks, even while proptest shrinks a failing case.
     let case = Cell::new(0);
-    let steps = proptest::collection::vec((0..NAMES, any_step()), 1..STEPS);
+    let steps = proptest::collection::vec((0..NAMES, any_others(), any_step()), 1..STEPS);
     let outcome = TestRunner::new(config).run(&steps, |steps| {
         case.set(case.get() + 1);
         runtime.block_on(pair.run(case.get(), steps))

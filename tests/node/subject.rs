@@ -93,7 +93,7 @@ impl Subject {
     /// The stored record and its remaining life.
     pub(crate) async fn stored(&self, lock: &Lock) -> Option<(Record, Option<Duration>)> {
         match self.ask(lock.inspect()).await {
-            Vote::Found(Holding { record, expires_in }) => Some((record, expires_in)),
+            Vote::Found(Holding { record, expires_in, .. }) => Some((record, expires_in)),
             Vote::Missing => None,
             other => panic!("not an inspection's answer: {other:?}"),
         }

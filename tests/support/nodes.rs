@@ -79,6 +79,11 @@ impl Lock {
         Self { keys: Keys::new(PREFIX, &name(text)) }
     }
 
+    /// The set of this lock and the others.
+    pub(crate) fn with(&self, others: &[Self]) -> Self {
+        Self { keys: self.keys.clone().with(others.iter().map(|lock| lock.keys.clone())) }
+    }
+
     pub(crate) fn acquire(&self, owner: u8, t: u64, millis: u64) -> Op {
         Op::Acquire {
             keys: self.keys.clone(),
@@ -150,7 +155,8 @@ impl Lock {
     /// Reads the watermark. There is no operation for that. But an inspection returns the value of
     /// any key that it names as the lock's, so this one names the watermark's key.
     pub(crate) fn inspect_fence(&self) -> Op {
-        Op::Inspect { keys: Keys { lock: self.keys.fence.clone(), fence: self.keys.fence.clone() } }
+        let fence = self.keys.fence.clone();
+        Op::Inspect { keys: Keys { lock: fence.clone(), fence, others: None } }
     }
 }
 

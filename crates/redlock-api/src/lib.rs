@@ -27,6 +27,7 @@ mod problem;
 
 pub use self::health::{Health, NodeHealth};
 pub use self::locks::{
+    AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, SetLease,
     AcquireBody, ExtendBody, ExtendManyBody, ExtendManyResults, ExtendResult, Lease, LeaseRef,
     LockList, LockState, LockStatus, NodeAnswer, Waiter,
 };

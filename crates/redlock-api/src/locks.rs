@@ -35,6 +35,134 @@ pub struct AcquireBody {
     pub metadata: Option<Value>,
 }
 
+/// Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
+/// refused.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "names": ["env/staging", "env/production"], "ttl_ms": 30000, "owner": "deploy 4711" })))]
+pub struct AcquireSetBody {
+    /// From 1 to 32 names, each of them once. The order decides nothing.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>, required = true, min_items = 1, max_items = 32))]
+    pub names: Value,
+    /// How long the locks live without an extension, in milliseconds: from 10 to the configured
+    /// maximum (300000 by default). Without it the configured default applies (30000).
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000))]
+    pub ttl_ms: Option<Value>,
+    /// How long to wait while one of the locks is held, in milliseconds, up to the configured
+    /// maximum (25000 by default).
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000))]
+    pub wait_ms: Option<Value>,
+    /// As for a single lock.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "deploy 4711"))]
+    pub owner: Option<Value>,
+    /// As for a single lock. Stored beside each of the locks.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
+    pub metadata: Option<Value>,
+}
+
+/// A granted set of locks: one token and one fencing token for all of them.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "names": ["env/staging", "env/production"], "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+    "fencing_token": 1763725165123456u64, "ttl_ms": 30000, "validity_ms": 29696, "elapsed_ms": 1,
+    "expires_at": "2025-11-21T11:39:54.822Z", "owner": "deploy 4711", "nodes_granted": 3, "nodes_total": 5
+})))]
+pub struct SetLease {
+    /// The names, in the order of the request.
+    pub names: Vec<String>,
+    /// The secret to send as `Lock-Token` to extend or release each of the locks.
+    pub token: String,
+    /// Larger than the fencing token of every earlier grant of each of the locks. Below 2^53.
+    #[cfg_attr(feature = "openapi", schema(format = "int64"))]
+    pub fencing_token: u64,
+    /// The TTL that was granted, in milliseconds.
+    pub ttl_ms: u32,
+    /// How long all locks may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+    /// round trip − `elapsed_ms`).
+    pub validity_ms: u32,
+    /// Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
+    /// waiting included.
+    #[cfg_attr(feature = "openapi", schema(format = "int64"))]
+    pub elapsed_ms: u64,
+    /// When the validity ends by the gateway's wall clock, RFC 3339. For people; programs count
+    /// `validity_ms`.
+    #[cfg_attr(feature = "openapi", schema(format = DateTime))]
+    pub expires_at: String,
+    /// The label from the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub owner: Option<String>,
+    /// Number of nodes that had agreed when the set was decided.
+    pub nodes_granted: u32,
+    /// Number of configured nodes.
+    pub nodes_total: u32,
+}
+
+/// Leaves out the token, which is a secret.
+impl fmt::Debug for SetLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SetLease")
+            .field("names", &self.names)
+            .field("fencing_token", &self.fencing_token)
+            .field("validity_ms", &self.validity_ms)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A held lock that kept a set from being granted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "name": "env/production", "holder": "deploy 4710", "expires_in_ms": 21400 })))]
+pub struct HeldLock {
+    /// The lock's name.
+    pub name: String,
+    /// The holder's label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub holder: Option<String>,
+    /// Milliseconds until the holder's lock expires unless it is extended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub expires_in_ms: Option<u64>,
+}
+
+/// The results of a release of a set, if they differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
+    { "name": "env/staging", "status": 204 },
+    { "name": "env/production", "status": 404, "code": "lock_not_found", "detail": "no such lock is held: it was released or has expired" }
+] })))]
+pub struct ReleaseSetResults {
+    /// One result for each name, in the order of the request.
+    pub results: Vec<ReleaseResult>,
+}
+
+/// The result for one name. It has the status and the code that `DELETE /locks/{name}` would have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "name": "env/staging", "status": 204 })))]
+pub struct ReleaseResult {
+    /// The lock's name.
+    pub name: String,
+    /// 204: released.
+    pub status: u16,
+    /// The kind of error, for programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub code: Option<String>,
+    /// What happened, for people.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub detail: Option<String>,
+    /// Time after which a retry makes sense, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub retry_after_ms: Option<u64>,
+}
+
 /// How long to extend. Unknown fields are refused.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

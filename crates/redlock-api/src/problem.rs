@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::locks::NodeAnswer;
+use crate::locks::{HeldLock, NodeAnswer};
 
 /// The content type of every error body.
 pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
@@ -63,6 +63,10 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub queue_place_expires_ms: Option<u64>,
+    /// The lock of a set that is held. Others may be held too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<HeldLock>, required = false))]
+    pub held: Option<Vec<HeldLock>>,
     /// The answer of each node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]

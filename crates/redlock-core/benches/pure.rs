@@ -57,6 +57,7 @@ fn held() -> Vote {
     Vote::Held(Holding {
         record: Record::new(&token(), &info()),
         expires_in: Some(Duration::from_secs(20)),
+        at: 0,
     })
 }
 

@@ -124,6 +124,8 @@ pub struct HeldBy {
     /// The shortest time until a majority of nodes can be free without a release; `None` when the
     /// lock never expires.
     pub expires_in: Option<Duration>,
+    /// Which lock of a set is held, from 0, in the order of the request. Others may be held too.
+    pub lock_of_set: usize,
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
@@ -148,15 +150,17 @@ impl HeldBy {
     }
 
     pub(crate) fn from_holding(holding: &Holding, expires_in: Option<Duration>) -> Self {
+        let lock_of_set = usize::from(holding.at);
         match holding.record.parse() {
             Some((token, info)) => Self {
                 info: info.to_vec(),
                 fencing: Some(token.fencing()),
                 expires_in,
+                lock_of_set,
                 line: None,
                 owner: Some(*token.owner()),
             },
-            None => Self { expires_in, ..Self::default() },
+            None => Self { expires_in, lock_of_set, ..Self::default() },
         }
     }
 }

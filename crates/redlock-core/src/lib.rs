@@ -146,7 +146,7 @@ pub use guard::LockGuard;
 pub use model::retry::RetryPolicy;
 pub use model::types::{
     FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName,
-    LockToken, NameError, Nonce, Owner, Ttl,
+    LockSet, LockToken, NameError, Nonce, Owner, SetError, Ttl,
 };
 pub use model::validity::Lease;
 pub use model::{clock, quorum, retry, types, validity};

@@ -15,7 +15,7 @@ use crate::cluster::bootstrap::{self, Bootstrap};
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Quorum;
 use crate::model::retry::RetryPolicy;
-use crate::model::types::{FencingToken, LockName, LockToken, Owner, Ttl};
+use crate::model::types::{FencingToken, LockName, LockSet, LockToken, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
 use crate::operations::acquire::{self, AcquireOptions, AcquireParams, Waiters};
@@ -72,7 +72,7 @@ impl Redlock {
         ttl: Ttl,
         options: AcquireOptions,
     ) -> Result<Lease, LockError> {
-        let params = AcquireParams::new(&self.shared, name, ttl, options)?;
+        let params = AcquireParams::new(&self.shared, self.shared.keys(name), ttl, options)?;
         let place = self.place_of(&params);
         let result = acquire::acquire(&self.shared, params, None).await;
         if let (Ok(_), Some((lock, owner))) = (&result, place) {
@@ -101,7 +101,7 @@ impl Redlock {
     ) -> Result<Lease, LockError> {
         acquire::acquire(
             &self.shared,
-            AcquireParams::new(&self.shared, name, ttl, options)?,
+            AcquireParams::new(&self.shared, self.shared.keys(name), ttl, options)?,
             Some(policy),
         )
         .await
@@ -132,8 +132,41 @@ impl Redlock {
         patience: Duration,
         on_wait: impl FnOnce() -> Result<T, LockError> + Send,
     ) -> Result<Lease, LockError> {
-        let params = AcquireParams::new(&self.shared, name, ttl, options)?;
+        let params = AcquireParams::new(&self.shared, self.shared.keys(name), ttl, options)?;
         acquire::acquire_within(&self.shared, &self.waiters, params, patience, on_wait).await
+    }
+
+    /// Acquires all locks of a set, or none, with one token. Without a `patience`, tries as
+    /// [`Redlock::acquire`] does. With one, waits as [`Redlock::acquire_within`] does, in the queue
+    /// of the lock that refused the set last. It holds none of the locks while it waits, so sets
+    /// that overlap cannot block each other for ever. No place is kept in a queue.
+    ///
+    /// The lease is of every lock of the set: each may be extended and released by its name and the
+    /// token.
+    ///
+    /// # Errors
+    /// As for [`Redlock::acquire_within`]. [`HeldBy::lock_of_set`] names the lock that is held.
+    pub async fn acquire_set(
+        &self,
+        names: &LockSet,
+        ttl: Ttl,
+        options: AcquireOptions,
+        patience: Option<Duration>,
+        on_wait: impl FnOnce() -> Result<(), LockError> + Send,
+    ) -> Result<Lease, LockError> {
+        let params = AcquireParams::new(&self.shared, self.shared.keys_of(names), ttl, options)?;
+        match patience {
+            None => acquire::acquire(&self.shared, params, None).await,
+            Some(patience) => {
+                acquire::acquire_set_within(&self.shared, &self.waiters, params, patience, on_wait)
+                    .await
+            }
+        }
+    }
+
+    /// Undoes the grant of a set that nobody will use, see [`Redlock::abandon`].
+    pub fn abandon_set(&self, names: &LockSet, lease: &Lease) {
+        names.names().iter().for_each(|name| self.abandon(name, lease));
     }
 
     /// The number of waiters, and of the locks they wait for, now.

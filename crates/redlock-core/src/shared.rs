@@ -10,7 +10,7 @@ use crate::cluster::{catch_up, recovery};
 use crate::error::{LockError, NodeAnswer, NodeReport};
 use crate::model::clock::HybridClock;
 use crate::model::quorum::Quorum;
-use crate::model::types::{LockName, LockToken, Ttl};
+use crate::model::types::{LockName, LockSet, LockToken, Ttl};
 use crate::model::validity::{self, Lease};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::round::pending_releases::PendingReleases;
@@ -78,6 +78,13 @@ impl Shared {
             round_times: RoundTimes::default(),
             _scheduled,
         }))
+    }
+
+    /// The keys of all locks of a set.
+    pub(crate) fn keys_of(&self, names: &LockSet) -> Keys {
+        let mut all = names.names().iter().map(|name| self.keys(name));
+        let first = all.next().expect("a set has a name");
+        first.with(all)
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

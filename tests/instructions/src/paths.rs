@@ -187,7 +187,7 @@ fn batch(times: u32) {
         }));
         // A few attempts are refused, as in practice.
         let refusal =
-            || Holding { record: record.clone(), expires_in: Some(Duration::from_secs(20)) };
+            || Holding { record: record.clone(), expires_in: Some(Duration::from_secs(20)), at: 0 };
         votes.push(if at % 4 == 0 { Vote::Held(refusal()) } else { Vote::Granted });
         votes.push(Vote::Released);
     }

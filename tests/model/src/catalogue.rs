@@ -8,6 +8,9 @@ use crate::explore::{ExplorationResult, Until, explore};
 use crate::locks::{Bounds, FENCING, GRANT_STANDS, Locks, MUTUAL_EXCLUSION, NO_LOCKOUT, NO_ORPHAN};
 use crate::repair::{Held, NEVER_LOST, Repair};
 use crate::rules::Rules;
+use crate::sets::{
+    AT_MOST_ALL_SLOTS, Demand, NO_DEADLOCK, NOTHING_STAYS, ONE_HOLDER_PER_NAME, Sets,
+};
 
 /// How much to explore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +36,7 @@ enum AnyModel {
     Locks(Locks),
     Eligibility(Eligibility),
     Repair(Repair),
+    Sets(Sets),
 }
 
 /// A rule, and the case that violates a property without it.
@@ -64,6 +68,7 @@ impl Case {
             AnyModel::Locks(model) => explore(model, until, threads, progress),
             AnyModel::Eligibility(model) => explore(model, until, threads, progress),
             AnyModel::Repair(model) => explore(model, until, threads, progress),
+            AnyModel::Sets(model) => explore(model, until, threads, progress),
         }
     }
 }
@@ -77,6 +82,21 @@ impl Mutation {
     }
 }
 
+static OVERLAPPING_SETS: Case = Case {
+    title: "sets: two clients want both names, in different orders",
+    size: Size::Small,
+    model: |rules| AnyModel::Sets(Sets::new(rules, Demand::Sets([&[1, 2], &[2, 1], &[]]))),
+};
+static PART_OF_A_SET: Case = Case {
+    title: "sets: one client wants both names, one wants the second",
+    size: Size::Small,
+    model: |rules| AnyModel::Sets(Sets::new(rules, Demand::Sets([&[1, 2], &[2], &[]]))),
+};
+static SLOTS: Case = Case {
+    title: "slots: three clients, a lock with two slots",
+    size: Size::Small,
+    model: |rules| AnyModel::Sets(Sets::new(rules, Demand::Slots)),
+};
 static PROPOSALS: Case = Case {
     title: "locks: three proposals",
     size: Size::Small,
@@ -500,7 +520,10 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 47] = [
+pub static CASES: [&Case; 50] = [
+    &OVERLAPPING_SETS,
+    &PART_OF_A_SET,
+    &SLOTS,
     &PROPOSALS,
     &CONFIRMATION,
     &LOSS_OF_TWO,
@@ -624,6 +647,11 @@ mutations! {
     catch_up_follows_admission: CATCH_UP_WITHOUT_RELEASES, FENCING;
     catch_up_outwaits_watermarks: EARLY, NEVER_LOST;
     repair_keeps_life: LONGER_LEASE, MUTUAL_EXCLUSION;
+    sets_are_whole: OVERLAPPING_SETS, NO_DEADLOCK;
+    refused_set_is_undone: PART_OF_A_SET, NOTHING_STAYS;
+    whole_sets_count: PART_OF_A_SET, ONE_HOLDER_PER_NAME;
+    gateway_picks_slots: SLOTS, AT_MOST_ALL_SLOTS;
+    votes_are_per_slot: SLOTS, AT_MOST_ALL_SLOTS;
 }
 
 /// The mutation of a rule.

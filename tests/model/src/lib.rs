@@ -13,6 +13,7 @@
 //! | [`locks`] | two owners on three nodes: messages in any order, expiry, extensions, repairs, losses of data, recovery, catching up |
 //! | [`eligibility`] | two gateways with the core's own eligibility, and nodes that fail in every way they can |
 //! | [`repair`] | a lock that outlives one fault after the other |
+//! | [`sets`] | three clients that ask for several names at once, and locks with several slots |
 //! | [`catalogue`] | which model runs within which bounds |
 //! | [`explore`] | running one model and reporting the result |
 //!
@@ -32,7 +33,8 @@
 //!   all: no case has three proposals, two losses and two extensions in one history. Recovery with
 //!   three proposals is explored only without releases. If two losses are added, it is explored
 //!   only for one order of the tokens.
-//! - *One lock name.* Names share nothing on a node but the marker.
+//! - *One lock name.* Names share nothing on a node but the marker. [`sets`] has two names, which
+//!   are asked for together.
 //!
 //! # Time
 //!
@@ -71,3 +73,4 @@ pub mod locks;
 pub mod node;
 pub mod repair;
 pub mod rules;
+pub mod sets;

@@ -155,6 +155,16 @@ rules! {
     catch_up_outwaits_watermarks
     /// A repair that replaces a record of nobody lives at least as long as that record.
     repair_keeps_life
+    /// A client asks for all names of a set at once. It holds no name while it waits for another.
+    sets_are_whole
+    /// A node that refuses a name of a set keeps none of the set's names.
+    refused_set_is_undone
+    /// A gateway counts a node only if the node granted all names of the set.
+    whole_sets_count
+    /// A gateway picks the slot of a lock with several slots. Nodes do not pick.
+    gateway_picks_slots
+    /// A gateway asks all nodes for the same slot, and counts votes for that slot only.
+    votes_are_per_slot
 }
 
 impl Rules {

@@ -403,7 +403,7 @@ mod tests {
         let token = format!("1.{t}.{}", "a".repeat(40));
         let record = Record::new(&token.parse().unwrap(), &crate::Info::default());
         let record = if is_extended { record.extended() } else { record };
-        Holding { record, expires_in: Some(Duration::from_secs(seconds)) }
+        Holding { record, expires_in: Some(Duration::from_secs(seconds)), at: 0 }
     }
 
     #[test]

@@ -335,7 +335,7 @@ impl Recoverer {
 
 /// The lock that a vote shows, by the rules of `node/stored.lua`.
 fn stored_by(vote: Vote, name: &LockName, longest: Duration) -> Option<Stored> {
-    let Vote::Found(Holding { record, expires_in }) = vote else { return None };
+    let Vote::Found(Holding { record, expires_in, .. }) = vote else { return None };
     let is_ours = record.parse().is_some();
     let expires_in = match expires_in {
         Some(life) if is_ours => life.min(longest),

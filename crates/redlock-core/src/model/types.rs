@@ -96,6 +96,58 @@ impl fmt::Debug for LockName {
     }
 }
 
+/// Several lock names, each of them once, that are acquired all together or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockSet(Vec<LockName>);
+
+impl LockSet {
+    /// The largest number of names.
+    pub const MAX_LEN: usize = 32;
+
+    /// A set of 1 to 32 names. The order decides nothing but which lock is asked for first.
+    ///
+    /// # Errors
+    /// [`SetError`] if there is no name, there are too many, or one is there twice.
+    pub fn new(names: Vec<LockName>) -> Result<Self, SetError> {
+        if names.is_empty() {
+            return Err(SetError::Empty);
+        }
+        if names.len() > Self::MAX_LEN {
+            return Err(SetError::TooMany { given: names.len() });
+        }
+        let twice = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
+        match twice {
+            Some((_, name)) => Err(SetError::Twice { name: name.clone() }),
+            None => Ok(Self(names)),
+        }
+    }
+
+    /// The names, in the order in which they were given.
+    pub fn names(&self) -> &[LockName] {
+        &self.0
+    }
+}
+
+/// Why names are no set.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SetError {
+    /// There is no name.
+    #[error("there is no name; allowed are 1 to {} names", LockSet::MAX_LEN)]
+    Empty,
+    /// There are more than [`LockSet::MAX_LEN`] names.
+    #[error("there are {given} names; allowed are 1 to {}", LockSet::MAX_LEN)]
+    TooMany {
+        /// How many.
+        given: usize,
+    },
+    /// A name is there twice.
+    #[error("the name \"{name}\" is there twice; each name may be there once")]
+    Twice {
+        /// The name.
+        name: LockName,
+    },
+}
+
 /// Why a text is no lock name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
@@ -164,6 +216,20 @@ impl Owner {
         Self::of_parts(cluster, parts.map(str::as_bytes))
     }
 
+    /// The owner of all requests with one idempotency key for a set of locks. The order of the
+    /// names does not matter.
+    pub fn derive_of_set(
+        cluster: &str,
+        principal: &str,
+        names: &LockSet,
+        idempotency_key: &str,
+    ) -> Self {
+        let mut sorted: Vec<_> = names.names().iter().map(LockName::as_str).collect();
+        sorted.sort_unstable();
+        let parts = ["redlock owner of a set v1", principal, idempotency_key];
+        Self::of_parts(cluster, parts.into_iter().chain(sorted).map(str::as_bytes))
+    }
+
     /// Binds this owner to a principal. A client shows this owner in its token, and the nodes store
     /// the owner that this function returns. If another principal shows the same token, this
     /// returns another owner, which holds nothing. The nodes never see the owner that the client
@@ -175,7 +241,7 @@ impl Owner {
         Self::of_parts("redlock bound owner v1", [principal.as_bytes(), self.0.as_slice()])
     }
 
-    fn of_parts<const N: usize>(key: &str, parts: [&[u8]; N]) -> Self {
+    fn of_parts<'a>(key: &str, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("HMAC takes a key of any length");
         for part in parts {

@@ -59,6 +59,12 @@ impl Lease {
         now.saturating_sub(self.started)
     }
 
+    /// Whether this lease must be given up before the other one.
+    pub(crate) fn ends_before(&self, other: &Self) -> bool {
+        let end = |lease: &Self| (lease.started + lease.life).saturating_sub(lease.drift);
+        end(self) < end(other)
+    }
+
     pub(crate) fn validity(&self, now: Duration) -> Option<Duration> {
         validity(self.life, self.elapsed(now), self.drift)
     }

@@ -16,8 +16,8 @@ use super::Task;
 use super::op::{Effect, Failure, Op, Reason, Vote};
 use super::record::Record;
 
-/// The limit of operations in one call. A call blocks the node for its whole run, a few µs per
-/// operation.
+/// The limit of locks in one call. A call blocks the node for its whole run, a few µs per lock. An
+/// operation on a larger set gets a call of its own.
 pub(super) const MAX_BATCH: usize = 128;
 /// Approximate limit of bytes in one call.
 const MAX_BATCH_BYTES: usize = 256 * 1024;
@@ -151,21 +151,23 @@ pub(super) fn fail_all(
 
 /// How many waiting operations fit into the next call.
 fn next_call(waiting: &[Task]) -> usize {
-    let mut bytes = 0;
+    let (mut bytes, mut locks) = (0, 0);
     waiting
         .iter()
         .position(|task| {
             bytes += weight(&task.op);
-            bytes > MAX_BATCH_BYTES
+            locks += task.op.keys().count();
+            bytes > MAX_BATCH_BYTES || locks > MAX_BATCH
         })
         .map_or(waiting.len(), |at| at.max(1))
-        .min(MAX_BATCH)
 }
 
 /// The approximate number of bytes that an operation adds to a call. Limits the size of a call.
 pub(super) fn weight(op: &Op) -> usize {
     const OVERHEAD: usize = 64;
-    OVERHEAD
+    let others = op.keys().others.iter().flat_map(|others| others.iter());
+    others.map(|keys| keys.fence.len()).sum::<usize>()
+        + OVERHEAD
         + match op {
             // One of the three key lengths is for the hint, which repeats the key.
             Op::Acquire { keys, record, .. } | Op::Repair { keys, record, .. } => {

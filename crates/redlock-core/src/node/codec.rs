@@ -5,7 +5,7 @@
 //! and that many bytes.
 //!
 //! ```text
-//! call        version u8 = 2 | marker key text | incarnation text | hint channel text
+//! call        version u8 = 3 | marker key text | incarnation text | hint channel text
 //!             | max_clock_skew in µs u64 | watermark grace in ms u64 | count u16 | operations
 //! operation   code u8 | lock key text | record text | ttl in ms u32
 //!             | W N V: hint text; H: began in µs since 1970 u64
@@ -16,14 +16,17 @@
 //!   X release of exactly this grant    I inspect
 //!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I.
 //!   The ttl is 0 for operations without one.
+//!   a w e r n u v x: the same on a set of locks. At the end: count u8 | the other lock keys, each
+//!   as text. All locks get the same record.
 //!
-//! answer      version u8 = 2 | node's time in µs u64 | whether the marker stands u8
+//! answer      version u8 = 3 | node's time in µs u64 | whether the marker stands u8
 //!             | a vote for each operation; without operations: text of the write error, or empty
 //! vote        code u8, then
 //!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
 //!   2 held   11 held by another grant of the same owner   7 found
 //!                                 ms left i64, negative without expiry | record value
 //!   3 stale    watermark text     4 extended   ms left i64     10 error   text
+//!   12 of a set: which of its locks the vote is about u8, from 1 (0 is left out) | that vote
 //! ```
 //!
 //! A call that is cut off or malformed is refused before any of its operations runs.
@@ -41,7 +44,10 @@ use super::rules::NodeSettings;
 use crate::model::types::{FencingToken, Ttl};
 
 /// The version of the format. A master with another version refuses the call.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
+
+/// The code in front of a vote about another lock of a set than its first.
+const OF_SET: u8 = 12;
 
 /// The longest stored value of a lock, in bytes. It has room for a label and for 8 KiB of metadata,
 /// which earlier versions accepted. Another client's value can be longer; a vote then contains only
@@ -106,7 +112,8 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
         }
         Op::Inspect { keys } => (b'I', keys, NO_RECORD, 0),
     };
-    call.push(code);
+    let others = keys.others.as_deref();
+    call.push(if others.is_some() { code.to_ascii_lowercase() } else { code });
     put_text(call, &keys.lock);
     put_text(call, record);
     call.extend(ttl.to_le_bytes());
@@ -121,6 +128,11 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
         }
         Op::Repair { began_micros, .. } => call.extend(began_micros.to_le_bytes()),
         Op::Acquire { .. } | Op::Extend { .. } | Op::Release { .. } | Op::Inspect { .. } => {}
+    }
+    if let Some(others) = others {
+        let others = &others[..others.len().min(usize::from(u8::MAX))];
+        call.push(others.len() as u8);
+        others.iter().for_each(|keys| put_text(call, &keys.lock));
     }
 }
 
@@ -188,7 +200,8 @@ fn whole_call(bytes: &mut Bytes) -> Option<Call> {
 }
 
 fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
-    let code = bytes.try_get_u8().ok()?;
+    let sent = bytes.try_get_u8().ok()?;
+    let code = sent.to_ascii_uppercase();
     let keys = Keys::of_lock_key(&take_text(bytes)?);
     let record = Record::foreign(take_text(bytes)?);
     let millis = bytes.try_get_u32_le().ok()?;
@@ -203,12 +216,13 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         b'I' => length == 0,
         _ => false,
     };
-    if !fits {
+    let is_set = sent != code;
+    if !fits || is_set && matches!(code, b'H' | b'I') {
         return None;
     }
     let release =
         |record, scope, tell| Some(Op::Release { keys: keys.clone(), record, scope, tell });
-    match code {
+    let mut op = match code {
         b'A' => Some(Op::Acquire { keys, record, ttl: ttl()?, tell: None }),
         b'W' => Some(Op::Acquire {
             keys,
@@ -229,7 +243,21 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         b'V' => release(record, ReleaseScope::Proposal, Some(Hint::received(take_text(bytes)?))),
         b'X' => release(record, ReleaseScope::Grant, None),
         _ => Some(Op::Inspect { keys }),
+    }?;
+    if is_set {
+        let count = bytes.try_get_u8().ok()?;
+        let mut others = Vec::with_capacity(usize::from(count).min(bytes.len() / 2));
+        for _ in 0..count {
+            others.push(Keys::of_lock_key(&take_text(bytes)?));
+        }
+        let (Op::Acquire { keys, .. } | Op::Extend { keys, .. } | Op::Release { keys, .. }) =
+            &mut op
+        else {
+            return None;
+        };
+        keys.others = Some(others.into());
     }
+    Some(op)
 }
 
 fn take_text(bytes: &mut Bytes) -> Option<Bytes> {
@@ -259,6 +287,10 @@ impl AnswerPacker {
     /// Adds the next vote.
     pub fn vote(&mut self, vote: &Vote) {
         let answer = &mut self.0;
+        match vote.lock_of_set() {
+            0 => {}
+            at => answer.extend([OF_SET, at]),
+        }
         let mut holding = |code, holding: &Holding| {
             let record = holding.record.as_bytes();
             let record = &record[..record.len().min(LONGEST_VALUE)];
@@ -319,6 +351,15 @@ pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
 }
 
 fn unpack_vote(bytes: &mut Bytes) -> Option<Vote> {
+    if bytes.first() == Some(&OF_SET) {
+        bytes.advance(1);
+        let at = bytes.try_get_u8().ok()?;
+        return unpack_one_vote(bytes).map(|vote| vote.of_lock(at.into()));
+    }
+    unpack_one_vote(bytes)
+}
+
+fn unpack_one_vote(bytes: &mut Bytes) -> Option<Vote> {
     let failed = |reason, effect, detail: &str| Vote::Failed(Failure::new(reason, effect, detail));
     Some(match bytes.try_get_u8().ok()? {
         1 => Vote::Granted,
@@ -357,6 +398,7 @@ fn take_holding(bytes: &mut Bytes) -> Option<Holding> {
     Some(Holding {
         record: Record::foreign(record),
         expires_in: u64::try_from(left).ok().map(Duration::from_millis),
+        at: 0,
     })
 }
 

@@ -30,6 +30,7 @@ local RULE_UNDO_IS_EXACT = true
 local RULE_CLOCK_IS_CHECKED = true
 local RULE_WATERMARK_IS_CHECKED = true
 local RULE_MARKER_IS_CHECKED = true
+local RULE_REFUSED_SET_IS_UNDONE = true
 
 local MALFORMED = redis.error_reply('ERR the call is malformed')
 -- The longest value of a lock in a vote, in bytes. Another client's value may be longer, and is
@@ -37,13 +38,13 @@ local MALFORMED = redis.error_reply('ERR the call is malformed')
 local LONGEST_VALUE = 8448
 
 local packed = ARGV[1]
-if byte(packed) ~= 2 then
-  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 2')
+if byte(packed) ~= 3 then
+  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 3')
 end
 -- The whole call is decoded before any operation runs. A call that is cut off makes unpack fail.
 local _, marker_key, marker, channel, max_skew, grace, count, at =
   unpack('<BI2c0I2c0I2c0I8I8I2', packed)
-local codes, locks, records, ttls, extras, t_nums = {}, {}, {}, {}, {}, {}
+local codes, locks, records, ttls, extras, t_nums, sets = {}, {}, {}, {}, {}, {}, {}
 local RECORD, GRANT, NONE = 1, 2, 3
 local A, E, H, I, N, R, U, V, W, X = byte('AEHINRUVWX', 1, -1)
 local TAKES = {
@@ -54,9 +55,12 @@ local TAKES = {
 for i = 1, count do
   local code, lock, record, ttl
   code, lock, record, ttl, at = unpack('<BI2c0I2c0I4', packed, at)
+  -- A small letter is the operation on a set of locks.
+  local is_set = code >= 97
+  if is_set then code = code - 32 end
   local takes = TAKES[code]
   if takes == RECORD and #record < 58 or takes == GRANT and #record ~= 57
-    or takes == NONE and record ~= '' or not takes then
+    or takes == NONE and record ~= '' or not takes or is_set and (code == H or code == I) then
     return MALFORMED
   end
   if (takes == RECORD or code == E) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
@@ -69,6 +73,14 @@ for i = 1, count do
     extras[i], at = unpack('<I2c0', packed, at)
   elseif code == H then
     extras[i], at = unpack('<I8', packed, at)
+  end
+  if is_set then
+    local set, others = { lock }, nil
+    others, at = unpack('<B', packed, at)
+    for n = 2, others + 1 do
+      set[n], at = unpack('<I2c0', packed, at)
+    end
+    sets[i] = set
   end
   codes[i], locks[i], records[i], ttls[i] = code, lock, record, ttl
 end
@@ -351,26 +363,88 @@ local function inspect(lock)
   return held(FOUND, lock, current)
 end
 
+-- The vote of a set, about its lock at this place. Only votes that show a holder name the lock.
+local function of_lock(place, vote)
+  local code = byte(vote)
+  if place == 1 or code ~= HELD and code ~= OTHER_GRANT then return vote end
+  return pack('<BB', 12, place - 1) .. vote
+end
+
+local function watermark_of(lock)
+  return '{' .. lock .. '}:fence'
+end
+
+-- Acquires all locks of a set, or none: if one refuses or fails, the grants before it are undone
+-- exactly. The vote is that of the lock that refused.
+local function acquire_set(set, record, ttl, t_num)
+  for place, lock in ipairs(set) do
+    local vote = acquire(lock, watermark_of(lock), record, ttl, t_num)
+    if vote ~= GRANTED then
+      if RULE_REFUSED_SET_IS_UNDONE then
+        for before = 1, place - 1 do
+          local granted = set[before]
+          release(granted, watermark_of(granted), sub(record, 1, 57), t_num, true, false)
+        end
+      end
+      return of_lock(place, vote)
+    end
+  end
+  return GRANTED
+end
+
+-- Extends every lock of a set. The vote is 4 (extended), with the shortest life, if all were
+-- extended, and otherwise that of the first lock that was not.
+local function extend_set(set, grant, ttl)
+  local shortest, other
+  for place, lock in ipairs(set) do
+    local vote = extend(lock, watermark_of(lock), grant, ttl)
+    if byte(vote) ~= 4 then
+      other = other or of_lock(place, vote)
+    else
+      local _, left = unpack('<Bi8', vote)
+      if not shortest or left < shortest then shortest = left end
+    end
+  end
+  return other or extended(shortest)
+end
+
+-- Releases every lock of a set. A failure is the vote, so that the release is sent again. Otherwise
+-- the vote is 5 (released) if any lock was released.
+local function release_set(set, grant, t_num, is_undo, only_this)
+  local first, rank = nil, -1
+  for place, lock in ipairs(set) do
+    local vote = release(lock, watermark_of(lock), grant, t_num, is_undo, only_this)
+    local code, of_vote = byte(vote), 0
+    if code >= 8 and code <= 10 then of_vote = 2 elseif code == 5 then of_vote = 1 end
+    if of_vote > rank then first, rank = of_lock(place, vote), of_vote end
+  end
+  return first
+end
+
 -- An error of PUBLISH is ignored. The hint is lost then, and nobody relies on hints.
 local function publish(vote, when, hint)
-  if hint and byte(vote) == when then call('PUBLISH', channel, hint) end
+  if hint and (byte(vote) == when or byte(vote) == 12 and byte(vote, 3) == when) then call('PUBLISH', channel, hint) end
   return vote
 end
 
-local out = { pack('<BI8B', 2, now, admitted and 1 or 0) }
+local out = { pack('<BI8B', 3, now, admitted and 1 or 0) }
 for i = 1, count do
   local code, lock, record = codes[i], locks[i], records[i]
-  local watermark, vote = '{' .. lock .. '}:fence', nil
+  local set, watermark, vote = sets[i], watermark_of(lock), nil
   if code == A or code == W then
-    vote = publish(acquire(lock, watermark, record, ttls[i], t_nums[i]), HELD, extras[i])
+    vote = set and acquire_set(set, record, ttls[i], t_nums[i])
+      or acquire(lock, watermark, record, ttls[i], t_nums[i])
+    vote = publish(vote, HELD, extras[i])
   elseif code == E then
-    vote = extend(lock, watermark, record, ttls[i])
+    vote = set and extend_set(set, record, ttls[i]) or extend(lock, watermark, record, ttls[i])
   elseif code == H then
     vote = repair(lock, watermark, record, ttls[i], t_nums[i], extras[i])
   elseif code == I then
     vote = inspect(lock)
   else
-    vote = release(lock, watermark, record, t_nums[i], code == U or code == V, code == X)
+    local is_undo, only_this = code == U or code == V, code == X
+    vote = set and release_set(set, record, t_nums[i], is_undo, only_this)
+      or release(lock, watermark, record, t_nums[i], is_undo, only_this)
     vote = publish(vote, 5, extras[i])
   end
   out[i + 1] = vote

@@ -1,6 +1,7 @@
 //! Operations on a node, and the votes that answer them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +10,7 @@ use super::hint::Hint;
 use super::record::Record;
 use crate::model::types::{FencingToken, LockName, Ttl};
 
-/// The keys of a lock, equal on every node.
+/// The keys of a lock, equal on every node. Of a set of locks, the keys of all of them.
 ///
 /// One buffer holds the watermark's key, `{<prefix><name>}:fence`. The lock key is the part between
 /// the braces. Redis Cluster hashes only that part, so both keys are in the same slot.
@@ -19,6 +20,9 @@ pub struct Keys {
     pub lock: Bytes,
     /// The token watermark: `{<prefix><name>}:fence`.
     pub fence: Bytes,
+    /// The other locks of a set; `None` for a single lock. An acquire sets all locks of a set or
+    /// none. An extension and a release run for each lock of the set by itself.
+    pub others: Option<Arc<[Keys]>>,
 }
 
 impl Keys {
@@ -40,7 +44,42 @@ impl Keys {
         let end = text.len();
         text.extend_from_slice(b"}:fence");
         let fence = Bytes::from(text);
-        Self { lock: fence.slice(1..end), fence }
+        Self { lock: fence.slice(1..end), fence, others: None }
+    }
+
+    /// The largest number of locks in one set.
+    pub const MAX_SET: usize = 256;
+
+    /// The keys of a set of locks: these and `others`. At most [`Keys::MAX_SET`] in all, each of
+    /// them once.
+    #[must_use]
+    pub fn with(self, others: impl IntoIterator<Item = Self>) -> Self {
+        let others: Arc<[Self]> = others.into_iter().collect();
+        Self { others: (!others.is_empty()).then_some(others), ..self }
+    }
+
+    /// The same set with this lock as the first. The order of the others stays.
+    pub(crate) fn led_by(&self, at: usize) -> Self {
+        let (mut others, mut first) = (Vec::with_capacity(self.count() - 1), None);
+        for (index, keys) in self.each().enumerate() {
+            let keys = Self { others: None, ..keys.clone() };
+            if index == at {
+                first = Some(keys);
+            } else {
+                others.push(keys);
+            }
+        }
+        first.map_or_else(|| self.clone(), |first| first.with(others))
+    }
+
+    /// The keys of each lock of the set, in order.
+    pub fn each(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(self.others.iter().flat_map(|others| others.iter()))
+    }
+
+    /// The number of locks.
+    pub fn count(&self) -> usize {
+        1 + self.others.as_ref().map_or(0, |others| others.len())
     }
 }
 
@@ -104,6 +143,17 @@ pub enum Op {
 }
 
 impl Op {
+    /// The keys.
+    pub fn keys(&self) -> &Keys {
+        match self {
+            Self::Acquire { keys, .. }
+            | Self::Extend { keys, .. }
+            | Self::Repair { keys, .. }
+            | Self::Release { keys, .. }
+            | Self::Inspect { keys } => keys,
+        }
+    }
+
     /// The name in logs and traces.
     pub fn name(&self) -> &'static str {
         match self {
@@ -188,6 +238,25 @@ impl Vote {
     }
 }
 
+impl Vote {
+    /// The vote as one about this lock of a set.
+    pub(crate) fn of_lock(mut self, at: usize) -> Self {
+        if let Self::Yours(holding) | Self::Held(holding) | Self::Found(holding) = &mut self {
+            holding.at = u8::try_from(at).unwrap_or(u8::MAX);
+        }
+        self
+    }
+
+    /// Which lock of a set the vote is about, from 0.
+    pub(crate) fn lock_of_set(&self) -> u8 {
+        match self {
+            Self::Yours(holding) | Self::Held(holding) | Self::Found(holding) => holding.at,
+            Self::Granted | Self::Stale { .. } | Self::Extended { .. } => 0,
+            Self::Released | Self::Missing | Self::Failed(_) => 0,
+        }
+    }
+}
+
 /// A lock as one node stores it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holding {
@@ -196,6 +265,8 @@ pub struct Holding {
     /// The remaining life; `None` for a key without expiry. Lock operations always set one, so
     /// somebody else set the key or removed its expiry.
     pub expires_in: Option<Duration>,
+    /// Which lock of a set this is, from 0, in the order of [`Keys::each`].
+    pub at: u8,
 }
 
 /// Whether a failed operation may have run.

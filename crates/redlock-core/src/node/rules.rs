@@ -86,13 +86,22 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
             let detail = "the node's marker is missing or differs";
             Ok(Vote::Failed(Failure::new(Reason::Quarantined, Effect::None, detail)))
         }
+        Op::Acquire { keys, record, ttl, .. } if keys.others.is_some() => {
+            node.acquire_set(keys, record, *ttl)
+        }
         Op::Acquire { keys, record, ttl, .. } => node.acquire(keys, record, *ttl),
+        Op::Extend { keys, record, ttl } if keys.others.is_some() => {
+            node.extend_set(keys, record, *ttl)
+        }
         Op::Extend { keys, record, ttl } => node.extend(keys, record, *ttl),
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
         }
         // A release runs even if the marker does not stand: deleting a lock can never produce a
         // second holder.
+        Op::Release { keys, record, scope, .. } if keys.others.is_some() => {
+            node.release_set(keys, record, *scope)
+        }
         Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
         Op::Inspect { keys } => node.inspect(keys),
     };
@@ -147,6 +156,60 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             return Err(error);
         }
         Ok(Vote::Granted)
+    }
+
+    /// Acquires all locks of a set, or none: if one refuses or fails, the grants before it are
+    /// undone exactly. The vote is that of the lock that refused.
+    fn acquire_set(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
+        for (at, lock) in keys.each().enumerate() {
+            let vote = self.acquire(lock, record, ttl).unwrap_or_else(Vote::from);
+            if vote != Vote::Granted {
+                if self.settings.rules.refused_set_is_undone {
+                    for granted in keys.each().take(at) {
+                        drop(self.release(granted, record, ReleaseScope::Proposal));
+                    }
+                }
+                return Ok(vote.of_lock(at));
+            }
+        }
+        Ok(Vote::Granted)
+    }
+
+    /// Extends every lock of a set. The vote is `Extended`, with the shortest life, if all were
+    /// extended, and otherwise that of the first lock that was not.
+    fn extend_set(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
+        let mut shortest = Duration::MAX;
+        let mut first_other = None;
+        for (at, lock) in keys.each().enumerate() {
+            match self.extend(lock, record, ttl).unwrap_or_else(Vote::from) {
+                Vote::Extended { expires_in } => shortest = shortest.min(expires_in),
+                vote => drop(first_other.get_or_insert(vote.of_lock(at))),
+            }
+        }
+        Ok(first_other.unwrap_or(Vote::Extended { expires_in: shortest }))
+    }
+
+    /// Releases every lock of a set. A failure is the vote, so that the release is sent again.
+    /// Otherwise the vote is `Released` if any lock was released.
+    fn release_set(
+        &mut self,
+        keys: &Keys,
+        record: &Record,
+        scope: ReleaseScope,
+    ) -> Result<Vote, KeyError> {
+        let rank = |vote: &Vote| match vote {
+            Vote::Failed(_) => 2,
+            Vote::Released => 1,
+            _ => 0,
+        };
+        let mut first: Option<Vote> = None;
+        for (at, lock) in keys.each().enumerate() {
+            let vote = self.release(lock, record, scope).unwrap_or_else(Vote::from).of_lock(at);
+            if first.as_ref().is_none_or(|first| rank(first) < rank(&vote)) {
+                first = Some(vote);
+            }
+        }
+        Ok(first.unwrap_or(Vote::Missing))
     }
 
     fn extend(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
@@ -401,7 +464,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
 
     fn holding(&mut self, keys: &Keys, value: Bytes) -> Holding {
         let expires_in = self.space.time_to_live(&keys.lock).map(Duration::from_millis);
-        Holding { record: Record::foreign(value), expires_in }
+        Holding { record: Record::foreign(value), expires_in, at: 0 }
     }
 }
 
@@ -473,6 +536,8 @@ safety_rules! {
     clock_is_checked
     /// A node grants only a T above the lock's watermark.
     watermark_is_checked
+    /// A node that refuses a lock of a set keeps none of the set's locks.
+    refused_set_is_undone
     /// A node refuses acquires, extensions and repairs unless the marker that admitted it stands.
     marker_is_checked
     /// A node whose memory of locks is suspect is quarantined before it votes.

@@ -19,8 +19,9 @@ use self::attempts::{Retries, until_granted};
 use self::queued::{Queued, WakeReason};
 use crate::error::LockError;
 use crate::model::retry::RetryPolicy;
-use crate::model::types::{Info, LockName, Owner, Ttl};
+use crate::model::types::{Info, Owner, Ttl};
 use crate::model::validity::Lease;
+use crate::node::Keys;
 use crate::shared::Shared;
 use crate::wait::WaitRegistry;
 use crate::wait::places::PlacePermit;
@@ -61,7 +62,7 @@ pub enum OwnerChoice {
 impl AcquireParams {
     pub(crate) fn new(
         shared: &Shared,
-        name: &LockName,
+        keys: Keys,
         ttl: Ttl,
         options: AcquireOptions,
     ) -> Result<Self, LockError> {
@@ -78,7 +79,6 @@ impl AcquireParams {
             OwnerChoice::Drawn(owner) | OwnerChoice::Shared(owner) => (owner, entropy.nonce()),
         };
         let owner_is_shared = matches!(choice, OwnerChoice::Shared(_));
-        let keys = shared.keys(name);
         let nonce = Some(nonce);
         Ok(Self { keys, owner, nonce, owner_is_shared, max_hold, info, ttl })
     }
@@ -91,6 +91,37 @@ pub(crate) fn acquire<'a>(
     policy: Option<&'a RetryPolicy>,
 ) -> impl Future<Output = Result<Lease, LockError>> + Send {
     until_granted(Retries::new(shared, params, policy))
+}
+
+/// Acquires all locks of a set, and waits for up to `patience`. Holds none of them while it waits.
+/// It waits in the queue of one lock at a time: the one that refused it last.
+pub(crate) async fn acquire_set_within(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    mut params: AcquireParams,
+    patience: Duration,
+    on_wait: impl FnOnce() -> Result<(), LockError> + Send,
+) -> Result<Lease, LockError> {
+    let deadline = Instant::now() + patience.min(MAX_PATIENCE);
+    let names: Vec<_> = params.keys.each().map(|keys| keys.lock.clone()).collect();
+    let mut on_wait = Some(on_wait);
+    loop {
+        let begins_to_wait = || on_wait.take().map_or(Ok(()), |on_wait| on_wait());
+        let left = deadline.saturating_duration_since(Instant::now());
+        let attempt = acquire_within(shared, waiters, params.clone(), left, begins_to_wait);
+        let mut by = match Box::pin(attempt).await {
+            Err(LockError::Held(by)) => by,
+            result => return result,
+        };
+        let refused_by = by.lock_of_set;
+        params.nonce = None;
+        params.keys = params.keys.led_by(refused_by);
+        if refused_by == 0 || Instant::now() >= deadline {
+            let first = &params.keys.lock;
+            by.lock_of_set = names.iter().position(|name| name == first).unwrap_or_default();
+            return Err(LockError::Held(by));
+        }
+    }
 }
 
 /// Acquires, and waits in the queue of the lock for up to `patience`.

@@ -230,11 +230,18 @@ impl Access {
     /// also takes a turn in the fair queue, and one request off the rate of the key. The request
     /// itself took both for the first lease.
     pub(super) async fn enter_lease(&self, is_first: bool) -> Result<InFlight, ApiError> {
-        if !is_first {
+        self.charge_more(usize::from(!is_first)).await?;
+        Ok(self.app.gateway.enter_lease(&self.client).await?)
+    }
+
+    /// Charges a request about several locks for the locks after the first: for each, a turn in the
+    /// fair queue and one request off the rate of the key.
+    pub(super) async fn charge_more(&self, locks: usize) -> Result<(), ApiError> {
+        for _ in 0..locks {
             self.app.fair_queue.take(&self.client.queue, false).await;
             self.check_rate()?;
         }
-        Ok(self.app.gateway.enter_lease(&self.client).await?)
+        Ok(())
     }
 
     /// Adds to the request's audit entry.

@@ -14,8 +14,8 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytesize::ByteSize;
 use http::{HeaderValue, StatusCode as S, header};
-use redlock_api::{NodeAnswer, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
-use redlock_core::{HeldBy, LinePlace, LockError, NodeReport, Ttl, WaitLimit};
+use redlock_api::{HeldLock, NodeAnswer, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
+use redlock_core::{HeldBy, LinePlace, LockError, LockName, NodeReport, Ttl, WaitLimit};
 
 pub(super) use self::kinds::*;
 use super::wire::{json_line, node_answer, rfc3339};
@@ -125,6 +125,7 @@ impl ProblemKind {
             acquired_at: None,
             queue_position: None,
             queue_place_expires_ms: None,
+            held: None,
             nodes: None,
             runbook: self.runbook().map(Into::into),
         };
@@ -190,6 +191,27 @@ impl ApiError {
     pub(super) fn unrecorded() -> Self {
         let detail = "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
         AUDIT_UNAVAILABLE.because(detail).retry_after(SOON)
+    }
+
+    /// Names the locks of a set that are held.
+    pub(super) fn held(mut self, held: Vec<HeldLock>) -> Self {
+        self.report.problem.held = Some(held);
+        self
+    }
+
+    /// Says which lock of a request about several the error is about.
+    pub(super) fn about(mut self, name: &LockName) -> Self {
+        let detail = &mut self.report.problem.detail;
+        *detail = format!("{name}: {detail}");
+        self
+    }
+
+    pub(super) fn status(&self) -> S {
+        self.status
+    }
+
+    pub(super) fn code(&self) -> ProblemCode {
+        self.report.code
     }
 
     pub(super) fn retry_after(mut self, pause: Duration) -> Self {

@@ -90,9 +90,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ExtendHead {
 
 /// What entitles a DELETE to release the lock.
 pub(super) enum ReleaseBy {
-    Token(LockToken),
-    /// The idempotency key of the acquire, from a client that never got the token.
-    IdempotencyKey(String),
+    Holder(TokenOrKey),
     Force,
 }
 
@@ -101,25 +99,39 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let refused = |detail: &str| Err(INVALID_PARAMETER.because(detail));
-        // The token takes precedence, and the idempotency key is then not even checked. Some
-        // clients add such a key, in any form, to all their requests.
         let has_token = parts.headers.contains_key(&LOCK_TOKEN);
-        let key = if has_token { None } else { idempotency_key(&parts.headers)? };
         match parts.uri.query() {
             _ if is_forced(&parts.uri) && has_token => {
                 refused("force=true and a Lock-Token exclude each other")
             }
-            _ if is_forced(&parts.uri) => Ok(Self::Force),
-            None | Some("" | "force=false") => match key {
-                Some(key) => Ok(Self::IdempotencyKey(key)),
-                None => lock_token(&parts.headers).map(Self::Token),
-            },
+            // A malformed key is refused here too, although it is not used.
+            _ if is_forced(&parts.uri) => idempotency_key(&parts.headers).map(|_| Self::Force),
+            None | Some("" | "force=false") => token_or_key(&parts.headers).map(Self::Holder),
             // Other parameters are refused. A misspelt `force=true` must not turn a forced release
             // into a release by token.
             Some(_) => refused(
                 "the only query parameter here is force=true, for a key with the force permission",
             ),
         }
+    }
+}
+
+/// What entitles a request to release several locks.
+pub(super) enum TokenOrKey {
+    Token(LockToken),
+    /// The idempotency key of the acquire, from a client that never got the token.
+    IdempotencyKey(String),
+}
+
+/// The token in the headers, or without one the idempotency key.
+pub(super) fn token_or_key(headers: &HeaderMap) -> Result<TokenOrKey, ApiError> {
+    // The token takes precedence, and the idempotency key is then not even checked. Some clients
+    // add such a key, in any form, to all their requests.
+    let key =
+        if headers.contains_key(&LOCK_TOKEN) { None } else { idempotency_key(headers)? };
+    match key {
+        Some(key) => Ok(TokenOrKey::IdempotencyKey(key)),
+        None => lock_token(headers).map(TokenOrKey::Token),
     }
 }
 

@@ -12,7 +12,7 @@ use redlock_core::{HeldBy, LockName, LockToken};
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, metadata, requested_ttl, stored,
+    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, TokenOrKey, metadata, requested_ttl, stored,
 };
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
@@ -184,16 +184,16 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Held).await?;
     match by {
-        ReleaseBy::Token(token) => {
+        ReleaseBy::Holder(TokenOrKey::Token(token)) => {
             let token = lock.resolve(access.caller(), token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
-        ReleaseBy::IdempotencyKey(key) => {
+        ReleaseBy::Holder(TokenOrKey::IdempotencyKey(key)) => {
             let whose = (access.caller().principal(), key.as_str());
             // Boxed, because an unboxed future would make the future of every request larger.
             let released =
-                Box::pin(access.gateway().release_by_key(name, whose, access.client())).await;
+                Box::pin(access.gateway().release_by_key(name, None, whose, access.client())).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::Force => {

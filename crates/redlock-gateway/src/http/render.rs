@@ -9,7 +9,6 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header};
 use http_body::{Frame, SizeHint};
-use redlock_api::Lease;
 use serde::Serialize;
 
 use super::error::ApiError;
@@ -51,7 +50,7 @@ pub(super) fn large_response(
 /// The answer with a lease. No cache may store it.
 pub(super) fn grant_response(
     status: StatusCode,
-    lease: &Lease,
+    lease: &impl Serialize,
     guard: Option<GrantGuard>,
 ) -> Result<Response, ApiError> {
     let bytes = Some(json_line(lease).map_err(ApiError::internal)?.into());

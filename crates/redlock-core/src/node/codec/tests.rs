@@ -70,10 +70,9 @@ fn packed(ops: &[Op]) -> Vec<u8> {
 
 fn vote() -> impl Strategy<Value = Vote> {
     let time = || (0..86_400_000u64).prop_map(Duration::from_millis);
-    let holding =
-        (vec(any::<u8>(), 0..300), prop::option::of(time())).prop_map(|(value, expires_in)| {
-            Holding { record: Record::foreign(value.into()), expires_in }
-        });
+    let holding = (vec(any::<u8>(), 0..300), prop::option::of(time()), any::<u8>()).prop_map(
+        |(value, expires_in, at)| Holding { record: Record::foreign(value.into()), expires_in, at },
+    );
     (0..10, holding, time(), FencingToken::MIN.get()..FencingToken::MAX.get()).prop_map(
         |(kind, holding, time, t)| match kind {
             0 => Vote::Granted,
@@ -194,7 +193,7 @@ fn a_heartbeat_answer_carries_the_write_error() {
 #[test]
 fn a_long_value_is_cut_in_a_vote() {
     let holding =
-        Holding { record: Record::foreign(vec![b'x'; 5_000_000].into()), expires_in: None };
+        Holding { record: Record::foreign(vec![b'x'; 5_000_000].into()), expires_in: None, at: 0 };
     let read = unpack_answer(1, answer(&[Vote::Held(holding)]).into()).unwrap();
     assert!(
         matches!(&read.votes[0], Vote::Held(held) if held.record.as_bytes().len() == LONGEST_VALUE)

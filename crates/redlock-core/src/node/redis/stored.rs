@@ -95,7 +95,7 @@ pub(super) fn recover(
     let mut arguments =
         vec![Bytes::copy_from_slice(incarnation_of(&marker).as_bytes()), grace.into()];
     for (name, put) in puts {
-        let Keys { lock, fence } = Keys::new(&settings.key_prefix, &name);
+        let Keys { lock, fence, .. } = Keys::new(&settings.key_prefix, &name);
         keys.extend([lock, fence]);
         let millis = put.expires_in.as_millis().max(1).to_string();
         arguments.extend([

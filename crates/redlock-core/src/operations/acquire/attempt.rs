@@ -26,9 +26,10 @@ use crate::shared::{ALL_NODES, Shared};
 /// watermarks faster than we do. The attempt then fails without a quorum.
 const MAX_PROPOSALS: u32 = 8;
 
-/// The lock to acquire, and for whom.
+/// The lock, or the set of locks, to acquire, and for whom.
 #[derive(Clone)]
 pub(crate) struct AcquireParams {
+    /// A waiting request for a set is in the queue of the first lock.
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
     /// The nonce of the first proposal, if owner and nonce were drawn together.
@@ -220,7 +221,7 @@ impl Attempt {
         if let Some(max) = max_hold.filter(|max| held > *max) {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
-        match extend::extend(&shared, keys.clone(), &grant, ttl).await {
+        match extend::extend_set(&shared, keys.clone(), &grant, ttl).await {
             Ok(lease) => Ok(Lease { replayed: true, rounds: self.proposals + 1, ..lease }),
             // This grant can no longer have a majority. It must be released here: this confirmation
             // may have marked it as extended on some nodes, and the undo by its own request spares

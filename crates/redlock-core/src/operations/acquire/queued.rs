@@ -213,6 +213,13 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         if let error @ LockError::HeldTooLong { .. } = failed.error {
             return Err(error);
         }
+        // Another lock of the set is held. The request leaves this queue, so that the waiters
+        // behind it can have this lock, and waits for the other lock.
+        if let LockError::Held(by) = &failed.error
+            && by.lock_of_set != 0
+        {
+            return Err(failed.error);
+        }
         // The waiter has asked for its owner's grant beside the queue, so the queue does not
         // change.
         if self.reason == WakeReason::OwnGrant {

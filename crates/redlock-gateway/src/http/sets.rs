@@ -1,0 +1,319 @@
+//! `POST /locks` and `DELETE /locks`: several locks that are acquired all together or not at all.
+
+use std::time::Instant;
+
+use axum::extract::FromRequestParts;
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt, stream};
+use http::request::Parts;
+use http::{StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
+use redlock_api::{
+    AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, SetLease,
+};
+use redlock_core::{HeldBy, LockError, LockName, LockSet};
+use serde_json::Value;
+
+use super::access::{Access, lock_name, no_secret};
+use super::error::{ApiError, INVALID_BODY, INVALID_PARAMETER};
+use super::extract::{
+    AcquireHead, Json, TokenOrKey, metadata, requested_ttl, stored, token_or_key,
+};
+use super::locks::resolve;
+use super::openapi::{BodyErrors, CommonErrors};
+use super::render::{grant_response, header_value, json_response};
+use super::wire::lease;
+use crate::audit::AuditPart;
+use crate::auth::Verb;
+use crate::gateway::{AcquireRequest, LeaseView, Refusal};
+use crate::info::label_of;
+use crate::overload::in_flight::RequestClass;
+
+/// Acquire a set of locks
+///
+/// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+/// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+/// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+/// it by its name. The set is held while each of its locks is held.
+///
+/// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+/// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+/// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+/// that refused it. The request counts once for each name in the rate of the key and in the
+/// client's share of the masters' memory.
+#[utoipa::path(
+    post, path = "/locks", operation_id = "acquireLocks", tag = "locks",
+    params(
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied."),
+    ),
+    request_body = AcquireSetBody,
+    responses(
+        (status = 201, description = "Granted", body = SetLease, headers(
+            ("Lock-Token" = String, description = "The token, as in the body"),
+            ("Cache-Control" = String, description = "no-store"),
+            ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the set"),
+            ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
+        )),
+        (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
+        CommonErrors,
+        BodyErrors,
+        (status = 409, description = "lock_held: held names the lock that is held, and others may be held too; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached"),
+        (status = 429, description = "too_many_waiters, rate_limited, quota_exceeded"),
+        (status = 503, description = "quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold the set, try again; draining, overloaded, audit_unavailable"),
+    )
+)]
+pub(super) async fn acquire_set(
+    access: Access,
+    head: AcquireHead,
+    Json(body): Json<AcquireSetBody>,
+) -> Result<Response, ApiError> {
+    let started = Instant::now();
+    let AcquireSetBody { names, ttl_ms, wait_ms, owner, metadata: texts } = body;
+    let set = named(names)?;
+    note(&access, set.names());
+    let mut in_flight = access.enter(RequestClass::Other).await?;
+    access.charge_more(set.names().len() - 1).await?;
+    check_again(&access, Verb::Acquire, set.names())?;
+    let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
+    let limits = access.limits();
+    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
+    let (wait, applied) = head.wait(&body, &limits)?;
+    let metadata = metadata(body, access.caller().principal())?;
+    access.note(|entry| entry.owner.clone_from(&metadata.owner));
+    let request = AcquireRequest {
+        name: set.names()[0].clone(),
+        set: Some(set.clone()),
+        ttl,
+        info: stored(&metadata)?,
+        principal: access.caller().principal().map(Into::into),
+        idempotency_key: head.idempotency_key.clone(),
+        max_hold: limits.max_hold,
+        wait,
+        client: access.client().clone(),
+        started,
+        ..AcquireRequest::plain()
+    };
+    let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
+    let granted = acquired.map_err(|refusal| refused(&access, &set, refusal));
+    let status = granted.as_ref().map_or_else(ApiError::status, |_| StatusCode::CREATED);
+    access.note(|entry| {
+        entry.parts.iter_mut().for_each(|part| part.end = Some((status.as_u16(), None)));
+    });
+    let (view, guard) = granted?;
+    // If the caller may no longer acquire these locks, the guard is dropped and releases them.
+    check_again(&access, Verb::Acquire, set.names())?;
+
+    let lease = set_lease(&set, &view, metadata.owner);
+    let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
+    let headers = response.headers_mut();
+    headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
+    if view.replayed {
+        headers.insert(IDEMPOTENCY_REPLAYED.clone(), http::HeaderValue::from_static("true"));
+    }
+    if let Some(seconds) = applied {
+        headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
+    }
+    Ok(response)
+}
+
+/// The names of a body.
+///
+/// # Errors
+/// The form is wrong. The error quotes no name that may be a secret.
+fn named(value: Value) -> Result<LockSet, ApiError> {
+    const FORM: &str = "such as {\"names\": [\"a\", \"b\"]}";
+    let Value::Array(names) = value else {
+        return Err(INVALID_BODY.because(format!("names must be a list of lock names, {FORM}")));
+    };
+    let name = |(index, name)| match name {
+        Value::String(name) => checked(&name),
+        _ => Err(INVALID_BODY.because(format!("names[{index}] is no text, {FORM}"))),
+    };
+    let names = names.into_iter().take(LockSet::MAX_LEN + 1).enumerate().map(name);
+    LockSet::new(names.collect::<Result<_, _>>()?)
+        .map_err(|error| INVALID_BODY.because(format!("names: {error}, {FORM}")))
+}
+
+fn checked(name: &str) -> Result<LockName, ApiError> {
+    no_secret(name).map_err(|_| {
+        super::error::INVALID_NAME.because("a name contains an API key or a lock token; send the lock's name")
+    })?;
+    lock_name(name)
+}
+
+/// Notes the locks in the audit entry, as parts of the request.
+fn note(access: &Access, names: &[LockName]) {
+    access.note(|entry| {
+        entry.changes = true;
+        let part = |name: &LockName| AuditPart { lock: Some(name.to_string()), ..AuditPart::default() };
+        entry.parts = names.iter().map(part).collect();
+    });
+}
+
+fn check_again(access: &Access, verb: Verb, names: &[LockName]) -> Result<(), ApiError> {
+    for (index, name) in names.iter().enumerate() {
+        if let Err(error) = access.check_again(verb, name) {
+            access.note(|entry| {
+                entry.parts[index].end = Some((error.status().as_u16(), None));
+            });
+            return Err(error.about(name));
+        }
+    }
+    Ok(())
+}
+
+/// The error for a refusal of a set, with the lock that refused it.
+fn refused(access: &Access, set: &LockSet, refusal: Refusal) -> ApiError {
+    let by = match &refusal {
+        Refusal::Lock(LockError::Held(by)) => by.clone(),
+        _ => return access.refused_on(&set.names()[0], refusal),
+    };
+    let name = &set.names()[by.lock_of_set.min(set.names().len() - 1)];
+    access.refused_on(name, refusal).held(vec![held_lock(name, &by)]).about(name)
+}
+
+fn held_lock(name: &LockName, by: &HeldBy) -> HeldLock {
+    HeldLock {
+        name: name.to_string(),
+        holder: label_of(&by.info),
+        expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
+    }
+}
+
+fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease {
+    let lease = lease(&set.names()[0], view, owner);
+    SetLease {
+        names: set.names().iter().map(ToString::to_string).collect(),
+        token: lease.token,
+        fencing_token: lease.fencing_token,
+        ttl_ms: lease.ttl_ms,
+        validity_ms: lease.validity_ms,
+        elapsed_ms: lease.elapsed_ms,
+        expires_at: lease.expires_at,
+        owner: lease.owner,
+        nodes_granted: lease.nodes_granted,
+        nodes_total: lease.nodes_total,
+    }
+}
+
+/// Release a set of locks
+///
+/// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
+/// that error. Otherwise the answer is 200 with one result for each name, in the order of the
+/// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+/// `POST /locks`, with the same names.
+#[utoipa::path(
+    delete, path = "/locks", operation_id = "releaseLocks", tag = "locks",
+    params(
+        ("name" = Vec<String>, Query, explode = true, description = "The name of a lock: 1 to 32 times. Slashes need no percent-encoding here.", min_items = 1, max_items = 32),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
+    ),
+    responses(
+        (status = 200, description = "Some locks were released and others not: one result for each", body = ReleaseSetResults),
+        (status = 204, description = "All locks were released"),
+        (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token"),
+        CommonErrors,
+        (status = 404, description = "lock_not_found: all were released or have expired"),
+        (status = 409, description = "not_holder: somebody else holds all of them"),
+        (status = 429, description = "rate_limited; quota_exceeded"),
+        (status = 503, description = "outcome_unknown: try again; overloaded, audit_unavailable"),
+    )
+)]
+pub(super) async fn release_set(access: Access, ReleaseSet { set, by }: ReleaseSet) -> Result<Response, ApiError> {
+    note(&access, set.names());
+    let _in_flight = access.enter(RequestClass::Held).await?;
+    access.charge_more(set.names().len() - 1).await?;
+    check_again(&access, Verb::Release, set.names())?;
+    let (access, set, by) = (&access, &set, &by);
+    let releases = set.names().iter().enumerate().map(|(index, name)| {
+        Box::pin(async move {
+            let released = release(access, set, index, name, by).await;
+            let end = released.as_ref().map_or_else(ApiError::status, |()| StatusCode::NO_CONTENT);
+            access.note(|entry| entry.parts[index].end = Some((end.as_u16(), None)));
+            (name, released)
+        })
+    });
+    let results: Vec<_> = stream::iter(releases).buffered(LockSet::MAX_LEN).collect().await;
+    let code_of = |result: &Result<(), ApiError>| result.as_ref().err().map(ApiError::code);
+    let first = code_of(&results[0].1);
+    if results.iter().all(|(_, result)| code_of(result) == first) {
+        let result = results.into_iter().next().map_or(Ok(()), |(_, result)| result);
+        return result.map(|()| StatusCode::NO_CONTENT.into_response());
+    }
+    let result = |(name, released): (&LockName, Result<(), ApiError>)| {
+        let problem = released.err().map(ApiError::problem);
+        ReleaseResult {
+            name: name.to_string(),
+            status: problem.as_ref().map_or(204, |problem| problem.status),
+            retry_after_ms: problem.as_ref().and_then(|problem| problem.retry_after_ms),
+            code: problem.as_ref().map(|problem| problem.code.clone()),
+            detail: problem.map(|problem| problem.detail),
+        }
+    };
+    let results = results.into_iter().map(result).collect();
+    json_response(StatusCode::OK, &ReleaseSetResults { results })
+}
+
+async fn release(
+    access: &Access,
+    set: &LockSet,
+    index: usize,
+    name: &LockName,
+    by: &TokenOrKey,
+) -> Result<(), ApiError> {
+    let gateway = access.gateway();
+    let released = match by {
+        TokenOrKey::Token(token) => {
+            let token = resolve(access, access.caller(), name, Verb::Release, *token).await?;
+            if token.is_forced {
+                access.note(|entry| entry.parts[index].forces = true);
+            }
+            gateway.release(name, &token, access.client()).await
+        }
+        TokenOrKey::IdempotencyKey(key) => {
+            let whose = (access.caller().principal(), key.as_str());
+            gateway.release_by_key(name, Some(set), whose, access.client()).await
+        }
+    };
+    released.map_err(|refusal| access.refused_on(name, refusal))
+}
+
+/// The arguments of a DELETE of a set.
+pub(super) struct ReleaseSet {
+    set: LockSet,
+    by: TokenOrKey,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ReleaseSet {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let set = queried(&parts.uri)?;
+        Ok(Self { set, by: token_or_key(&parts.headers)? })
+    }
+}
+
+/// The names in a query, such as `name=a&name=b`. A `+` is itself there: a name may have it, and
+/// no name has a space.
+fn queried(uri: &Uri) -> Result<LockSet, ApiError> {
+    const FORM: &str = "such as ?name=a&name=b";
+    let query = uri.query().unwrap_or_default();
+    no_secret(query).map_err(|detail| INVALID_PARAMETER.because(detail))?;
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    let name = |pair: &str| match pair.split_once('=') {
+        Some(("name", name)) => {
+            let name = percent_decode_str(name).decode_utf8().map_err(|_| {
+                INVALID_PARAMETER.because("a name is not UTF-8 after percent-decoding")
+            })?;
+            checked(&name)
+        }
+        _ => Err(INVALID_PARAMETER
+            .because(format!("the only query parameter here is name, once for each lock, {FORM}"))),
+    };
+    let names = pairs.take(LockSet::MAX_LEN + 1).map(name).collect::<Result<_, _>>()?;
+    LockSet::new(names)
+        .map_err(|error| INVALID_PARAMETER.because(format!("name: {error}, {FORM}")))
+}
