@@ -62,6 +62,6 @@ pub use redlock_api::{
 pub use self::client::{Answer, Client, ClientBuilder};
 pub use self::error::{Error, Loss, LossReason};
 pub use self::guard::Guard;
-pub use self::lock::{Grant, Lock};
+pub use self::lock::{Grant, Lock, Queue};
 pub use self::owner::default_owner;
 pub use self::waiting::Waiting;

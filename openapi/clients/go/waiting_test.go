@@ -43,7 +43,8 @@ func TestTurnsOfAWaitHaveOneKeyAndOneGateway(t *testing.T) {
 	second := follow(t, script{"POST": {201}, "DELETE": {204}})
 	var told []redlock.Waiting
 	hear := redlock.OnWaiting(func(waiting redlock.Waiting) { told = append(told, waiting) })
-	guard := lock(t, clientOf(t, first.URL, second.URL), "a", redlock.Wait(time.Minute), hear)
+	guard := lock(t, clientOf(t, first.URL, second.URL), "a", redlock.Wait(time.Minute), hear,
+		redlock.Priority(9), redlock.Queue(redlock.QueueNewest))
 	must(t, guard.Release(background))
 	methods, _ := first.seen()
 	if !slices.Equal(methods, []string{"POST", "POST", "POST", "POST", "DELETE"}) {
@@ -58,6 +59,9 @@ func TestTurnsOfAWaitHaveOneKeyAndOneGateway(t *testing.T) {
 	for index, ms := range []int32{1000, 5000, 5000} {
 		if got := *first.bodies[index].WaitMs; got != ms {
 			t.Errorf("turn %d waits %d ms, not %d", index, got, ms)
+		}
+		if body := first.bodies[index]; *body.Priority != 9 || *body.Queue != "newest" {
+			t.Errorf("turn %d has the priority %d and the queue %q", index, *body.Priority, *body.Queue)
 		}
 	}
 	since := time.Date(2026, 1, 2, 3, 4, 5, 678_000_000, time.UTC)

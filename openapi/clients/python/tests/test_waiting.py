@@ -46,9 +46,11 @@ class Turns(unittest.TestCase):
             scripted(POST=[held, held, held, 201], DELETE=[204]) as first,
             scripted(POST=[201], DELETE=[204]) as second,
             Client([first.url, second.url]) as client,
-            client.lock("a", wait=60, on_waiting=told.put),
+            client.lock("a", wait=60, on_waiting=told.put, priority=9, queue="newest"),
         ):
             pass
+        for body in first.bodies[:4]:
+            self.assertEqual((9, "newest"), (body["priority"], body["queue"]))
         self.assertEqual(["POST"] * 4 + ["DELETE"], [method for method, _ in first.seen])
         self.assertEqual([], second.seen)
         self.assertEqual(1, len({key for _, key in first.seen[:4]}))

@@ -24,7 +24,7 @@ export interface Scripted extends AsyncDisposable {
   /** The method and the idempotency key of each request. */
   seen: [string, string | undefined][];
   /** The bodies of the POSTs. */
-  bodies: { wait_ms: number; owner?: string }[];
+  bodies: { wait_ms: number; owner?: string; priority?: number; queue?: string }[];
 }
 
 /**

@@ -54,9 +54,15 @@ test("turns of a wait have one key and one gateway", inTime, async () => {
   await using second = await scripted({ POST: [201], DELETE: [204] });
   const told: Waiting[] = [];
   const client = new Client({ url: [first.url, second.url] });
-  const guard = await client.lock("a", { waitMs: 60_000, onWaiting: (waiting) => told.push(waiting) });
+  const guard = await client.lock("a", {
+    waitMs: 60_000,
+    onWaiting: (waiting) => told.push(waiting),
+    priority: 9,
+    queue: "newest",
+  });
   await guard.release();
   assert.deepEqual(methods(first), ["POST", "POST", "POST", "POST", "DELETE"]);
+  assert.ok(first.bodies.every(({ priority, queue }) => priority === 9 && queue === "newest"));
   assert.deepEqual(methods(second), []);
   assert.equal(new Set(first.seen.slice(0, 4).map(([, key]) => key)).size, 1);
   const waits = first.bodies.map(({ wait_ms }) => wait_ms);
