@@ -71,6 +71,20 @@ func TestTurnsOfAWaitHaveOneKeyAndOneGateway(t *testing.T) {
 	}
 }
 
+func TestGuardShowsTheWaitersOfTheLastExtension(t *testing.T) {
+	t.Parallel()
+	server := follow(t, script{"POST": {201}, "PATCH": {200}, "DELETE": {204}})
+	guard := lock(t, clientOf(t, server.URL), "a", redlock.TTL(3*time.Second))
+	if waiters, isKnown := guard.Waiters(); isKnown {
+		t.Fatal(waiters)
+	}
+	eventually(t, "an extension", func() bool {
+		waiters, isKnown := guard.Waiters()
+		return isKnown && waiters == 2
+	})
+	must(t, guard.Release(background))
+}
+
 func TestLostPlaceIsSaidOnce(t *testing.T) {
 	t.Parallel()
 	first := follow(t, script{"POST": {turn(3), 0}})

@@ -58,6 +58,14 @@ class Turns(unittest.TestCase):
         since = datetime(2026, 1, 2, 3, 4, 5, 678000, timezone.utc)
         self.assertEqual(Waiting("a", 2, "A", since, first.url), told.get(timeout=PATIENCE))
 
+    def test_guard_shows_the_waiters_of_the_last_extension(self) -> None:
+        with scripted(POST=[201], PATCH=[200], DELETE=[204]) as server, Client(server.url) as client:
+            guard = client.lock("a", ttl=3).acquire()
+            self.assertIsNone(guard.waiters)
+            self.assertTrue(guard.wait_extended(PATIENCE))
+            self.assertEqual(2, guard.waiters)
+            guard.release()
+
     def test_lost_place_is_said_once(self) -> None:
         log = logging.getLogger("redlock_gateway")
         lines = Lines()

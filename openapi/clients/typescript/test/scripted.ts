@@ -13,7 +13,7 @@ const CODES: Record<number, string> = {
   422: "new",
   429: "rate_limited",
 };
-const LEASE = { token: "1.1", fencing_token: 1, validity_ms: 30_000, elapsed_ms: 0 };
+const LEASE = { token: "1.1", fencing_token: 1, validity_ms: 30_000, elapsed_ms: 0, waiters: 2 };
 
 /** A status may come with further fields of the problem. */
 type Status = number | [number, object];

@@ -71,6 +71,15 @@ test("turns of a wait have one key and one gateway", inTime, async () => {
   assert.deepEqual(told[0], { name: "a", position: 2, holder: "A", acquiredAt, gateway: first.url });
 });
 
+test("a guard shows the waiters of the last extension", inTime, async () => {
+  await using server = await scripted({ POST: [201], PATCH: [200], DELETE: [204] });
+  const guard = await new Client(server.url).lock("a", { ttlMs: 3_000 });
+  assert.equal(guard.waiters, undefined);
+  assert.ok(await guard.extended());
+  assert.equal(guard.waiters, 2);
+  await guard.release();
+});
+
 test("a lost place is said once", inTime, async () => {
   await using first = await scripted({ POST: [turn(3), 0] });
   await using second = await scripted({ POST: [turn(7), turn(6), 201], DELETE: [204] });
