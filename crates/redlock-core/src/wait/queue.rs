@@ -631,7 +631,9 @@ impl<P, A> WaitQueue<P, A> {
         if own >= longest {
             if first.failures >= MAX_FAILURES {
                 first.failures = 0;
-                if let Some(next) = self.waiters.keys().take(2).last().copied() {
+                let mut numbers = self.waiters.keys();
+                let alone = numbers.next();
+                if let Some(next) = numbers.next().or(alone).copied() {
                     self.move_first_behind(next, next_arrival());
                 }
             }
