@@ -86,6 +86,7 @@ mod http {
     mod tls;
     mod waiting;
     mod waiting_gateways;
+    mod waiting_order;
     mod waiting_places;
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use redlock_client::{Client, Error, Guard, Loss, LossReason, Waiting};
+use redlock_client::{Client, Error, Guard, Loss, LossReason, ProblemCode, Queue, Waiting};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -290,6 +290,27 @@ async fn waiting_acquire_reports_place_holder_and_gateway() {
     let owner = gateway.inspect("a").await["owner"].as_str().unwrap().to_owned();
     assert!(owner.contains(&format!(":{} black_box", std::process::id())), "{owner}");
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_guard_shows_waiters_and_the_newest_replaces_the_older() {
+    let gateway = Launch::embedded().ready().await;
+    let client = client(&[&gateway]);
+    let guard = client.lock("a").ttl(TTL).acquire().await.unwrap();
+    assert_eq!(guard.waiters(), None, "nothing is extended yet");
+    extended(&guard, 1).await;
+    assert_eq!(guard.waiters(), Some(0));
+    let newest = || client.lock("a").wait(PATIENCE).priority(9).queue(Queue::Newest);
+    let older = tokio::spawn(newest().acquire());
+    eventually("the guard shows one waiter", async || (guard.waiters() == Some(1)).then_some(()))
+        .await;
+    assert_eq!(gateway.inspect("a").await["waiters"][0]["priority"], 9);
+    let newer = tokio::spawn(newest().acquire());
+    let superseded = older.await.unwrap().unwrap_err();
+    let Error::Refused { problem, .. } = &superseded else { panic!("{superseded:?}") };
+    assert_eq!(problem.known_code(), Some(ProblemCode::Superseded));
+    guard.release().await.unwrap();
+    newer.await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ const RUN: &[(&str, Option<&str>)] = &[
     ("A systemd timer on several hosts", Some("jobs::a_systemd_unit")),
     ("GitHub Actions", Some("ci::github_steps")),
     ("GitLab CI", Some("ci::a_gitlab_script")),
+    ("Only the newest build deploys", Some("jobs::only_the_newest_build_deploys")),
     ("A webhook that is delivered twice", Some("services::a_repeated_delivery")),
     ("An Ansible playbook", Some("ci::an_ansible_playbook")),
     ("A Kubernetes CronJob", None),

@@ -17,11 +17,24 @@ pub struct AcquireBody {
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 10, maximum = 86400000, example = 30000))]
     pub ttl_ms: Option<Value>,
     /// How long to wait while the lock is held, in milliseconds, up to the configured
-    /// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
-    /// repeated request with the same `Idempotency-Key` keeps its place in that order.
+    /// maximum (25000 by default). One gateway serves the waiters of a lock by `priority`, then in
+    /// order of arrival. A repeated request with the same `Idempotency-Key` keeps its place in that
+    /// order.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000))]
     pub wait_ms: Option<Value>,
+    /// How early a request with `wait_ms` is served: from 0 to 9, and 9 is served first. Without
+    /// it the priority is 5. Requests with a higher priority may pass a lower one until its wait
+    /// ends.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 9, example = 5))]
+    pub priority: Option<Value>,
+    /// `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
+    /// `newest`, only the newest waits. When it begins to wait at a gateway, the older ones that
+    /// wait there for the same lock are answered 409 `superseded`.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "all"))]
+    pub queue: Option<Value>,
     /// A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
     /// without control characters, line separators and bidirectional controls.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -310,6 +323,11 @@ pub struct Lease {
     pub nodes_granted: u32,
     /// Number of configured nodes.
     pub nodes_total: u32,
+    /// Only in the answer to `PATCH`: how many wait for this lock at this gateway, so that a holder
+    /// may release it early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub waiters: Option<u64>,
 }
 
 /// Leaves out the token, which is a secret.
@@ -390,6 +408,10 @@ pub struct Waiter {
     pub waiting_since: String,
     /// Whether the last request has ended and the gateway keeps its place for the next one.
     pub is_away: bool,
+    /// The priority from the request. Absent when it is 5.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 9))]
+    pub priority: Option<u8>,
 }
 
 /// The majority's view.

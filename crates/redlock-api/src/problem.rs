@@ -127,6 +127,7 @@ codes! {
     MethodNotAllowed = "method_not_allowed",
     RequestTimeout = "request_timeout",
     LockHeld = "lock_held",
+    Superseded = "superseded",
     NotHolder = "not_holder",
     MaxHoldReached = "max_hold_reached",
     BodyTooLarge = "body_too_large",

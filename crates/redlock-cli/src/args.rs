@@ -20,7 +20,10 @@ Examples:
 Waiting:
   `run` waits until the lock is free, as flock does. `--wait 10m` waits for at
   most 10 minutes, and `--wait 0` tries once. The gateway serves those who
-  wait in the order of their arrival, and `run` shows its place in that line.
+  wait by --priority, then in the order of their arrival, and `run` shows its
+  place in that line.
+  With `--queue newest`, only the newest of these runs waits at a gateway. An
+  older one ends at once with the exit code of a held lock.
   Without --wait, `run` ends at once if no gateway can be reached when it
   begins; `--wait forever` asks again until one answers.
   `acquire` tries once, unless --wait says how long to wait.
@@ -30,7 +33,8 @@ Exit codes (`run` exits as its command does, with 128 + N after signal N):
   64   usage error, or the gateway refuses the request
   69   no gateway decided
   70   internal error, no process could be started, or a watchdog was killed
-  75   somebody else holds the lock (`run`: see --conflict-exit-code)
+  75   somebody else holds the lock, or a newer run with `--queue newest` waits
+       instead (`run`: see --conflict-exit-code)
   77   no API key, or a key without permission for this lock
   79   the lock was lost while the command ran
   126  the command cannot be run
@@ -303,8 +307,17 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
 
-    /// Exit code when somebody else holds the lock, also at the end of --wait. With 0, a held lock
-    /// counts as success. With another code than 75, an exit code of 75 comes from the command
+    /// How early this run is served while it waits: 0 to 9, and 9 is served first [default: 5]
+    #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
+    pub(crate) priority: Option<u8>,
+
+    /// Which runs wait for the lock at the same time at one gateway. With `newest`, a newer run
+    /// with `newest` supersedes this one while it waits
+    #[arg(long, value_enum, default_value_t = Queue::All)]
+    pub(crate) queue: Queue,
+
+    /// Exit code when somebody else holds the lock, also at the end of --wait, and when a newer run
+    /// waits instead (--queue). With 0, a held lock counts as success. With another code than 75, an exit code of 75 comes from the command
     #[arg(long, value_name = "CODE", default_value_t = HELD)]
     pub(crate) conflict_exit_code: u8,
 
@@ -327,6 +340,14 @@ pub(crate) struct Run {
     /// environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Queue {
+    /// Every run waits
+    All,
+    /// Only the newest run with this value waits
+    Newest,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

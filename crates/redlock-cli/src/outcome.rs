@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use redlock_client::Error;
+use redlock_client::{Error, ProblemCode};
 use serde_json::json;
 
 use crate::stderr::write;
@@ -19,6 +19,8 @@ pub(crate) enum ExitOutcome {
     Usage(String),
     /// Somebody else holds the lock. The number is the exit code.
     Held(String, u8),
+    /// A newer request waits for the lock instead. The number is the exit code.
+    Superseded(String, u8),
     Unavailable(String),
     Denied(String),
     Lost(String),
@@ -35,7 +37,7 @@ impl ExitOutcome {
             Self::Usage(_) => 64,
             Self::Unavailable(_) => 69,
             Self::Failed(_) => 70,
-            Self::Held(_, code) => *code,
+            Self::Held(_, code) | Self::Superseded(_, code) => *code,
             Self::Denied(_) => 77,
             Self::Lost(_) => 79,
         }
@@ -47,6 +49,7 @@ impl ExitOutcome {
             Self::Done | Self::Ended(_) => return ExitCode::from(self.code()),
             Self::Usage(text) => ("usage", text),
             Self::Held(text, _) => ("held", text),
+            Self::Superseded(text, _) => ("superseded", text),
             Self::Unavailable(text) => ("unavailable", text),
             Self::Denied(text) => ("denied", text),
             Self::Lost(text) => ("lost", text),
@@ -98,6 +101,11 @@ impl From<Error> for ExitOutcome {
         match error {
             Error::Held { .. } => Self::Held(text, HELD),
             Error::Lost(_) => Self::Lost(text),
+            Error::Refused { problem, .. }
+                if problem.known_code() == Some(ProblemCode::Superseded) =>
+            {
+                Self::Superseded(text, HELD)
+            }
             Error::Refused { problem, .. } if matches!(problem.status, 401 | 403) => {
                 Self::Denied(text)
             }

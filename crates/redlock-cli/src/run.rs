@@ -32,7 +32,7 @@ use redlock_client::{Guard, Loss, Waiting, default_owner};
 use rustix::process::{Pid, Signal, getppid};
 use serde_json::json;
 
-use crate::args::{OnLost, Run, Service};
+use crate::args::{OnLost, Queue, Run, Service};
 use crate::cgroup::Cgroup;
 use crate::orders::Start;
 use crate::outcome::{ExitOutcome, Reporter};
@@ -60,6 +60,7 @@ pub(crate) async fn run(service: &Service, run: Run, is_json: bool) -> ExitOutco
     let held = run.conflict_exit_code;
     match attempt(service, run, is_json).await {
         Err(ExitOutcome::Held(text, _)) => ExitOutcome::Held(text, held),
+        Err(ExitOutcome::Superseded(text, _)) => ExitOutcome::Superseded(text, held),
         Ok(outcome) | Err(outcome) => outcome,
     }
 }
@@ -80,6 +81,14 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     let program = Path::new(&run.command[0]).file_name().unwrap_or(&run.command[0]);
     let owner = default_owner(std::process::id(), &program.to_string_lossy());
     let lock = run.lock.of(&client, &owner).margin(margins.all());
+    let lock = match run.priority {
+        Some(priority) => lock.priority(priority),
+        None => lock,
+    };
+    let lock = match run.queue {
+        Queue::Newest => lock.queue(redlock_client::Queue::Newest),
+        Queue::All => lock,
+    };
     let lock = match run.wait {
         Some(wait) => lock.wait(wait),
         None => lock.wait(Duration::MAX).needs_gateway(),

@@ -1,6 +1,7 @@
 //! A held lock: it is extended in the background, and its loss is reported.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -39,6 +40,8 @@ struct Held {
     margin: Duration,
     /// When the last confirmed request was sent, and the deadline that follows from it.
     lease: watch::Sender<(Moment, Moment)>,
+    /// The `waiters` of the last extension; `u64::MAX` before it.
+    waiters: AtomicU64,
     loss: OnceLock<Loss>,
     /// Cancelled when `loss` is set.
     lost: CancellationToken,
@@ -68,8 +71,19 @@ impl Guard {
         let (lease, _) = watch::channel((sent, deadline));
         let loss = OnceLock::new();
         let lost = CancellationToken::new();
-        let held =
-            Arc::new(Held { client, name, token, fencing_token, ttl, margin, lease, loss, lost });
+        let waiters = AtomicU64::new(u64::MAX);
+        let held = Arc::new(Held {
+            client,
+            name,
+            token,
+            fencing_token,
+            ttl,
+            margin,
+            lease,
+            waiters,
+            loss,
+            lost,
+        });
         let renewal = tokio::spawn({
             let held = held.clone();
             async move { held.lose(held.extend_until_lost().await) }
@@ -101,6 +115,13 @@ impl Guard {
     /// Receives each new deadline, as (when the request was sent, deadline).
     pub fn deadlines(&self) -> watch::Receiver<(Moment, Moment)> {
         self.held.lease.subscribe()
+    }
+
+    /// How many waited for the lock at the gateway at the last extension; `None` before it. A holder
+    /// may release the lock early when somebody waits.
+    pub fn waiters(&self) -> Option<u64> {
+        let waiters = self.held.waiters.load(Ordering::Relaxed);
+        (waiters != u64::MAX).then_some(waiters)
     }
 
     /// Waits until the lock is lost, at the latest the margin before its deadline.
@@ -199,6 +220,7 @@ impl Held {
                 };
                 match answer {
                     Ok((Some(lease), sent)) => {
+                        self.waiters.store(lease.waiters.unwrap_or(u64::MAX), Ordering::Relaxed);
                         let deadline = deadline_of(&lease, sent, self.ttl);
                         self.lease.send_modify(|lease| *lease = (sent, deadline.max(lease.1)));
                         break;

@@ -31,8 +31,11 @@
 //! the resource that is written to, and let the resource refuse smaller ones.
 //!
 //! An acquire that waits sends several requests to one gateway, which keeps its place in line. If
-//! that gateway fails, the acquire lines up at the next one. [`Lock::on_waiting`] reports both. If
-//! nothing listens at any URL, an acquire without a wait fails at once, and so do all calls of
+//! that gateway fails, the acquire lines up at the next one. [`Lock::on_waiting`] reports both.
+//! [`Lock::priority`] and [`Lock::queue`] change the order of that line; [`Guard::waiters`] tells
+//! how long it was at the last extension.
+//!
+//! If nothing listens at any URL, an acquire without a wait fails at once, and so do all calls of
 //! [`Client`]. [`ClientBuilder::timeout`] bounds each call in all.
 //!
 //! A release is tried for 5 s at most; then the lock ends with its TTL. If an acquire fails, and a
@@ -62,6 +65,6 @@ pub use redlock_api::{
 pub use self::client::{Answer, Client, ClientBuilder};
 pub use self::error::{Error, Loss, LossReason};
 pub use self::guard::Guard;
-pub use self::lock::{Grant, Lock};
+pub use self::lock::{Grant, Lock, Queue};
 pub use self::owner::default_owner;
 pub use self::waiting::Waiting;

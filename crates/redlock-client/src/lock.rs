@@ -51,7 +51,19 @@ pub struct Lock {
     owner: Option<String>,
     metadata: BTreeMap<String, String>,
     margin: Option<Duration>,
+    priority: Option<u8>,
+    queue: Option<Queue>,
     on_waiting: Option<Callback>,
+}
+
+/// Which requests for a lock wait at a gateway at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Queue {
+    /// All of them.
+    All,
+    /// Of the requests with this value, only the newest.
+    Newest,
 }
 
 /// An acquired lock that nobody extends.
@@ -85,6 +97,8 @@ impl Client {
             owner: None,
             metadata: BTreeMap::new(),
             margin: None,
+            priority: None,
+            queue: None,
             on_waiting: None,
         }
     }
@@ -140,6 +154,19 @@ impl Lock {
     /// tenth of the TTL, at most 2 s.
     pub fn margin(self, margin: Duration) -> Self {
         Self { margin: Some(margin), ..self }
+    }
+
+    /// How early the request is served while it waits: 0 to 9, and 9 is served first. The gateway's
+    /// default is 5.
+    pub fn priority(self, priority: u8) -> Self {
+        Self { priority: Some(priority), ..self }
+    }
+
+    /// Which requests for the lock wait at the same time; all of them by default. With
+    /// [`Queue::Newest`], a newer request of this kind ends the wait with [`Error::Refused`], whose
+    /// problem has the code `superseded`.
+    pub fn queue(self, queue: Queue) -> Self {
+        Self { queue: Some(queue), ..self }
     }
 
     /// Acquires the lock, and extends it until the guard is released or dropped. Dropping the
@@ -355,6 +382,11 @@ impl Lock {
         AcquireBody {
             ttl_ms: Some(millis(self.ttl)),
             wait_ms: Some(millis(wait)),
+            priority: self.priority.map(Into::into),
+            queue: self.queue.map(|queue| match queue {
+                Queue::All => "all".into(),
+                Queue::Newest => "newest".into(),
+            }),
             owner: Some(self.owner.clone().unwrap_or_else(owner::of_this_process).into()),
             metadata: (!self.metadata.is_empty()).then(|| json!(self.metadata)),
         }

@@ -72,6 +72,10 @@ pub enum LockError {
         /// What the limit counts.
         limit: WaitLimit,
     },
+    /// The request waited as [`QueueMode::Newest`](crate::QueueMode::Newest), and a newer request
+    /// of this kind began to wait for the same lock. Nothing is held.
+    #[error("a newer request waits for the lock in place of this one")]
+    Superseded,
 }
 
 /// What a limit of waiters counts.
@@ -106,6 +110,7 @@ impl LockError {
             Self::Held(_) | Self::Lost | Self::NotHolder(_) | Self::NoQuorum(_) => Effect::None,
             Self::HeldTooLong { .. } | Self::TtlTooLong { .. } => Effect::None,
             Self::TtlTooShort { .. } | Self::TooManyWaiters { .. } => Effect::None,
+            Self::Superseded => Effect::None,
             Self::Unknown(_) => Effect::Possible,
         }
     }

@@ -156,5 +156,6 @@ pub use operations::list::{InvalidCursor, ListCursor, LockPage};
 pub use redlock::Redlock;
 pub use round::votes::LockState;
 pub use settings::{Env, Settings, SettingsError};
+pub use wait::order::{Priority, QueueMode};
 pub use wait::places::PlacePermit;
 pub use wait::{Waiter, Waiting};

@@ -123,7 +123,8 @@ impl Redlock {
     /// At the end of `patience`, the error of the last attempt: one of those of
     /// [`Redlock::acquire`]. If the limit of waiters is reached, [`LockError::TooManyWaiters`]:
     /// immediately if other requests already wait for the lock in this process, and otherwise after
-    /// one failed attempt.
+    /// one failed attempt. With [`QueueMode::Newest`](crate::QueueMode::Newest),
+    /// [`LockError::Superseded`] when a newer request of this kind begins to wait.
     pub async fn acquire_within<T: Into<PlacePermit>>(
         &self,
         name: &LockName,
@@ -132,8 +133,9 @@ impl Redlock {
         patience: Duration,
         on_wait: impl FnOnce() -> Result<T, LockError> + Send,
     ) -> Result<Lease, LockError> {
+        let line = (options.priority, options.queue);
         let params = AcquireParams::new(&self.shared, self.shared.keys(name), ttl, options)?;
-        acquire::acquire_within(&self.shared, &self.waiters, params, patience, on_wait).await
+        acquire::acquire_within(&self.shared, &self.waiters, params, line, patience, on_wait).await
     }
 
     /// Acquires all locks of a set, or none, with one token. Without a `patience`, tries as
@@ -154,14 +156,13 @@ impl Redlock {
         patience: Option<Duration>,
         on_wait: impl FnOnce() -> Result<(), LockError> + Send,
     ) -> Result<Lease, LockError> {
+        let priority = options.priority;
         let params = AcquireParams::new(&self.shared, self.shared.keys_of(names), ttl, options)?;
-        match patience {
-            None => acquire::acquire(&self.shared, params, None).await,
-            Some(patience) => {
-                acquire::acquire_set_within(&self.shared, &self.waiters, params, patience, on_wait)
-                    .await
-            }
-        }
+        let Some(patience) = patience else {
+            return acquire::acquire(&self.shared, params, None).await;
+        };
+        let waiters = &self.waiters;
+        acquire::acquire_set_within(&self.shared, waiters, params, priority, patience, on_wait).await
     }
 
     /// Undoes the grant of a set that nobody will use, see [`Redlock::abandon`].
@@ -178,6 +179,11 @@ impl Redlock {
     /// service, and the length of the line. Kept places of shared owners count, too.
     pub fn waiters(&self, name: &LockName, limit: usize) -> (Vec<Waiter>, usize) {
         self.waiters.line(&self.shared.keys(name).lock, limit, |params| params.info.clone())
+    }
+
+    /// The length of the line that [`waiters`](Self::waiters) returns.
+    pub fn line_length(&self, name: &LockName) -> usize {
+        self.waiters.line_length(&self.shared.keys(name).lock)
     }
 
     /// The number of places in line that are kept for owners between two requests.

@@ -1,5 +1,5 @@
-//! Waiting for a lock: one queue per lock name, in the order of arrival. Only the first waiter
-//! competes.
+//! Waiting for a lock: one queue per lock name, by priority and then in the order of arrival. Only
+//! the first waiter competes.
 //!
 //! If every waiting client polled the nodes by itself, it would often sleep while the lock is free.
 //! Clients that try at the same time would split the votes. Here all waiters of one process for a
@@ -31,7 +31,9 @@
 //! A waiter with a shared owner that leaves without a grant keeps its place for a while, see
 //! [`places`]. The next request of its owner takes the place up.
 //!
-//! The order of arrival is promised only among the waiters of one process. An
+//! A waiter may ask that only the newest of its kind waits, see [`newest`].
+//!
+//! The order is promised only among the waiters of one process. An
 //! [`acquire`](crate::Redlock::acquire) does not wait: it is in no queue, and may find the lock
 //! free between two waiters. Safety does not depend on this module: a waiter gets the lock by the
 //! votes of a majority, with a fencing token. For this module, an attempt is an opaque type (`A`).
@@ -40,6 +42,8 @@
 //! | module | what it is for | what it does not know |
 //! | --- | --- | --- |
 //! | `queue` | the waiters of each lock, and when the first of them tries | who waits, and how |
+//! | [`order`] | who is before whom | queues |
+//! | [`newest`] | a newer waiter replaces the older ones of its kind | attempts, other gateways |
 //! | [`places`] | the places in line that are kept for waiters between two turns | queues |
 //! | `ticket` | a waiter's place in a queue: enter, step, report, leave | other gateways |
 //! | `handoff` | the plan of a release: which waiter gets the lock | when a plan is made |
@@ -48,6 +52,8 @@
 
 pub(crate) mod fairness;
 mod handoff;
+mod newest;
+pub(crate) mod order;
 pub(crate) mod places;
 pub(crate) mod polls;
 pub(crate) mod queue;
@@ -62,8 +68,9 @@ use tokio::time::Instant;
 
 use self::fairness::Fairness;
 use self::handoff::{Handoff, Next};
+use self::order::Priority;
 use self::queue::{Bounds, WaitQueues};
-use self::ticket::WaitTicket;
+use self::ticket::{PlaceTerms, WaitTicket};
 use crate::model::clock::{Clock, Entropy};
 use crate::model::types::{FencingToken, Info, LockName, Owner};
 use crate::node::hint::HintKind;
@@ -90,6 +97,8 @@ pub struct Waiting {
 pub struct Waiter {
     /// The text for people that the request has sent.
     pub info: Info,
+    /// The priority that the request has asked for.
+    pub priority: Priority,
     /// Time since the first request of this owner began to wait.
     pub waits_for: Duration,
     /// Whether the owner is between two requests, so that only its place is kept.
@@ -122,20 +131,17 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         }
     }
 
-    /// Enters the queue of a lock. `shared_owner` is set if other requests may ask for the same
-    /// owner; `round_limit` is how long the waiter's rounds may take. Also returns the earliest
-    /// time of the first attempt.
+    /// Enters the queue of a lock. Also returns the earliest time of the first attempt.
     pub(crate) fn enter(
         &self,
         lock: &Bytes,
         params: P,
-        shared_owner: Option<Owner>,
-        round_limit: Duration,
+        terms: PlaceTerms,
     ) -> (WaitTicket<P, A>, Instant) {
         let now = Instant::now();
         let first_try = self.fairness.yields_until(lock, now).unwrap_or(now);
         let times = (now, first_try, now + FIRST_POLL);
-        (self.queues.enter(lock.clone(), params, shared_owner, round_limit, times), first_try)
+        (self.queues.enter(lock.clone(), params, terms, times), first_try)
     }
 
     pub(crate) fn is_waited_for(&self, lock: &Bytes) -> bool {
@@ -166,11 +172,17 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         describe: impl Fn(&P) -> Info,
     ) -> (Vec<Waiter>, usize) {
         let now = Instant::now();
-        self.queues.line(lock, limit, now, |params, since, is_away| Waiter {
+        self.queues.line(lock, limit, now, |params, priority, since, is_away| Waiter {
             info: describe(params),
+            priority,
             waits_for: now.saturating_duration_since(since),
             is_away,
         })
+    }
+
+    /// The length of the line for a lock.
+    pub(crate) fn line_length(&self, lock: &Bytes) -> usize {
+        self.queues.line_length(lock, Instant::now)
     }
 
     pub(crate) fn count(&self) -> Waiting {

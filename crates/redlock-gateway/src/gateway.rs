@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
-    PlacePermit, Redlock, Ttl, Waiter,
+    PlacePermit, Priority, QueueMode, Redlock, Ttl, Waiter,
 };
 use tokio::sync::Notify;
 
@@ -69,6 +69,10 @@ pub struct AcquireRequest {
     pub max_hold: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
+    /// How early the request is served while it waits.
+    pub priority: Priority,
+    /// Which requests for the lock wait at the same time.
+    pub queue: QueueMode,
     /// The client whose quota is charged for the lock.
     pub client: Arc<Client>,
     /// When the gateway had the complete request. Durations in answers and metrics count from this
@@ -217,6 +221,8 @@ impl Gateway {
             idempotency_key,
             max_hold,
             wait,
+            priority,
+            queue,
             client,
         } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
@@ -232,7 +238,7 @@ impl Gateway {
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
-        let options = AcquireOptions { info, owner, max_hold: Some(max_hold) };
+        let options = AcquireOptions { info, owner, max_hold: Some(max_hold), priority, queue };
         let result = match wait {
             None => self.locks.acquire(&name, ttl, options).await,
             Some(patience) => {
@@ -426,6 +432,11 @@ impl Gateway {
             (waiter, micros)
         };
         (waiters.into_iter().map(since).collect(), total)
+    }
+
+    /// The length of the line for a lock at this gateway.
+    pub fn line_length(&self, name: &LockName) -> usize {
+        self.locks.line_length(name)
     }
 
     /// Reads the lock's state from the nodes. The metrics count this as an operation.

@@ -53,6 +53,7 @@ type Guard struct {
 	validity   time.Duration
 	deadline   moment
 	heard      string
+	waiters    *int64
 	loss       *LostError
 	isReleased bool
 }
@@ -111,6 +112,17 @@ func (g *Guard) Left() time.Duration {
 	}
 	_, deadline := g.lease()
 	return deadline.left()
+}
+
+// Waiters returns how many waited for the lock at the gateway at the last extension, and false
+// before it. A holder may release the lock early when somebody waits.
+func (g *Guard) Waiters() (int64, bool) {
+	g.state.Lock()
+	defer g.state.Unlock()
+	if g.waiters == nil {
+		return 0, false
+	}
+	return *g.waiters, true
 }
 
 // Context returns a child of the context of [Client.Lock]. It is cancelled when the lock is lost or
@@ -227,6 +239,9 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 		var refused *RefusedError
 		switch {
 		case err == nil:
+			g.state.Lock()
+			g.waiters = lease.Waiters
+			g.state.Unlock()
 			if g.extended(validity(lease, sent, g.ttl)) {
 				return true
 			}

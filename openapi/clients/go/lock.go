@@ -38,6 +38,8 @@ type request struct {
 	ttl, wait, margin, timeout time.Duration
 	hasMargin, hasTimeout      bool
 	owner                      string
+	priority                   *int32
+	queue                      *api.AcquireBodyQueue
 	metadata                   map[string]string
 	onWaiting                  func(Waiting)
 }
@@ -84,6 +86,30 @@ func Metadata(metadata map[string]string) Option {
 // TTL, at most 2 s.
 func Margin(margin time.Duration) Option {
 	return func(r *request) { r.margin, r.hasMargin = margin, true }
+}
+
+// Priority is how early the request is served while it waits: 0 to 9, and 9 is served first. The
+// default of the gateway is 5.
+func Priority(priority int) Option {
+	return func(r *request) {
+		r.priority = pointerTo(int32(min(max(priority, math.MinInt32), math.MaxInt32)))
+	}
+}
+
+// QueueMode is which requests for a lock wait at a gateway at the same time.
+type QueueMode string
+
+const (
+	// QueueAll lets every request wait: the default.
+	QueueAll QueueMode = "all"
+	// QueueNewest lets only the newest request with this value wait.
+	QueueNewest QueueMode = "newest"
+)
+
+// Queue is which requests for the lock wait at the same time. With [QueueNewest], a newer request of
+// this kind ends the wait with a [*RefusedError] whose code is superseded.
+func Queue(mode QueueMode) Option {
+	return func(r *request) { r.queue = pointerTo(api.AcquireBodyQueue(mode)) }
 }
 
 // Lock acquires the lock, and keeps it until [Guard.Release]. Without a release it is extended
@@ -228,6 +254,7 @@ func (c *Client) granted(
 		asked := now()
 		turn := min(endOfWait.left(), longest, first)
 		body := api.AcquireBody{TTLMs: count(r.ttl), WaitMs: count(turn), Metadata: r.metadata}
+		body.Priority, body.Queue = r.priority, r.queue
 		if r.owner != "" {
 			body.Owner = &r.owner
 		}

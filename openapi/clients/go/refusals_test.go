@@ -82,7 +82,8 @@ func follow(t *testing.T, script script) *scripted {
 			writer.WriteHeader(status)
 			_, _ = writer.Write([]byte("<html>"))
 		default:
-			var body any = api.Lease{Token: "1.1", FencingToken: 1, ValidityMs: 30_000}
+			waiters := int64(2)
+			var body any = api.Lease{Token: "1.1", FencingToken: 1, ValidityMs: 30_000, Waiters: &waiters}
 			if status >= 300 {
 				body = map[string]any{"type": "t", "title": "t", "status": status, "code": codes[status], "detail": "d"}
 			}

@@ -43,7 +43,8 @@ func TestTurnsOfAWaitHaveOneKeyAndOneGateway(t *testing.T) {
 	second := follow(t, script{"POST": {201}, "DELETE": {204}})
 	var told []redlock.Waiting
 	hear := redlock.OnWaiting(func(waiting redlock.Waiting) { told = append(told, waiting) })
-	guard := lock(t, clientOf(t, first.URL, second.URL), "a", redlock.Wait(time.Minute), hear)
+	guard := lock(t, clientOf(t, first.URL, second.URL), "a", redlock.Wait(time.Minute), hear,
+		redlock.Priority(9), redlock.Queue(redlock.QueueNewest))
 	must(t, guard.Release(background))
 	methods, _ := first.seen()
 	if !slices.Equal(methods, []string{"POST", "POST", "POST", "POST", "DELETE"}) {
@@ -59,12 +60,29 @@ func TestTurnsOfAWaitHaveOneKeyAndOneGateway(t *testing.T) {
 		if got := *first.bodies[index].WaitMs; got != ms {
 			t.Errorf("turn %d waits %d ms, not %d", index, got, ms)
 		}
+		if body := first.bodies[index]; *body.Priority != 9 || *body.Queue != "newest" {
+			t.Errorf("turn %d has the priority %d and the queue %q", index, *body.Priority, *body.Queue)
+		}
 	}
 	since := time.Date(2026, 1, 2, 3, 4, 5, 678_000_000, time.UTC)
 	want := redlock.Waiting{Name: "a", Position: 2, Holder: "A", AcquiredAt: since, Gateway: first.URL}
 	if len(told) != 3 || told[0] != want {
 		t.Fatal(told)
 	}
+}
+
+func TestGuardShowsTheWaitersOfTheLastExtension(t *testing.T) {
+	t.Parallel()
+	server := follow(t, script{"POST": {201}, "PATCH": {200}, "DELETE": {204}})
+	guard := lock(t, clientOf(t, server.URL), "a", redlock.TTL(3*time.Second))
+	if waiters, isKnown := guard.Waiters(); isKnown {
+		t.Fatal(waiters)
+	}
+	eventually(t, "an extension", func() bool {
+		waiters, isKnown := guard.Waiters()
+		return isKnown && waiters == 2
+	})
+	must(t, guard.Release(background))
 }
 
 func TestLostPlaceIsSaidOnce(t *testing.T) {

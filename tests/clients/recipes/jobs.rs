@@ -225,3 +225,31 @@ async fn readers_and_writers_never_overlap() {
         assert!(inside.len() <= if writes { 1 } else { 3 }, "{inside:?} at once: {log:?}");
     }
 }
+
+#[tokio::test]
+async fn only_the_newest_build_deploys() {
+    let place = Place::new(&["deploy-production"]).await;
+    place.program("bin/deploy", &place.block("Only the newest build deploys", "sh", 0));
+    let deploy = |commit: &str| place.command(&["deploy", commit]).spawn().unwrap();
+    place.hold();
+    let running = deploy("a1");
+    place.begun(1).await;
+    let mut waits = deploy("b2");
+    eventually("the second build waits", async || {
+        (waiting(&place.gateway).await.0 == 1).then_some(())
+    })
+    .await;
+    for commit in ["c3", "d4"] {
+        let newer = deploy(commit);
+        let (code, output) = ended(std::mem::replace(&mut waits, newer)).await;
+        assert_eq!(code, Some(0), "{output}");
+        assert!(output.contains("superseded"), "{output}");
+    }
+    place.go();
+    for build in [running, waits] {
+        let (code, output) = ended(build).await;
+        assert_eq!(code, Some(0), "{output}");
+    }
+    place.assert_one_at_a_time(2);
+    place.assert_free("deploy/production").await;
+}

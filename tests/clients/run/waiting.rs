@@ -151,6 +151,42 @@ async fn run_waits_without_end_and_wait_0_tries_once() {
 }
 
 #[tokio::test]
+async fn superseded_run_exits_as_for_a_held_lock() {
+    let gateway = Launch::embedded().ready().await;
+    let held = gateway.post("job", json!({ "owner": "alice", "ttl_ms": 60_000 })).await;
+    let newest = |flags: &[&str]| {
+        let args = [&["run", "job", "--queue", "newest"], flags, &["--", "echo", "hi"]].concat();
+        redlock(&gateway, &args).spawn().unwrap()
+    };
+    let mut run = newest(&[]);
+    eventually("the first run waits", async || {
+        (gateway.inspect("job").await["waiters_total"] == 1).then_some(())
+    })
+    .await;
+    // The end of the older run shows that the newer one waits.
+    let cases = [
+        (&["--conflict-exit-code", "0"][..], 75, "redlock: job: superseded (409): a newer request"),
+        (&["--json"], 0, "redlock: job: superseded (409): a newer request"),
+        (&["--priority", "9"], 75, "\"event\":\"superseded\""),
+    ];
+    for (flags, code, words) in cases {
+        let superseded = ended(std::mem::replace(&mut run, newest(flags))).await;
+        let err = String::from_utf8_lossy(&superseded.stderr);
+        assert_eq!((superseded.status.code(), &*superseded.stdout), (Some(code), &b""[..]));
+        assert!(err.contains(words), "{err}");
+    }
+    assert_eq!(gateway.inspect("job").await["waiters"][0]["priority"], 9);
+    let token = held.json()["token"].as_str().unwrap().to_owned();
+    assert_eq!(gateway.delete("job", &token).await.status, 204);
+    let served = ended(run).await;
+    assert!(served.status.success() && served.stdout == b"hi\n", "{served:?}");
+    for (flag, value) in [("--priority", "10"), ("--queue", "last")] {
+        let (code, _, err) = output(&gateway, &["run", "job", flag, value, "--", "true"]).await;
+        assert!(code == Some(64) && err.contains(flag), "{err}");
+    }
+}
+
+#[tokio::test]
 async fn wrong_wait_says_what_is_wanted() {
     let gateway = Launch::embedded().ready().await;
     for args in

@@ -478,7 +478,7 @@ fn answer(error: &LockError) -> Answer {
         LockError::NotHolder(_) => Answer::NotHolder,
         LockError::NoQuorum(_) | LockError::TtlTooLong { .. } => Answer::NoQuorum,
         LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. } => Answer::NoQuorum,
-        LockError::HeldTooLong { .. } => Answer::Held,
+        LockError::HeldTooLong { .. } | LockError::Superseded => Answer::Held,
         LockError::Unknown(_) => Answer::Unknown,
     }
 }

@@ -39,8 +39,9 @@ pub struct Lease {
     pub nodes_total: usize,
     /// The number of rounds that the grant took.
     pub rounds: u32,
-    /// The waiter's number in this process. Waiters are numbered in the order of arrival, and a
-    /// waiter that let others pass got a new, larger number. `None` if the request did not queue.
+    /// The waiter's number in this process. Waiters are numbered by priority and then in the order
+    /// of arrival. A waiter that let others pass got a new, larger number. `None` if the request did
+    /// not queue.
     pub ticket: Option<u64>,
     /// Whether an earlier request of the same owner got this grant, and this request confirmed it
     /// by extending it. The token is then that of the earlier request.

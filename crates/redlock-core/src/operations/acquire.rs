@@ -24,7 +24,9 @@ use crate::model::validity::Lease;
 use crate::node::Keys;
 use crate::shared::Shared;
 use crate::wait::WaitRegistry;
+use crate::wait::order::{Priority, QueueMode};
 use crate::wait::places::PlacePermit;
+use crate::wait::ticket::PlaceTerms;
 
 /// The longest wait. Adding an endless patience to an `Instant` would panic.
 const MAX_PATIENCE: Duration = Duration::from_secs(365 * 86_400);
@@ -44,6 +46,10 @@ pub struct AcquireOptions {
     /// may have held the lock. If it has held the lock for longer, this request fails with
     /// [`LockError::HeldTooLong`]. `None` means no limit.
     pub max_hold: Option<Duration>,
+    /// How early a waiter is served.
+    pub priority: Priority,
+    /// Which waiters of the lock wait at the same time.
+    pub queue: QueueMode,
 }
 
 /// Who owns a grant.
@@ -67,7 +73,7 @@ impl AcquireParams {
         options: AcquireOptions,
     ) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
-        let AcquireOptions { info, owner: choice, max_hold } = options;
+        let AcquireOptions { info, owner: choice, max_hold, priority: _, queue: _ } = options;
         // A repeated request must be able to return its standing grant, however slow rounds have
         // become.
         if !matches!(choice, OwnerChoice::Shared(_)) {
@@ -129,14 +135,16 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     params: AcquireParams,
+    (priority, mode): (Priority, QueueMode),
     patience: Duration,
     on_wait: impl FnOnce() -> Result<T, LockError> + Send,
 ) -> impl Future<Output = Result<Lease, LockError>> + Send {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let shared_owner = params.owner_is_shared.then_some(params.owner);
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
-    let (ticket, first_try) =
-        waiters.enter(&params.keys.lock, of_queue, shared_owner, shared.round_limit(params.ttl));
+    let round_limit = shared.round_limit(params.ttl);
+    let terms = PlaceTerms { shared_owner, round_limit, priority, mode };
+    let (ticket, first_try) = waiters.enter(&params.keys.lock, of_queue, terms);
     let on_wait = Some(on_wait);
     let reason = WakeReason::Handed;
     let queued = Queued {

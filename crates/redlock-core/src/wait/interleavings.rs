@@ -1,4 +1,4 @@
-//! The queues under many interleavings. `queue.rs`, `ticket.rs` and `handoff.rs` are compiled again
+//! The queues under many interleavings. `queue.rs`, `ticket.rs`, `newest.rs` and `handoff.rs` are compiled again
 //! with the locks and atomics of `shuttle`. At each use of a lock or an atomic, shuttle decides
 //! which task continues.
 //!
@@ -22,6 +22,9 @@ mod sync {
 #[path = "handoff.rs"]
 mod handoff;
 #[allow(dead_code, clippy::duplicate_mod)]
+#[path = "newest.rs"]
+mod newest;
+#[allow(dead_code, clippy::duplicate_mod)]
 #[path = "queue.rs"]
 mod queue;
 #[allow(dead_code, clippy::duplicate_mod)]
@@ -44,11 +47,12 @@ use tokio::time::Instant;
 
 use self::handoff::Next;
 use self::queue::{Bounds, Pause, WaitQueues};
-use self::ticket::{MayTry, Refusal, Step, Success, WaitTicket};
+use self::ticket::{MayTry, PlaceTerms, Refusal, Step, Success, WaitTicket};
 use crate::error::{LockError, WaitLimit};
 use crate::model::types::Owner;
+use crate::wait::order::{Priority, QueueMode};
 use crate::wait::places::PlacePermit;
-use crate::wait::{places, polls};
+use crate::wait::{order, places, polls};
 
 const SEED: u64 = 17;
 const ROUND: Duration = Duration::from_millis(1);
@@ -152,6 +156,11 @@ enum Gap {
     Ends,
 }
 
+fn terms(shared_owner: Option<Owner>, round_limit: Duration) -> PlaceTerms {
+    let priority = Priority::default();
+    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All }
+}
+
 fn lock() -> Bytes {
     Bytes::from_static(b"lock:a")
 }
@@ -202,9 +211,17 @@ impl World {
     }
 
     fn enter_with(&self, id: u64, round_limit: Duration) -> Ticket {
+        self.enter_on(id, terms(None, round_limit))
+    }
+
+    fn enter_on(&self, id: u64, terms: PlaceTerms) -> Ticket {
         let now = self.now();
-        let ticket = self.queues.enter(lock(), id, None, round_limit, (now, now, now + NEVER));
+        let ticket = self.queues.enter(lock(), id, terms, (now, now, now + NEVER));
         ticket.take_slot().expect("there is room");
+        if terms.shared_owner.is_some() {
+            ticket.may_keep(PlacePermit::counted(()));
+        }
+        ticket.supersede_older(now);
         ticket
     }
 
@@ -288,6 +305,7 @@ impl World {
                 Step::Handed(asked) => (asked, None),
                 Step::Attempt(cause) => (self.ask(id, None), Some(cause)),
                 Step::AskForOwn => unreachable!("no two waiters have one owner here"),
+                Step::Superseded => return self.leaves(ticket),
                 // The queue pauses after it yields. The test's clock moves on past the pause.
                 Step::WaitUntil(then) | Step::Defer(then)
                     if then < self.base + NEVER / 2
@@ -377,16 +395,15 @@ impl World {
 
     /// Waits in turns: after each of these turns the waiter leaves, and comes back for the next
     /// one. It stays in the last turn, if `stays`.
-    async fn wait_in_turns(self: Arc<Self>, id: u64, turns: Vec<u32>, stays: bool) -> bool {
+    async fn wait_in_turns(
+        self: Arc<Self>,
+        id: u64,
+        mode: QueueMode,
+        turns: Vec<u32>,
+        stays: bool,
+    ) -> bool {
         let owner = Owner::from_bytes([id as u8; Owner::LEN]);
-        let enter = || {
-            let now = self.now();
-            let times = (now, now, now + NEVER);
-            let ticket = self.queues.enter(lock(), id, Some(owner), ROUND, times);
-            ticket.take_slot().expect("there is room");
-            ticket.may_keep(PlacePermit::counted(()));
-            ticket
-        };
+        let enter = || self.enter_on(id, PlaceTerms { mode, ..terms(Some(owner), ROUND) });
         for steps in turns {
             let ticket = enter();
             // The turn ends while the waiter waits, and never during its attempt.
@@ -593,7 +610,7 @@ fn waiters_in_turns_are_served_in_the_order_of_their_first() {
             let world = world.clone();
             let turns =
                 (0..thread_rng().gen_range(0..3)).map(|_| thread_rng().gen_range(0..6)).collect();
-            spawn(world.wait_in_turns(id, turns, true))
+            spawn(world.wait_in_turns(id, QueueMode::All, turns, true))
         };
         let waiters: Vec<_> = (0..3).map(waiter).collect();
         world.release(HOLDER);
@@ -614,7 +631,7 @@ fn waiters_that_do_not_come_back_block_nobody() {
             let turns =
                 (0..thread_rng().gen_range(1..3)).map(|_| thread_rng().gen_range(0..6)).collect();
             // Two copies of one request leave and come back independently.
-            spawn(world.wait_in_turns(id / 2, turns, id == 0))
+            spawn(world.wait_in_turns(id / 2, QueueMode::All, turns, id == 0))
         };
         let mut waiters: Vec<_> = (0..4).map(waiter).collect();
         let stays = world.clone();
@@ -631,6 +648,83 @@ fn waiters_that_do_not_come_back_block_nobody() {
 }
 
 #[test]
+fn waiters_are_served_by_priority_and_then_by_arrival() {
+    explore(6_000, || {
+        let world = world(Some(HOLDER), MANY, ALONE, 1);
+        // All enter before the first attempt, because an attempt in flight may get the lock before a
+        // higher priority that enters later.
+        let tickets = (0..4).map(|id| {
+            let value = thread_rng().gen_range(0..10);
+            let priority = Priority::new(value).expect("0 to 9 are priorities");
+            (id, world.enter_on(id, PlaceTerms { priority, ..terms(None, ROUND) }))
+        });
+        let tickets: Vec<_> = tickets.collect();
+        let waiters = tickets.into_iter().map(|(id, ticket)| {
+            let fate =
+                if id == 1 { Fate::Impatient(thread_rng().gen_range(0..20)) } else { Fate::Stays };
+            spawn(world.clone().wait(id, ticket, fate))
+        });
+        let waiters: Vec<_> = waiters.collect();
+        world.release(HOLDER);
+        let served = finish(waiters);
+        assert!(served[0] && served[2] && served[3], "{served:?}");
+        let grants = std::mem::take(&mut world.nodes().grants);
+        assert!(grants.is_sorted(), "out of order: {grants:?}");
+        world.is_as_before();
+    });
+}
+
+/// Priorities change while waiters let others pass, leave and come back.
+#[test]
+fn waiters_with_any_priority_block_nobody() {
+    explore(6_000, || {
+        let world = world(Some(HOLDER), MANY, 2, 1);
+        let waiter = |id: u64| {
+            let world = world.clone();
+            let limit = if id < HASTY { ROUND * 8 } else { ROUND * (id - HASTY + 1) as u32 };
+            let priority = Priority::new(thread_rng().gen_range(0..10)).expect("it is allowed");
+            let fate = match id {
+                0 | 1 => Fate::Stays,
+                2 => Fate::Handed,
+                _ => Fate::Impatient(thread_rng().gen_range(0..20)),
+            };
+            spawn(async move {
+                let terms = PlaceTerms { priority, ..terms(None, limit) };
+                let ticket = world.enter_on(id, terms);
+                world.wait(id, ticket, fate).await
+            })
+        };
+        let waiters: Vec<_> = [HASTY, 0, HASTY + 1, 2, 1].into_iter().map(waiter).collect();
+        world.release(HOLDER);
+        let served = finish(waiters);
+        assert!(served[1] && served[4], "{served:?}");
+        world.is_as_before();
+    });
+}
+
+#[test]
+fn the_newest_waiter_is_served_and_others_are_not_touched() {
+    explore(10_000, || {
+        let world = world(Some(HOLDER), MANY, 2, 1);
+        let first = world.enter(0);
+        let ordinary = spawn(world.clone().wait(0, first, Fate::Stays));
+        let newest = (1..4).map(|id| {
+            let world = world.clone();
+            let turns =
+                (0..thread_rng().gen_range(0..2)).map(|_| thread_rng().gen_range(0..6)).collect();
+            spawn(world.wait_in_turns(id, QueueMode::Newest, turns, true))
+        });
+        let newest: Vec<_> = newest.collect();
+        world.release(HOLDER);
+        assert!(block_on(ordinary).expect("a waiter ends"), "an ordinary waiter is superseded");
+        let served = finish(newest);
+        assert!(served.iter().any(|served| *served), "all are superseded");
+        world.is_as_before();
+        world.places_end();
+    });
+}
+
+#[test]
 fn waiters_stay_within_the_bounds_and_slots_are_returned() {
     explore(4_000, || {
         let world = world(None, Bounds { total: 3, per_lock: 2 }, ALONE, 0);
@@ -641,8 +735,7 @@ fn waiters_stay_within_the_bounds_and_slots_are_returned() {
                 let ticket = world.queues.enter(
                     Bytes::from_static(name),
                     0,
-                    None,
-                    ROUND,
+                    terms(None, ROUND),
                     (now, now, now + NEVER),
                 );
                 let placed = ticket.take_slot().is_ok();
@@ -661,7 +754,7 @@ fn waiters_stay_within_the_bounds_and_slots_are_returned() {
         assert_eq!(world.queues.count(), (0, 0));
         let now = world.now();
         let tickets: Vec<_> = (0..3)
-            .map(|id| world.queues.enter(lock(), id, None, ROUND, (now, now, now + NEVER)))
+            .map(|id| world.queues.enter(lock(), id, terms(None, ROUND), (now, now, now + NEVER)))
             .collect();
         let slots: Vec<_> = tickets.iter().map(Ticket::take_slot).collect();
         assert!(slots[0].is_ok() && slots[1].is_ok());

@@ -11,18 +11,22 @@
 //! [`CHARGED`]. The pause is free of charge if that waiter came back and asked the nodes. So
 //! clients that never come back cost at most 1 % of a lock's time.
 //!
+//! The owners of waiters that were [superseded](super::newest) are noted here for the same time.
+//! They have no place in line.
+//!
 //! Invariants:
 //! - A place and a waiter of one queue never have the same number.
 //! - An owner with a waiter in the queue has no place here.
 //! - Every place ends, and so does every charge.
 
 use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::order::{Priority, QueueMode};
 use crate::model::types::Owner;
 
 /// How long a place is kept.
@@ -71,8 +75,12 @@ pub(super) type Permit = Box<dyn Any + Send>;
 pub(super) struct Place<P> {
     pub(super) owner: Owner,
     pub(super) params: P,
+    pub(super) priority: Priority,
+    pub(super) mode: QueueMode,
     /// When the owner's first request entered the queue.
     pub(super) since: Instant,
+    /// The count of arrivals at that time.
+    pub(super) arrival: u64,
     /// When the waiter left.
     pub(super) left: Instant,
     /// `None` while the charge for a pause has the permit.
@@ -86,6 +94,11 @@ pub(super) struct Places<P> {
     by_owner: HashMap<Owner, u64>,
     /// When each waiter left, and its number.
     by_time: BTreeSet<(Instant, u64)>,
+    /// The numbers of the places of the kind [`QueueMode::Newest`].
+    newest: BTreeSet<u64>,
+    /// The owners that were superseded. Their permits count them for their clients.
+    superseded: HashMap<Owner, (Instant, Option<Permit>)>,
+    superseded_by_time: VecDeque<(Instant, Owner)>,
     pause: Option<Pause>,
 }
 
@@ -105,23 +118,34 @@ impl<P> Default for Places<P> {
             line: BTreeMap::new(),
             by_owner: HashMap::new(),
             by_time: BTreeSet::new(),
+            newest: BTreeSet::new(),
+            superseded: HashMap::new(),
+            superseded_by_time: VecDeque::new(),
             pause: None,
         }
     }
 }
 
 impl<P> Places<P> {
-    /// The number of places, and of charges for a pause.
+    /// The number of places and superseded owners, and of charges for a pause.
     pub(super) fn counts(&self) -> [usize; 2] {
-        [self.line.len(), usize::from(self.pause.is_some())]
+        [self.line.len() + self.superseded.len(), usize::from(self.pause.is_some())]
     }
 
-    /// Removes the places and the charge that have ended.
+    /// Removes the places, the superseded owners and the charge that have ended.
     pub(super) fn end(&mut self, now: Instant) {
         while let Some((left, number)) = self.by_time.first().copied()
             && now.saturating_duration_since(left) >= KEPT
         {
             self.remove(number);
+        }
+        while let Some((at, owner)) = self.superseded_by_time.front().copied()
+            && now.saturating_duration_since(at) >= KEPT
+        {
+            self.superseded_by_time.pop_front();
+            if self.superseded.get(&owner).is_some_and(|(noted, _)| *noted == at) {
+                self.superseded.remove(&owner);
+            }
         }
         self.pause.take_if(|pause| pause.charged_until <= now);
     }
@@ -129,7 +153,47 @@ impl<P> Places<P> {
     pub(super) fn keep(&mut self, number: u64, place: Place<P>) {
         self.by_owner.insert(place.owner, number);
         self.by_time.insert((place.left, number));
+        if place.mode == QueueMode::Newest {
+            self.newest.insert(number);
+        }
         self.line.insert(number, place);
+    }
+
+    /// Notes that this owner was superseded.
+    pub(super) fn note_superseded(&mut self, owner: Owner, permit: Option<Permit>, now: Instant) {
+        self.superseded.insert(owner, (now, permit));
+        self.superseded_by_time.push_back((now, owner));
+    }
+
+    pub(super) fn was_superseded(&self, owner: &Owner) -> bool {
+        self.superseded.contains_key(owner)
+    }
+
+    /// Supersedes the places of the kind [`QueueMode::Newest`] that are older than the waiter with
+    /// this arrival and owner. Returns whether there were any.
+    pub(super) fn supersede_older(
+        &mut self,
+        arrival: u64,
+        owner: Option<Owner>,
+        now: Instant,
+    ) -> bool {
+        let is_older = |number: &u64| {
+            let place = self.line.get(number);
+            place.is_some_and(|place| place.arrival < arrival && owner != Some(place.owner))
+        };
+        let older: Vec<_> = self.newest.iter().copied().filter(is_older).collect();
+        for number in &older {
+            if let Some(place) = self.remove(*number) {
+                self.note_superseded(place.owner, place.permit, now);
+            }
+        }
+        !older.is_empty()
+    }
+
+    /// The owner has the lock, or no longer wants it.
+    pub(super) fn forget(&mut self, owner: &Owner) {
+        self.take(owner);
+        self.superseded.remove(owner);
     }
 
     /// Removes and returns the place of this owner.
@@ -142,6 +206,7 @@ impl<P> Places<P> {
         let place = self.line.remove(&number)?;
         self.by_owner.remove(&place.owner);
         self.by_time.remove(&(place.left, number));
+        self.newest.remove(&number);
         Some(place)
     }
 

@@ -1,4 +1,4 @@
-//! The waiters of each lock in this process, in the order of arrival, and when the first of them
+//! The waiters of each lock in this process, [in order](super::order), and when the first of them
 //! tries.
 //!
 //! A queue is a state machine behind the mutex of its shard. Nothing here waits, asks a node or
@@ -21,11 +21,14 @@
 //! lock that nobody waits for is tried even when all slots are taken.
 //!
 //! The first waiter may find no quorum because its rounds have little time. If a waiter behind it
-//! has more time for a round, the first waiter goes to the end. So do the waiters directly behind it that would fare
-//! little better, because their rounds have less than twice the time of the first waiter's. The
-//! waiter that is first then tries at once. If no waiter's rounds have more time, the order stays
-//! and the queue backs off as a whole. But a waiter that finds no quorum three times in a row goes
-//! to the end in any case.
+//! has more time for a round, the first waiter lets it pass. So do the waiters directly behind the
+//! first that would fare little better, because their rounds have less than twice the time of the
+//! first waiter's. The waiter that is first then tries at once. If no waiter's rounds have more
+//! time, the order stays and the queue backs off as a whole. But a waiter that finds no quorum
+//! three times in a row lets the next one pass in any case.
+//!
+//! A waiter that lets another one pass goes behind all waiters with the priority of that one. If it
+//! went only to the end of its own priority, it would stay first, and would block the line.
 //!
 //! If an earlier request with the same idempotency key appears to hold the lock, the waiter skips
 //! the queue and asks for that grant. It does so once each time that another attempt of
@@ -39,6 +42,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::order::{Priority, QueueMode, behind, taken_up};
 use super::places::{KEPT, Permit, Place, Places};
 use super::sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::error::{LinePlace, LockError};
@@ -63,7 +67,7 @@ pub(super) struct Shard<P, A> {
     pub(super) places: KeptPlaces<P>,
 }
 
-type KeptPlaces<P> = HashMap<Bytes, Places<P>>;
+pub(super) type KeptPlaces<P> = HashMap<Bytes, Places<P>>;
 
 /// All queues of one process.
 pub(crate) struct WaitQueues<P, A> {
@@ -123,6 +127,8 @@ pub(super) struct WaitQueue<P, A> {
     /// The number of waiters with an owner that comes from an idempotency key. Other requests may
     /// have the same owner.
     pub(super) shared_owners: usize,
+    /// The tickets of the waiters of the kind [`QueueMode::Newest`] that are not superseded.
+    pub(super) newest: Vec<u64>,
     /// How long the last attempt of this queue took.
     pub(super) round: Duration,
 }
@@ -130,8 +136,14 @@ pub(super) struct WaitQueue<P, A> {
 pub(super) struct Waiter<P, A> {
     pub(super) params: P,
     pub(super) ticket: u64,
+    pub(super) priority: Priority,
+    pub(super) mode: QueueMode,
     /// When the first request of the owner entered the queue.
     pub(super) since: Instant,
+    /// The count of arrivals at that time.
+    pub(super) arrival: u64,
+    /// Whether a newer waiter of the same kind began to wait.
+    pub(super) is_superseded: bool,
     /// Allows the queue to keep the place when the waiter leaves without a grant.
     pub(super) permit: Option<Permit>,
     /// Whether the waiter has a slot, and so counts for the bounds.
@@ -291,33 +303,44 @@ impl<P, A> WaitQueues<P, A> {
         };
         queue.numbers.remove(&ticket);
         queue.shared_owners -= usize::from(waiter.shared_owner.is_some());
+        if waiter.mode == QueueMode::Newest {
+            queue.newest.retain(|newest| *newest != ticket);
+        }
         if waiter.has_slot {
             queue.slots_taken -= 1;
             self.locks.fetch_sub(usize::from(queue.slots_taken == 0), Ordering::Relaxed);
             self.waiters.fetch_sub(1, Ordering::AcqRel);
         }
         change(queue);
-        let Waiter { handed, shared_owner, params, since, permit, .. } = *waiter;
+        let Waiter { handed, shared_owner, params, permit, is_superseded, .. } = *waiter;
+        let Waiter { priority, mode, since, arrival, .. } = *waiter;
         let mut left = Left { handed, line: None };
         let mut is_passed_on = false;
         match leave {
             Leave::Granted { now } => self.with_places(places, lock, now, |places| {
                 places.asked(number);
+                if let Some(owner) = shared_owner {
+                    places.forget(&owner);
+                }
             }),
             Leave::Ended { now } => {
                 let away = self
                     .with_places(places, lock, now, |places| places.line().range(..number).count());
                 let before = away + queue.waiters.range(..number).count();
                 let position = u32::try_from(before + 1).unwrap_or(u32::MAX);
-                let copy = shared_owner.and_then(|owner| queue.pass_on(number, owner, since));
+                let copy =
+                    shared_owner.and_then(|owner| queue.pass_on(number, priority, owner, since));
                 is_passed_on = copy.is_some();
                 let mut keeps = None;
-                if copy.is_none() && shared_owner != queue.holder {
+                if copy.is_none() && shared_owner != queue.holder && !is_superseded {
                     keeps = shared_owner.zip(permit);
                 }
                 let is_kept = keeps.is_some_and(|(owner, permit)| {
-                    let place = Place { owner, params, since, left: now, permit: Some(permit) };
-                    self.keep(places, lock, number, place)
+                    let permit = Some(permit);
+                    let left = now;
+                    let place =
+                        Place { owner, params, priority, mode, since, arrival, left, permit };
+                    self.keep(places, lock, now, |places| places.keep(number, place))
                 });
                 left.line = Some(LinePlace { position, kept_for: is_kept.then_some(KEPT) });
             }
@@ -336,9 +359,15 @@ impl<P, A> WaitQueues<P, A> {
         left
     }
 
-    /// Keeps a place, if the limits allow. Returns whether they do.
-    fn keep(&self, all: &mut KeptPlaces<P>, lock: &Bytes, number: u64, place: Place<P>) -> bool {
-        let now = place.left;
+    /// Keeps a place, or the note of a superseded owner, if the limits allow. Returns whether they
+    /// do.
+    pub(super) fn keep(
+        &self,
+        all: &mut KeptPlaces<P>,
+        lock: &Bytes,
+        now: Instant,
+        put: impl FnOnce(&mut Places<P>),
+    ) -> bool {
         if self.kept() >= self.bounds.total {
             self.end_places_of(all, now);
             if self.kept() >= self.bounds.total {
@@ -348,9 +377,9 @@ impl<P, A> WaitQueues<P, A> {
         let limit = self.bounds.per_lock.saturating_mul(PLACES_PER_LOCK);
         all.entry(lock.clone()).or_default();
         self.with_places(all, lock, now, |places| {
-            let has_room = places.line().len() < limit;
+            let has_room = places.counts()[0] < limit;
             if has_room {
-                places.keep(number, place);
+                put(places);
             }
             has_room
         })
@@ -431,7 +460,7 @@ impl<P, A> WaitQueues<P, A> {
     pub(crate) fn give_up(&self, lock: &Bytes, owner: &Owner, now: Instant) {
         let mut shard = self.shard(lock);
         let Shard { queues, places } = &mut *shard;
-        self.with_places(places, lock, now, |places| drop(places.take(owner)));
+        self.with_places(places, lock, now, |places| places.forget(owner));
         let Some(queue) = queues.get_mut(lock) else { return };
         let own = queue.waiters.values_mut().filter(|waiter| waiter.shared_owner == Some(*owner));
         own.for_each(|waiter| waiter.permit = None);
@@ -441,6 +470,17 @@ impl<P, A> WaitQueues<P, A> {
         wake.into_iter().for_each(Waker::wake);
     }
 
+    /// The length of the line for a lock. No shard is locked while nobody waits for any lock.
+    pub(crate) fn line_length(&self, lock: &Bytes, now: impl FnOnce() -> Instant) -> usize {
+        if self.entered.load(Ordering::Relaxed) == 0 && self.kept() == 0 {
+            return 0;
+        }
+        let mut shard = self.shard(lock);
+        let Shard { queues, places } = &mut *shard;
+        let here = queues.get(lock).map_or(0, |queue| queue.waiters.len());
+        here + self.with_places(places, lock, now(), |places| places.line().len())
+    }
+
     /// The first `limit` in line for a lock, with their parameters as `describe` returns them, and
     /// the length of the line.
     pub(crate) fn line<T>(
@@ -448,7 +488,7 @@ impl<P, A> WaitQueues<P, A> {
         lock: &Bytes,
         limit: usize,
         now: Instant,
-        describe: impl Fn(&P, Instant, bool) -> T,
+        describe: impl Fn(&P, Priority, Instant, bool) -> T,
     ) -> (Vec<T>, usize) {
         let mut shard = self.shard(lock);
         let Shard { queues, places } = &mut *shard;
@@ -468,10 +508,10 @@ impl<P, A> WaitQueues<P, A> {
             };
             line.extend(match next {
                 Some(true) => {
-                    away.next().map(|(_, place)| describe(&place.params, place.since, true))
+                    away.next().map(|(_, it)| describe(&it.params, it.priority, it.since, true))
                 }
                 Some(false) => {
-                    here.next().map(|(_, waiter)| describe(&waiter.params, waiter.since, false))
+                    here.next().map(|(_, it)| describe(&it.params, it.priority, it.since, false))
                 }
                 None => break,
             });
@@ -498,6 +538,7 @@ impl<P, A> WaitQueue<P, A> {
             last_hint: 0,
             holder: None,
             shared_owners: 0,
+            newest: Vec::new(),
             round: Duration::from_millis(1),
         }
     }
@@ -517,13 +558,22 @@ impl<P, A> WaitQueue<P, A> {
     }
 
     /// Passes the number of a waiter that has left on to a waiting copy of its request, if there is
-    /// one. The copy keeps its own number if that is smaller. Returns whether the order changed.
-    fn pass_on(&mut self, number: u64, owner: Owner, since: Instant) -> Option<bool> {
+    /// one. A copy with another priority gets only the arrival. The copy keeps its own number if
+    /// that is smaller. Returns whether the order changed.
+    fn pass_on(
+        &mut self,
+        number: u64,
+        priority: Priority,
+        owner: Owner,
+        since: Instant,
+    ) -> Option<bool> {
         if self.shared_owners == 0 {
             return None;
         }
         let mut copies = self.waiters.iter();
-        let from = *copies.find(|(_, waiter)| waiter.shared_owner == Some(owner))?.0;
+        let (from, copy) = copies.find(|(_, waiter)| waiter.shared_owner == Some(owner))?;
+        let from = *from;
+        let number = taken_up(number, priority, copy.priority);
         if from < number {
             return Some(false);
         }
@@ -572,7 +622,7 @@ impl<P, A> WaitQueue<P, A> {
 
     /// The first waiter has found no quorum. Returns whether the next waiter, now the first, may
     /// fare better.
-    pub(super) fn let_others_pass(&mut self, next_number: impl Fn() -> u64) -> bool {
+    pub(super) fn let_others_pass(&mut self, next_arrival: impl Fn() -> u64) -> bool {
         let longest =
             self.waiters.values().map(|waiter| waiter.round_limit).max().unwrap_or_default();
         let Some(first) = self.waiters.values_mut().next() else { return false };
@@ -581,22 +631,30 @@ impl<P, A> WaitQueue<P, A> {
         if own >= longest {
             if first.failures >= MAX_FAILURES {
                 first.failures = 0;
-                self.move_first_to_end(next_number());
+                let mut numbers = self.waiters.keys();
+                let alone = numbers.next();
+                if let Some(next) = numbers.next().or(alone).copied() {
+                    self.move_first_behind(next, next_arrival());
+                }
             }
             return false;
         }
         // The next first waiter's limit is at least twice this one, or the longest. So the longest
         // limit is reached after few attempts, however many different limits there are.
         let enough = longest.min(own * 2);
-        while self.waiters.values().next().is_some_and(|waiter| waiter.round_limit < enough) {
-            self.move_first_to_end(next_number());
+        let passing = self.waiters.iter().find(|(_, waiter)| waiter.round_limit >= enough);
+        let Some((&passing, _)) = passing else { return false };
+        while self.waiters.first_key_value().is_some_and(|(first, _)| *first < passing) {
+            self.move_first_behind(passing, next_arrival());
         }
         true
     }
 
-    fn move_first_to_end(&mut self, number: u64) {
+    /// Moves the first waiter behind all waiters that are ranked as the one with the number
+    /// `passing`.
+    fn move_first_behind(&mut self, passing: u64, arrival: u64) {
         let Some((_, waiter)) = self.waiters.pop_first() else { return };
-        self.insert(number, waiter);
+        self.insert(behind(passing, arrival), waiter);
     }
 
     /// Returns a waker, to be called after the shard is unlocked.

@@ -7,12 +7,15 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::handoff::{Handoff, Next};
+use super::order::{Priority, QueueMode};
 use super::places::{CHARGED, GAP, KEPT, PlacePermit};
 use super::queue::{Bounds, Cause, Pause, WaitQueues};
 use super::sync::Arc;
-use super::ticket::{MayTry, Refusal, Step, Success, WaitTicket};
+use super::ticket::{MayTry, PlaceTerms, Refusal, Step, Success, WaitTicket};
 use crate::error::{HeldBy, LinePlace, LockError, WaitLimit};
 use crate::model::types::Owner;
+
+mod line_order;
 
 const MS: Duration = Duration::from_millis(1);
 const POLL: Duration = Duration::from_millis(700);
@@ -29,9 +32,14 @@ fn lock() -> Bytes {
     Bytes::from_static(b"lock:a")
 }
 
+fn terms(shared_owner: Option<Owner>, round_limit: Duration) -> PlaceTerms {
+    let priority = Priority::default();
+    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All }
+}
+
 /// Enters the queue, whose first poll is due after 25 ms.
 fn enter(queue: &Queues, params: &'static str, now: Instant) -> Ticket {
-    queue.enter(lock(), params, None, MS, (now, now, now + 25 * MS))
+    queue.enter(lock(), params, terms(None, MS), (now, now, now + 25 * MS))
 }
 
 fn refused(ticket: &Ticket, now: Instant) {
@@ -62,6 +70,7 @@ fn step(ticket: &Ticket, now: Instant) -> (&'static str, Option<Duration>) {
         Step::Attempt(Cause::Release) => ("again", None),
         Step::Handed(what) => (what, None),
         Step::AskForOwn => ("own", None),
+        Step::Superseded => ("superseded", None),
         Step::Defer(then) => ("defer", Some(then.saturating_duration_since(now))),
     }
 }
@@ -105,7 +114,7 @@ fn refused_one(queue: &Queues, now: Instant) -> Ticket {
 fn only_the_first_waiter_of_an_empty_queue_tries_at_first_try() {
     let queue = queue();
     let now = Instant::now();
-    let first = queue.enter(lock(), "a", None, MS, (now, now + 3 * MS, now + 25 * MS));
+    let first = queue.enter(lock(), "a", terms(None, MS), (now, now + 3 * MS, now + 25 * MS));
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("until", Some(3 * MS)));
     assert_eq!(step(&first, now + 3 * MS), ("poll", None));
@@ -328,7 +337,7 @@ fn failed(ticket: &Ticket, now: Instant, pause: Duration) {
 }
 
 fn enter_with(queue: &Queues, params: &'static str, round_limit: Duration, now: Instant) -> Ticket {
-    queue.enter(lock(), params, None, round_limit, (now, now, now + 25 * MS))
+    queue.enter(lock(), params, terms(None, round_limit), (now, now, now + 25 * MS))
 }
 
 #[test]
@@ -388,14 +397,14 @@ fn owner(n: u8) -> Owner {
 
 /// Enters the queue for an owner that other requests share. The place may be kept.
 fn enter_for(queue: &Queues, params: &'static str, owner: Owner, now: Instant) -> Ticket {
-    let ticket = queue.enter(lock(), params, Some(owner), MS, (now, now, now + 25 * MS));
+    let ticket = queue.enter(lock(), params, terms(Some(owner), MS), (now, now, now + 25 * MS));
     ticket.may_keep(PlacePermit::counted(()));
     ticket
 }
 
 /// The line: what each waiter asks for; in brackets, if it is away.
 fn line(queue: &Queues, now: Instant) -> String {
-    let (line, total) = queue.line(&lock(), 100, now, |params, _, is_away| {
+    let (line, total) = queue.line(&lock(), 100, now, |params, _, _, is_away| {
         if is_away { format!("({params})") } else { (*params).to_owned() }
     });
     assert_eq!(line.len(), total);
@@ -468,7 +477,7 @@ fn only_owners_with_a_permit_keep_their_place() {
     let now = Instant::now();
     let position = Some(LinePlace { position: 1, kept_for: None });
     assert_eq!(enter(&queue, "a", now).end(now), position);
-    let mut without = queue.enter(lock(), "b", Some(owner(2)), MS, (now, now, now));
+    let mut without = queue.enter(lock(), "b", terms(Some(owner(2)), MS), (now, now, now));
     without.may_keep(PlacePermit::none());
     assert_eq!(without.end(now), position);
     assert_eq!((line(&queue, now).as_str(), queue.kept()), ("", 0));
@@ -480,12 +489,12 @@ fn a_permit_is_kept_with_the_place_and_then_dropped() {
     let now = Instant::now();
     let permit = std::sync::Arc::new(());
     let taken = || std::sync::Arc::strong_count(&permit) - 1;
-    let ticket = queue.enter(lock(), "a", Some(owner(1)), MS, (now, now, now));
+    let ticket = queue.enter(lock(), "a", terms(Some(owner(1)), MS), (now, now, now));
     ticket.may_keep(PlacePermit::counted(permit.clone()));
     let mut ticket = ticket;
     ticket.end(now);
     assert_eq!(taken(), 1);
-    let mut again = queue.enter(lock(), "a", Some(owner(1)), MS, (now, now, now));
+    let mut again = queue.enter(lock(), "a", terms(Some(owner(1)), MS), (now, now, now));
     assert_eq!((taken(), again.end(now)), (1, kept(1)), "the permit came back with the place");
     queue.end_places(now + KEPT);
     assert_eq!(taken(), 0);
@@ -574,7 +583,7 @@ fn places_stay_within_the_bounds() {
     assert_eq!(places.iter().flatten().count(), 8, "four times the waiters of one lock");
     for n in 0..10 {
         let name = Bytes::from(n.to_string());
-        let mut ticket = queue.enter(name, "b", Some(owner(n)), MS, (now, now, now));
+        let mut ticket = queue.enter(name, "b", terms(Some(owner(n)), MS), (now, now, now));
         ticket.may_keep(PlacePermit::counted(()));
         ticket.end(now);
     }
@@ -760,7 +769,7 @@ fn a_line_shows_no_more_than_it_is_asked_for() {
     let queue = WaitQueues::new(Bounds { total: 1_000, per_lock: 1_000 });
     let now = Instant::now();
     let tickets: Vec<_> = (0..200).map(|_| enter(&queue, "a", now)).collect();
-    let (line, total) = queue.line(&lock(), 100, now, |params, _, _| *params);
+    let (line, total) = queue.line(&lock(), 100, now, |params, _, _, _| *params);
     assert_eq!((line.len(), total, tickets.len()), (100, 200, 200));
 }
 
@@ -810,7 +819,8 @@ fn few_attempts_pass_however_many_round_limits() {
 fn an_unawaited_lock_is_tried_when_all_slots_are_taken() {
     let queue = WaitQueues::new(Bounds { total: 1, per_lock: 1 });
     let now = Instant::now();
-    let waits: Ticket = queue.enter(Bytes::from_static(b"other"), "a", None, MS, (now, now, now));
+    let waits: Ticket =
+        queue.enter(Bytes::from_static(b"other"), "a", terms(None, MS), (now, now, now));
     waits.take_slot().expect("a slot is free");
     let first = enter(&queue, "b", now);
     assert_eq!(queue.count(), (1, 1), "the second waiter has no slot yet");
@@ -827,7 +837,7 @@ fn a_limit_of_zero_leaves_no_queue_behind() {
     let queue = WaitQueues::<(), ()>::new(Bounds { total: 10, per_lock: 0 });
     let now = Instant::now();
     let full = LockError::TooManyWaiters { max: 0, limit: WaitLimit::OfLock };
-    assert_eq!(queue.enter(lock(), (), None, MS, (now, now, now)).take_slot(), Err(full));
+    assert_eq!(queue.enter(lock(), (), terms(None, MS), (now, now, now)).take_slot(), Err(full));
     assert!(queue.count() == (0, 0) && !queue.is_waited_for(&lock()));
 }
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::handoff::{Handoff, Next};
+use super::order::{Priority, QueueMode, taken_up};
 use super::places::PlacePermit;
 use super::polls::Polls;
 use super::queue::{Bounds, Cause, Leave, Left, QUICK, Shard, WaitQueue, WaitQueues, Waiter};
@@ -31,6 +32,8 @@ pub(crate) enum Step<A> {
     /// The waiter's owner appears to hold the lock: ask for that grant. If it is confirmed, leave
     /// with it; otherwise wait on.
     AskForOwn,
+    /// A newer waiter of the same kind began to wait: leave.
+    Superseded,
 }
 
 /// Whether a waiter may make an attempt. [`Step::AskForOwn`] does not depend on this.
@@ -42,11 +45,23 @@ pub(crate) enum MayTry {
     Now,
 }
 
+/// What a waiter demands of its place in the queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlaceTerms {
+    /// The owner, if other requests may ask for the same owner.
+    pub(crate) shared_owner: Option<Owner>,
+    /// How long the waiter's rounds may take.
+    pub(crate) round_limit: Duration,
+    pub(crate) priority: Priority,
+    pub(crate) mode: QueueMode,
+}
+
 /// A place in a queue. Dropping the ticket leaves the queue.
 pub(crate) struct WaitTicket<P, A> {
     queues: Arc<WaitQueues<P, A>>,
     lock: Bytes,
     ticket: u64,
+    mode: QueueMode,
     has_left: bool,
 }
 
@@ -93,38 +108,56 @@ pub(crate) struct Success {
 }
 
 impl<P, A> WaitQueues<P, A> {
-    /// Enters the queue of a lock, without a slot: at the end, or at the place that is kept for the
-    /// owner. In an empty queue the first attempt is due at `first_try` and the next poll at
+    /// Enters the queue of a lock, without a slot: at the end of its priority, or at the place that
+    /// is kept for the owner. In an empty queue the first attempt is due at `first_try` and the next poll at
     /// `first_poll`.
     pub(crate) fn enter(
         self: &Arc<Self>,
         lock: Bytes,
         params: P,
-        shared_owner: Option<Owner>,
-        round_limit: Duration,
+        terms: PlaceTerms,
         (now, first_try, first_poll): (Instant, Instant, Instant),
     ) -> WaitTicket<P, A> {
         self.entered.fetch_add(1, Ordering::AcqRel);
+        let PlaceTerms { shared_owner, round_limit, priority, mode } = terms;
         let mut shard = self.shard(&lock);
         let Shard { queues, places } = &mut *shard;
         let queue =
             queues.entry(lock.clone()).or_insert_with(|| WaitQueue::new(first_try, first_poll));
         // The ticket is drawn while the shard is locked, because new waiters of a queue must be in
         // the order of their tickets.
-        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let arrival = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let ticket = priority.number(arrival);
         let kept = shared_owner.and_then(|owner| {
             self.with_places(places, &lock, now, |places| {
                 let (number, place) = places.take(&owner)?;
-                Some((number, place.since, place.permit))
+                Some((taken_up(number, place.priority, priority), place))
             })
         });
-        let (number, since, permit) = kept.unwrap_or((ticket, now, None));
+        let (number, since, mut arrival, permit) = match kept {
+            Some((number, place)) => (number, place.since, place.arrival, place.permit),
+            None => (ticket, now, arrival, None),
+        };
         let owner_holds = shared_owner.is_some() && shared_owner == queue.holder;
+        let mut is_superseded = false;
+        if mode == QueueMode::Newest
+            && let Some(owner) = shared_owner
+        {
+            is_superseded = !owner_holds && self.was_superseded(places, &lock, &owner, now);
+            arrival = arrival.min(queue.arrival_of_copy(owner).unwrap_or(arrival));
+        }
+        if mode == QueueMode::Newest && !is_superseded {
+            queue.newest.push(ticket);
+        }
         queue.shared_owners += usize::from(shared_owner.is_some());
         let waiter = Waiter {
             params,
             ticket,
+            priority,
+            mode,
             since,
+            arrival,
+            is_superseded,
             permit,
             has_slot: false,
             round_limit,
@@ -137,7 +170,7 @@ impl<P, A> WaitQueues<P, A> {
         };
         queue.insert(number, Box::new(waiter));
         drop(shard);
-        WaitTicket { queues: self.clone(), lock, ticket, has_left: false }
+        WaitTicket { queues: self.clone(), lock, ticket, mode, has_left: false }
     }
 }
 
@@ -172,6 +205,14 @@ impl<P, A> WaitTicket<P, A> {
         queue.slots_taken += 1;
         self.queues.locks.fetch_add(usize::from(slots_taken == 0), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// The request has begun to wait: older waiters are superseded, if this one is of the kind
+    /// [`QueueMode::Newest`].
+    pub(crate) fn supersede_older(&self, now: Instant) {
+        if self.mode == QueueMode::Newest {
+            self.queues.supersede_older(&self.lock, self.ticket, now);
+        }
     }
 
     pub(crate) fn standing(&self) -> Standing {
@@ -214,11 +255,16 @@ impl<P, A> WaitTicket<P, A> {
         let cause = queue.cause;
         let Some(waiter) = queue.waiters.get_mut(&number) else { return Step::Wait };
         waiter.signalled = false;
-        if let Some(prepared) = waiter.handed.take() {
+        if !waiter.is_superseded
+            && let Some(prepared) = waiter.handed.take()
+        {
             return Step::Handed(prepared);
         }
         if std::mem::take(&mut waiter.owner_holds) {
             return Step::AskForOwn;
+        }
+        if waiter.is_superseded {
+            return Step::Superseded;
         }
         if !first || competing.is_some() {
             return Step::Wait;
@@ -268,7 +314,9 @@ impl<P, A> WaitTicket<P, A> {
                 places.asked(number);
             }
             // Another request of that owner was granted the lock.
-            holder.and_then(|owner| places.take(&owner));
+            if let Some(owner) = holder {
+                places.forget(&owner);
+            }
         });
         let own = queue.held_by(holder);
         queue.last_refusal = Some((refusal.error, now));
@@ -306,6 +354,8 @@ impl<P, A> WaitTicket<P, A> {
     /// The attempt got the lock. The waiter leaves, and the next waiter waits for a release or a
     /// poll.
     pub(crate) fn granted(mut self, now: Instant, success: Success) {
+        // A waiter with a higher priority may be granted the lock before it has to wait.
+        self.supersede_older(now);
         self.has_left = true;
         let mut own = Vec::new();
         self.queues.remove(&self.lock, self.ticket, Leave::Granted { now }, |queue| {

@@ -57,7 +57,8 @@ pub(super) fn leaves_nothing(error: &LockError) -> bool {
         | HeldTooLong { .. }
         | TtlTooLong { .. }
         | TtlTooShort { .. }
-        | TooManyWaiters { .. } => true,
+        | TooManyWaiters { .. }
+        | Superseded => true,
         NoQuorum(_) | Unknown(_) | Lost | NotHolder(_) => false,
     }
 }
@@ -74,6 +75,7 @@ pub(super) fn outcome_of<T>(result: Result<T, &LockError>, success: OutcomeLabel
         Err(LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. }) => {
             OutcomeLabel::Refused
         }
+        Err(LockError::Superseded) => OutcomeLabel::Refused,
     }
 }
 

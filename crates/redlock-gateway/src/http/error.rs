@@ -365,6 +365,10 @@ impl ApiError {
                               trying again is safe";
                 OUTCOME_UNKNOWN.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
+            LockError::Superseded => SUPERSEDED.because(
+                "a newer request with \"queue\": \"newest\" waits for this lock, and only the newest waits; leave the work \
+                 to that request, and do not try again",
+            ),
             LockError::HeldTooLong { .. } => Refusal::from(error).into(),
             LockError::TtlTooLong { asked, max } => {
                 let asked = asked.millis();

@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{HeaderMap, Uri};
 use redlock_api::AcquireBody;
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN, PREFER};
-use redlock_core::{Info, LockName, LockToken, Ttl};
+use redlock_core::{Info, LockName, LockToken, Priority, QueueMode, Ttl};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
@@ -293,6 +293,32 @@ pub fn requested_wait(
     wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
 }
 
+/// The priority of a body, or the default.
+pub fn requested_priority(value: Option<&Value>) -> Result<Priority, ApiError> {
+    let Some(value) = value else { return Ok(Priority::default()) };
+    let priority = whole(value).and_then(|value| Priority::new(u8::try_from(value).ok()?));
+    priority.ok_or_else(|| {
+        let given = shortened(value);
+        let (min, max) = (Priority::MIN, Priority::MAX);
+        INVALID_BODY.because(format!(
+            "priority is {given}; allowed are {min} to {max}, and {max} is served first"
+        ))
+    })
+}
+
+/// Which requests wait at the same time, as a body asks, or all.
+pub fn requested_queue(value: Option<&Value>) -> Result<QueueMode, ApiError> {
+    match value.map(|value| (value, value.as_str())) {
+        None | Some((_, Some("all"))) => Ok(QueueMode::All),
+        Some((_, Some("newest"))) => Ok(QueueMode::Newest),
+        Some((value, _)) => {
+            let given = shortened(value);
+            Err(INVALID_BODY
+                .because(format!("queue is {given}; allowed are \"all\" and \"newest\"")))
+        }
+    }
+}
+
 /// Label and metadata to store, with the principal that the lock will belong to.
 pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetadata, ApiError> {
     let is_label = |text: &str| {
@@ -431,6 +457,29 @@ mod tests {
             assert_eq!(problem.code, "invalid_ttl");
             assert!(problem.detail.contains("10 to 300000"), "{}", problem.detail);
         }
+    }
+
+    #[test]
+    fn bad_priorities_and_queues_are_refused_with_what_is_allowed() {
+        for bad in ["-1", "10", "5.5", "\"high\"", "null", "[]", "256", "4294967301"] {
+            let body: AcquireBody =
+                serde_json::from_str(&format!("{{\"priority\":{bad}}}")).unwrap();
+            let problem = requested_priority(body.priority.as_ref()).unwrap_err().problem();
+            assert_eq!(problem.code, "invalid_body");
+            let detail = format!("priority is {bad}; allowed are 0 to 9, and 9 is served first");
+            assert_eq!(problem.detail, detail);
+        }
+        for bad in ["\"latest\"", "\"Newest\"", "1", "null", "{}"] {
+            let body: AcquireBody = serde_json::from_str(&format!("{{\"queue\":{bad}}}")).unwrap();
+            let problem = requested_queue(body.queue.as_ref()).unwrap_err().problem();
+            assert_eq!(problem.code, "invalid_body");
+            let detail = format!("queue is {bad}; allowed are \"all\" and \"newest\"");
+            assert_eq!(problem.detail, detail);
+        }
+        let body: AcquireBody =
+            serde_json::from_str(r#"{"priority":9.0,"queue":"newest"}"#).unwrap();
+        assert_eq!(requested_priority(body.priority.as_ref()).unwrap(), Priority::MAX);
+        assert_eq!(requested_queue(body.queue.as_ref()).unwrap(), QueueMode::Newest);
     }
 
     #[test]

@@ -12,7 +12,8 @@ use redlock_core::{HeldBy, LockName, LockToken};
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, TokenOrKey, metadata, requested_ttl, stored,
+    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, TokenOrKey, metadata, requested_priority,
+    requested_queue, requested_ttl, stored,
 };
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
@@ -26,8 +27,8 @@ use crate::overload::in_flight::RequestClass;
 ///
 /// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 /// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-/// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-/// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+/// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+/// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 /// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 /// again. The place is also kept when the client disconnects.
 /// When too many requests wait already, the gateway still tries once if no other request waits at
@@ -54,7 +55,7 @@ use crate::overload::in_flight::RequestClass;
         (status = 400, description = "invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
-        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
+        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
         (status = 429, description = "too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded"),
         (status = 503, description = "quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold it, try again; draining, overloaded, audit_unavailable"),
     )
@@ -72,6 +73,8 @@ pub(super) async fn acquire(
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let (wait, applied) = head.wait(&body, &limits)?;
+    let priority = requested_priority(body.priority.as_ref())?;
+    let queue = requested_queue(body.queue.as_ref())?;
     let metadata = metadata(body, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
     let request = AcquireRequest {
@@ -82,6 +85,8 @@ pub(super) async fn acquire(
         idempotency_key: head.idempotency_key.clone(),
         max_hold: limits.max_hold,
         wait,
+        priority,
+        queue,
         client: access.client().clone(),
         started,
     };
@@ -145,7 +150,8 @@ pub(super) async fn extend(
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
     let view = extended.map_err(|refusal| lock.refused(refusal))?;
-    grant_response(StatusCode::OK, &lease(name, &view, None), None)
+    let waiters = Some(access.gateway().line_length(name) as u64);
+    grant_response(StatusCode::OK, &Lease { waiters, ..lease(name, &view, None) }, None)
 }
 
 /// Release a lock

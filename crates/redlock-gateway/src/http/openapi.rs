@@ -136,10 +136,11 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
 }
 
 /// The properties whose value is one of a few words, with these words.
-fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 5] {
+fn labels() -> [(&'static str, &'static str, Vec<&'static str>); 6] {
     let mut answers = vec!["agreed", "held", "free", "pending"];
     answers.extend(Reason::ALL.map(Reason::as_str));
     [
+        ("AcquireBody", "queue", vec!["all", "newest"]),
         ("Problem", "code", ProblemCode::ALL.iter().map(|code| code.as_str()).collect()),
         ("Health", "status", vec!["alive", "ready", "no_quorum", "draining"]),
         ("NodeHealth", "state", NodeState::ALL.map(NodeState::as_str).to_vec()),

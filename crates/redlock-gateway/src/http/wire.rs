@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redlock_api::{Health, Lease, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Waiter};
 use redlock_core::node::NodeStatus;
-use redlock_core::{HeldBy, Inspection, LockName, NodeReport, NodeView};
+use redlock_core::{HeldBy, Inspection, LockName, NodeReport, NodeView, Priority};
 use serde::Serialize;
 
 use crate::gateway::{LeaseView, ListView, Readiness};
@@ -26,6 +26,7 @@ pub fn lease(name: &LockName, view: &LeaseView, owner: Option<String>) -> Lease 
         owner,
         nodes_granted: view.nodes_granted as u32,
         nodes_total: view.nodes_total as u32,
+        waiters: None,
     }
 }
 
@@ -77,6 +78,7 @@ pub(super) fn lock_status(
         owner: label_of(waiter.info.as_bytes()),
         waiting_since: rfc3339(since),
         is_away: waiter.is_away,
+        priority: Some(waiter.priority).filter(|it| *it != Priority::default()).map(Priority::get),
     };
     LockStatus {
         nodes: Some(nodes.collect()),

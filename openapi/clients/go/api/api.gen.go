@@ -17,6 +17,24 @@ import (
 	"github.com/oapi-codegen/runtime"
 )
 
+// Defines values for AcquireBodyQueue.
+const (
+	AcquireBodyQueueAll    AcquireBodyQueue = "all"
+	AcquireBodyQueueNewest AcquireBodyQueue = "newest"
+)
+
+// Valid indicates whether the value is a known member of the AcquireBodyQueue enum.
+func (e AcquireBodyQueue) Valid() bool {
+	switch e {
+	case AcquireBodyQueueAll:
+		return true
+	case AcquireBodyQueueNewest:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for HealthStatus.
 const (
 	HealthStatusAlive    HealthStatus = "alive"
@@ -179,6 +197,7 @@ const (
 	ProblemCodeQuotaExceeded        ProblemCode = "quota_exceeded"
 	ProblemCodeRateLimited          ProblemCode = "rate_limited"
 	ProblemCodeRequestTimeout       ProblemCode = "request_timeout"
+	ProblemCodeSuperseded           ProblemCode = "superseded"
 	ProblemCodeTooManyWaiters       ProblemCode = "too_many_waiters"
 	ProblemCodeUnauthenticated      ProblemCode = "unauthenticated"
 	ProblemCodeUnsupportedMediaType ProblemCode = "unsupported_media_type"
@@ -237,6 +256,8 @@ func (e ProblemCode) Valid() bool {
 		return true
 	case ProblemCodeRequestTimeout:
 		return true
+	case ProblemCodeSuperseded:
+		return true
 	case ProblemCodeTooManyWaiters:
 		return true
 	case ProblemCodeUnauthenticated:
@@ -259,15 +280,31 @@ type AcquireBody struct {
 	// without control characters, line separators and bidirectional controls.
 	Owner *string `json:"owner,omitempty"`
 
+	// Priority How early a request with `wait_ms` is served: from 0 to 9, and 9 is served first. Without
+	// it the priority is 5. Requests with a higher priority may pass a lower one until its wait
+	// ends.
+	Priority *int32 `json:"priority,omitempty"`
+
+	// Queue `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
+	// `newest`, only the newest waits. When it begins to wait at a gateway, the older ones that
+	// wait there for the same lock are answered 409 `superseded`.
+	Queue *AcquireBodyQueue `json:"queue,omitempty"`
+
 	// TTLMs How long the lock lives without an extension, in milliseconds: from 10 to the configured
 	// maximum (300000 by default). Without it the configured default applies (30000).
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
 
 	// WaitMs How long to wait while the lock is held, in milliseconds, up to the configured
-	// maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
-	// repeated request with the same `Idempotency-Key` keeps its place in that order.
+	// maximum (25000 by default). One gateway serves the waiters of a lock by `priority`, then in
+	// order of arrival. A repeated request with the same `Idempotency-Key` keeps its place in that
+	// order.
 	WaitMs *int32 `json:"wait_ms,omitempty"`
 }
+
+// AcquireBodyQueue `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
+// `newest`, only the newest waits. When it begins to wait at a gateway, the older ones that
+// wait there for the same lock are answered 409 `superseded`.
+type AcquireBodyQueue string
 
 // ExtendBody How long to extend. Unknown fields are refused.
 type ExtendBody struct {
@@ -373,6 +410,10 @@ type Lease struct {
 	// round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
 	// time left.
 	ValidityMs int32 `json:"validity_ms"`
+
+	// Waiters Only in the answer to `PATCH`: how many wait for this lock at this gateway, so that a holder
+	// may release it early.
+	Waiters *int64 `json:"waiters,omitempty"`
 }
 
 // LeaseRef A lock and the token that acquiring it returned.
@@ -556,6 +597,9 @@ type Waiter struct {
 
 	// Owner The label from the request.
 	Owner *string `json:"owner,omitempty"`
+
+	// Priority The priority from the request. Absent when it is 5.
+	Priority *int32 `json:"priority,omitempty"`
 
 	// WaitingSince When the first request with this `Idempotency-Key` began to wait, by the gateway's wall
 	// clock, RFC 3339.
@@ -794,8 +838,8 @@ type ClientInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+	// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
@@ -813,8 +857,8 @@ type ClientInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+	// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
@@ -1044,8 +1088,8 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 // `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 // again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at
@@ -1073,8 +1117,8 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 // `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 // again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at
@@ -1777,8 +1821,8 @@ type ClientWithResponsesInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+	// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
@@ -1796,8 +1840,8 @@ type ClientWithResponsesInterface interface {
 	//
 	// 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 	// request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-	// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-	// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+	// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+	// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 	// `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 	// again. The place is also kept when the client disconnects.
 	// When too many requests wait already, the gateway still tries once if no other request waits at
@@ -3063,8 +3107,8 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 // `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 // again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at
@@ -3088,8 +3132,8 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 //
 // 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
 // request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-// serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-// the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+// serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+// the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
 // `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
 // again. The place is also kept when the client disconnects.
 // When too many requests wait already, the gateway still tries once if no other request waits at

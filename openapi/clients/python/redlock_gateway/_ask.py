@@ -54,6 +54,8 @@ class Grant:
     fencing_token: int
     validity: float
     elapsed: float
+    # How many wait for the lock at the gateway; None if the answer does not tell.
+    waiters: int | None = None
 
     def deadline(self, sent: float, ttl: float) -> float:
         """Returns the moment until which the grant may be trusted.
@@ -73,7 +75,8 @@ def grant(answer: object) -> Grant:
     token, fencing_token = answer.token, int(answer.fencing_token)
     if not (token.isascii() and token.replace(".", "").isalnum()):
         raise ValueError("its token is malformed")
-    return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000)
+    waiters = answer.waiters if isinstance(answer.waiters, int) else None
+    return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000, waiters)
 
 
 def is_loss(problem: Problem) -> bool:

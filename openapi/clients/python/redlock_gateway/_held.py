@@ -71,6 +71,8 @@ class Held:
         # When the lease was last confirmed, and its deadline. Replaced as a whole, so readers need
         # no mutex.
         self.lease = (sent, granted.deadline(sent, ttl))
+        # The waiters that the last extension has told.
+        self.waiters: int | None = None
         self.extended = threading.Condition()
         self.extensions = 0
         self.lost = threading.Event()
@@ -123,6 +125,7 @@ class Held:
                     if unavailable.problem is not None or not has_said:
                         heard, has_said = "; ".join(unavailable.heard), unavailable.problem is not None
                 else:
+                    self.waiters = granted.waiters
                     # The deadline never moves back: an older answer may promise more.
                     self.lease = (sent, max(granted.deadline(sent, self.ttl), deadline))
                     with self.extended:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ._api.api.locks import acquire_lock, get_lock, list_locks, release_lock
@@ -103,6 +103,8 @@ class Client:
         margin: float | None = None,
         timeout: float | None = None,
         on_waiting: Callable[[Waiting], object] | None = None,
+        priority: int | None = None,
+        queue: Literal["all", "newest"] | None = None,
     ) -> Lock:
         """Returns a lock to acquire: ``with client.lock("a") as guard:`` or ``async with``.
 
@@ -122,9 +124,17 @@ class Client:
             on_waiting: Called while the acquisition waits, with the place in line and the holder:
                 after a second, and then after each request. It runs in a thread of its own; while a
                 call runs, there is no other.
+            priority: How early the request is served while it waits: 0 to 9, and 9 is served first.
+                By default 5.
+            queue: Which requests for the lock wait at a gateway at the same time: by default all.
+                With ``newest``, a newer request of this kind ends the wait with a RefusedError
+                whose problem has the code ``superseded``.
 
         """
-        return Lock(self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin, timeout, on_waiting)
+        line = {key: value for key, value in (("priority", priority), ("queue", queue)) if value is not None}
+        return Lock(
+            self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin, timeout, on_waiting, line
+        )
 
     def locked(
         self,
@@ -137,6 +147,8 @@ class Client:
         margin: float | None = None,
         timeout: float | None = None,
         on_waiting: Callable[[Waiting], object] | None = None,
+        priority: int | None = None,
+        queue: Literal["all", "newest"] | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorates a function or coroutine function: each call runs under the lock. Arguments are
         those of lock().
@@ -154,6 +166,8 @@ class Client:
             margin=margin,
             timeout=timeout,
             on_waiting=on_waiting,
+            priority=priority,
+            queue=queue,
         )
         lock()
 
@@ -285,6 +299,7 @@ class Lock:
         margin: float | None,
         timeout: float | None,
         on_waiting: Callable[[Waiting], object] | None,
+        line: dict[str, Any],
     ) -> None:
         _named(name)
         self._gateways, self._longest_turn, self._name = gateways, longest_turn, name
@@ -304,6 +319,7 @@ class Lock:
         self._owner = owner
         self._metadata = dict(metadata) if metadata else None
         self._on_waiting = on_waiting
+        self._line = line
         # The owner and guard of each open `with`. One lock may be open in several threads and
         # tasks.
         self._open: list[tuple[object, Guard]] = []
@@ -388,7 +404,7 @@ class Lock:
         while (asked := now()) < give_up:
             turn = min(max(end_of_wait - asked, 0.0), longest, first)
             times = {"ttl_ms": round(self._ttl * 1000), "wait_ms": round(turn * 1000)}
-            body = AcquireBody.from_dict({**times, **labels})
+            body = AcquireBody.from_dict({**times, **self._line, **labels})
             try:
                 granted, sent = await gateways.ask(
                     lambda api, body=body: posts.send(  # type: ignore[misc]

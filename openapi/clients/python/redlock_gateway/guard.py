@@ -105,6 +105,14 @@ class Guard:
         return max(self.deadline - now(), 0.0)
 
     @property
+    def waiters(self) -> int | None:
+        """How many waited for the lock at the gateway at the last extension; None before it.
+
+        A holder may release the lock early when somebody waits.
+        """
+        return self._held.waiters
+
+    @property
     def lost(self) -> threading.Event:
         """Set on a loss, at the latest the margin before the deadline: ``guard.lost.wait(10)``."""
         return self._held.lost

@@ -41,6 +41,7 @@ LEASE = {
     "expires_at": "2030-01-01T00:00:00Z",
     "nodes_granted": 1,
     "nodes_total": 1,
+    "waiters": 2,
 }
 
 

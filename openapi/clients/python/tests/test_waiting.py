@@ -46,15 +46,25 @@ class Turns(unittest.TestCase):
             scripted(POST=[held, held, held, 201], DELETE=[204]) as first,
             scripted(POST=[201], DELETE=[204]) as second,
             Client([first.url, second.url]) as client,
-            client.lock("a", wait=60, on_waiting=told.put),
+            client.lock("a", wait=60, on_waiting=told.put, priority=9, queue="newest"),
         ):
             pass
+        for body in first.bodies[:4]:
+            self.assertEqual((9, "newest"), (body["priority"], body["queue"]))
         self.assertEqual(["POST"] * 4 + ["DELETE"], [method for method, _ in first.seen])
         self.assertEqual([], second.seen)
         self.assertEqual(1, len({key for _, key in first.seen[:4]}))
         self.assertEqual([1000, 5000, 5000], [body["wait_ms"] for body in first.bodies[:3]])
         since = datetime(2026, 1, 2, 3, 4, 5, 678000, timezone.utc)
         self.assertEqual(Waiting("a", 2, "A", since, first.url), told.get(timeout=PATIENCE))
+
+    def test_guard_shows_the_waiters_of_the_last_extension(self) -> None:
+        with scripted(POST=[201], PATCH=[200], DELETE=[204]) as server, Client(server.url) as client:
+            guard = client.lock("a", ttl=3).acquire()
+            self.assertIsNone(guard.waiters)
+            self.assertTrue(guard.wait_extended(PATIENCE))
+            self.assertEqual(2, guard.waiters)
+            guard.release()
 
     def test_lost_place_is_said_once(self) -> None:
         log = logging.getLogger("redlock_gateway")

@@ -91,6 +91,13 @@ export interface LockOptions {
    * program`, and none in a browser; an empty text sends none.
    */
   readonly owner?: string | undefined;
+  /** How early the request is served while it waits: 0 to 9, and 9 is served first. By default 5. */
+  readonly priority?: number | undefined;
+  /**
+   * Which requests for the lock wait at a gateway at the same time: by default all. With `newest`,
+   * a newer request of this kind ends the wait with a `RefusedError` whose code is `superseded`.
+   */
+  readonly queue?: "all" | "newest" | undefined;
   /** Stored beside the lock, for people. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
   /**
@@ -271,11 +278,16 @@ export class Client {
     ttl: number,
     wait: number,
     end: number,
-    { owner = defaultOwner(), metadata, signal }: LockOptions,
+    { owner = defaultOwner(), metadata, priority, queue, signal }: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
     const { api, count } = this.#gateways;
     const lock = params.path.name;
-    const described = { ...(owner && { owner }), ...(metadata !== undefined && { metadata }) };
+    const described = {
+      ...(owner && { owner }),
+      ...(metadata !== undefined && { metadata }),
+      ...(priority !== undefined && { priority }),
+      ...(queue !== undefined && { queue }),
+    };
     let longest = this.#longestTurn;
     let first = FIRST_TURN;
     const hope = now() + wait;
@@ -359,6 +371,8 @@ const LOCK_OPTIONS: readonly string[] = [
   "onWaiting",
   "owner",
   "metadata",
+  "priority",
+  "queue",
   "marginMs",
   "signal",
 ] satisfies (keyof LockOptions)[];

@@ -64,6 +64,7 @@ export class Guard implements AsyncDisposable {
   /** When the lease was last confirmed, and its deadline. */
   #confirmed: number;
   #deadline: number;
+  #waiters: number | undefined;
   #next = deferred();
   #release: Promise<void> | undefined;
   #wasThrown = false;
@@ -98,6 +99,14 @@ export class Guard implements AsyncDisposable {
   /** The time to the deadline, in milliseconds; 0 after it. */
   get remainingMs(): number {
     return Math.max(0, this.#deadline - now());
+  }
+
+  /**
+   * How many waited for the lock at the gateway at the last extension; undefined before it. A
+   * holder may release the lock early when somebody waits.
+   */
+  get waiters(): number | undefined {
+    return this.#waiters;
   }
 
   /** The loss; undefined while the lock is not lost. */
@@ -224,6 +233,7 @@ export class Guard implements AsyncDisposable {
             granted,
             { until: givenUp, oneTry, signal: stop, lock: name },
           );
+          this.#waiters = answer.waiters;
           this.#extend(sent, deadlineOf(answer, sent, ttl));
           isConfirmed = true;
         } catch (error) {

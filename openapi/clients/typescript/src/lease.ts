@@ -7,11 +7,13 @@ export interface Granted {
   fencingToken: number;
   validity: number;
   elapsed: number;
+  /** How many wait for the lock at the gateway; undefined if the answer does not tell. */
+  waiters: number | undefined;
 }
 
 /** Reads a lease. Throws if the answer is none, because a deadline of NaN would never come. */
 export function granted(data: unknown): Granted {
-  const { token, fencing_token, validity_ms, elapsed_ms } = (data ?? {}) as Record<string, unknown>;
+  const { token, fencing_token, validity_ms, elapsed_ms, waiters } = (data ?? {}) as Record<string, unknown>;
   if (typeof token !== "string" || !/^[A-Za-z0-9.]+$/.test(token)) {
     throw new Error("the answer has no token");
   }
@@ -21,7 +23,7 @@ export function granted(data: unknown): Granted {
       throw new Error("the answer has no lease");
     }
   }
-  return lease as Granted;
+  return { ...lease, waiters: typeof waiters === "number" ? waiters : undefined } as Granted;
 }
 
 /**

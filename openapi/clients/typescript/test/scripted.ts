@@ -13,7 +13,7 @@ const CODES: Record<number, string> = {
   422: "new",
   429: "rate_limited",
 };
-const LEASE = { token: "1.1", fencing_token: 1, validity_ms: 30_000, elapsed_ms: 0 };
+const LEASE = { token: "1.1", fencing_token: 1, validity_ms: 30_000, elapsed_ms: 0, waiters: 2 };
 
 /** A status may come with further fields of the problem. */
 type Status = number | [number, object];
@@ -24,7 +24,7 @@ export interface Scripted extends AsyncDisposable {
   /** The method and the idempotency key of each request. */
   seen: [string, string | undefined][];
   /** The bodies of the POSTs. */
-  bodies: { wait_ms: number; owner?: string }[];
+  bodies: { wait_ms: number; owner?: string; priority?: number; queue?: string }[];
 }
 
 /**

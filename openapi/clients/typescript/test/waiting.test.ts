@@ -54,15 +54,30 @@ test("turns of a wait have one key and one gateway", inTime, async () => {
   await using second = await scripted({ POST: [201], DELETE: [204] });
   const told: Waiting[] = [];
   const client = new Client({ url: [first.url, second.url] });
-  const guard = await client.lock("a", { waitMs: 60_000, onWaiting: (waiting) => told.push(waiting) });
+  const guard = await client.lock("a", {
+    waitMs: 60_000,
+    onWaiting: (waiting) => told.push(waiting),
+    priority: 9,
+    queue: "newest",
+  });
   await guard.release();
   assert.deepEqual(methods(first), ["POST", "POST", "POST", "POST", "DELETE"]);
+  assert.ok(first.bodies.every(({ priority, queue }) => priority === 9 && queue === "newest"));
   assert.deepEqual(methods(second), []);
   assert.equal(new Set(first.seen.slice(0, 4).map(([, key]) => key)).size, 1);
   const waits = first.bodies.map(({ wait_ms }) => wait_ms);
   assert.deepEqual(waits.slice(0, 3), [1_000, 5_000, 5_000]);
   const acquiredAt = new Date("2026-01-02T03:04:05.678Z");
   assert.deepEqual(told[0], { name: "a", position: 2, holder: "A", acquiredAt, gateway: first.url });
+});
+
+test("a guard shows the waiters of the last extension", inTime, async () => {
+  await using server = await scripted({ POST: [201], PATCH: [200], DELETE: [204] });
+  const guard = await new Client(server.url).lock("a", { ttlMs: 3_000 });
+  assert.equal(guard.waiters, undefined);
+  assert.ok(await guard.extended());
+  assert.equal(guard.waiters, 2);
+  await guard.release();
 });
 
 test("a lost place is said once", inTime, async () => {

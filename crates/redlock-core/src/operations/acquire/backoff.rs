@@ -88,6 +88,7 @@ impl Backoff<'_> {
             LockError::TtlTooShort { .. } | LockError::TooManyWaiters { .. } => {
                 (poll_due, poll_due)
             }
+            LockError::Superseded => (poll_due, poll_due),
         };
         Refusal { error, retry, quick, poll_due, round, without_quorum }
     }

@@ -75,6 +75,7 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
         let full = match self.ticket.take_slot().and_then(|()| on_wait()) {
             Ok(permit) => {
                 self.ticket.may_keep(permit.into());
+                self.ticket.supersede_older(now);
                 return Ok(());
             }
             Err(full) => full,
@@ -153,6 +154,10 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 Step::AskForOwn => {
                     self.reason = WakeReason::OwnGrant;
                     Attempt::new(self.shared, self.params.for_attempt())
+                }
+                Step::Superseded => {
+                    self.ticket.end(now);
+                    return Err(LockError::Superseded);
                 }
                 Step::Attempt(cause) => {
                     self.reason = WakeReason::First(cause);

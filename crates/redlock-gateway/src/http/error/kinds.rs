@@ -22,7 +22,7 @@ kinds! {
     INVALID_NAME: BAD_REQUEST, InvalidName, "Invalid lock name", "the name has ' ' at byte 3; allowed are A-Z a-z 0-9 and . _ : @ / + ~ -";
     INVALID_TTL: BAD_REQUEST, InvalidTtl, "Invalid TTL", "ttl_ms is 5; allowed are 10 to 300000";
     INVALID_WAIT: BAD_REQUEST, InvalidWait, "Invalid waiting time", "wait_ms is 60000; allowed are 0 to 25000";
-    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `owner`, `metadata` at line 1 column 6";
+    INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `priority`, `queue`, `owner`, `metadata` at line 1 column 6";
     INVALID_PARAMETER: BAD_REQUEST, InvalidParameter, "Invalid header or query parameter", "Idempotency-Key must have 16 to 255 visible ASCII characters";
     MISSING_TOKEN: BAD_REQUEST, MissingToken, "Missing lock token", "the Lock-Token header is missing; send the token that acquiring the lock returned";
     INVALID_TOKEN: BAD_REQUEST, InvalidToken, "Invalid lock token", "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>";
@@ -33,6 +33,7 @@ kinds! {
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not take this method; the Allow header lists those it takes";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
     LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s";
+    SUPERSEDED: CONFLICT, Superseded, "A newer request waits instead", "a newer request with \"queue\": \"newest\" waits for this lock, and only the newest waits; leave the work to that request, and do not try again";
     NOT_HOLDER: CONFLICT, NotHolder, "Not the holder", "this token does not hold the lock; \"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms";
     MAX_HOLD_REACHED: CONFLICT, MaxHoldReached, "The lock has been held for too long", "the lock has been held for 1day and the limit is 1day; release it, then acquire it again";
     BODY_TOO_LARGE: PAYLOAD_TOO_LARGE, BodyTooLarge, "Request body too large", "the request body is larger than 16384 bytes";

@@ -23,8 +23,8 @@ export interface paths {
          * Acquire a lock
          * @description 201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
          *     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-         *     serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-         *     the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+         *     serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+         *     the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
          *     `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
          *     again. The place is also kept when the client disconnects.
          *     When too many requests wait already, the gateway still tries once if no other request waits at
@@ -208,6 +208,22 @@ export interface components {
             owner?: string;
             /**
              * Format: int32
+             * @description How early a request with `wait_ms` is served: from 0 to 9, and 9 is served first. Without
+             *     it the priority is 5. Requests with a higher priority may pass a lower one until its wait
+             *     ends.
+             * @example 5
+             */
+            priority?: number;
+            /**
+             * @description `all`, the default: every request with `wait_ms` waits. `newest`: of the requests with
+             *     `newest`, only the newest waits. When it begins to wait at a gateway, the older ones that
+             *     wait there for the same lock are answered 409 `superseded`.
+             * @example all
+             * @enum {string}
+             */
+            queue?: "all" | "newest";
+            /**
+             * Format: int32
              * @description How long the lock lives without an extension, in milliseconds: from 10 to the configured
              *     maximum (300000 by default). Without it the configured default applies (30000).
              * @example 30000
@@ -216,8 +232,9 @@ export interface components {
             /**
              * Format: int32
              * @description How long to wait while the lock is held, in milliseconds, up to the configured
-             *     maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
-             *     repeated request with the same `Idempotency-Key` keeps its place in that order.
+             *     maximum (25000 by default). One gateway serves the waiters of a lock by `priority`, then in
+             *     order of arrival. A repeated request with the same `Idempotency-Key` keeps its place in that
+             *     order.
              * @example 10000
              */
             wait_ms?: number;
@@ -417,6 +434,12 @@ export interface components {
              *     time left.
              */
             validity_ms: number;
+            /**
+             * Format: int64
+             * @description Only in the answer to `PATCH`: how many wait for this lock at this gateway, so that a holder
+             *     may release it early.
+             */
+            waiters?: number;
         };
         /**
          * @description A lock and the token that acquiring it returned.
@@ -635,7 +658,7 @@ export interface components {
              * @description The kind of error, for programs.
              * @enum {string}
              */
-            code: "invalid_name" | "invalid_ttl" | "invalid_wait" | "invalid_body" | "invalid_parameter" | "missing_token" | "invalid_token" | "unauthenticated" | "forbidden" | "not_found" | "lock_not_found" | "method_not_allowed" | "request_timeout" | "lock_held" | "not_holder" | "max_hold_reached" | "body_too_large" | "unsupported_media_type" | "misdirected_request" | "too_many_waiters" | "rate_limited" | "quota_exceeded" | "internal_error" | "quorum_unavailable" | "outcome_unknown" | "draining" | "audit_unavailable" | "overloaded";
+            code: "invalid_name" | "invalid_ttl" | "invalid_wait" | "invalid_body" | "invalid_parameter" | "missing_token" | "invalid_token" | "unauthenticated" | "forbidden" | "not_found" | "lock_not_found" | "method_not_allowed" | "request_timeout" | "lock_held" | "superseded" | "not_holder" | "max_hold_reached" | "body_too_large" | "unsupported_media_type" | "misdirected_request" | "too_many_waiters" | "rate_limited" | "quota_exceeded" | "internal_error" | "quorum_unavailable" | "outcome_unknown" | "draining" | "audit_unavailable" | "overloaded";
             /** @description What happened this time, with the value and what is allowed. */
             detail: string;
             /**
@@ -694,6 +717,11 @@ export interface components {
             is_away: boolean;
             /** @description The label from the request. */
             owner?: string;
+            /**
+             * Format: int32
+             * @description The priority from the request. Absent when it is 5.
+             */
+            priority?: number;
             /**
              * Format: date-time
              * @description When the first request with this `Idempotency-Key` began to wait, by the gateway's wall
@@ -891,7 +919,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
+            /** @description lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
             409: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */

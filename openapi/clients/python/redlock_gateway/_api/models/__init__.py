@@ -3,6 +3,7 @@
 
 from .acquire_body import AcquireBody
 from .acquire_body_metadata import AcquireBodyMetadata
+from .acquire_body_queue import AcquireBodyQueue
 from .extend_body import ExtendBody
 from .extend_many_body import ExtendManyBody
 from .extend_many_results import ExtendManyResults
@@ -27,6 +28,7 @@ from .waiter import Waiter
 __all__ = (
     "AcquireBody",
     "AcquireBodyMetadata",
+    "AcquireBodyQueue",
     "ExtendBody",
     "ExtendManyBody",
     "ExtendManyResults",

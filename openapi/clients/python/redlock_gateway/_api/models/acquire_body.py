@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import define as _attrs_define
 
+from ..models.acquire_body_queue import AcquireBodyQueue
 from ..types import UNSET, Unset
 
 if TYPE_CHECKING:
@@ -29,15 +30,26 @@ class AcquireBody:
             bidirectional controls.
         owner (str | Unset): A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
             without control characters, line separators and bidirectional controls. Example: nightly-report on host-7.
+        priority (int | Unset): How early a request with `wait_ms` is served: from 0 to 9, and 9 is served first.
+            Without
+            it the priority is 5. Requests with a higher priority may pass a lower one until its wait
+            ends. Example: 5.
+        queue (AcquireBodyQueue | Unset): `all`, the default: every request with `wait_ms` waits. `newest`: of the
+            requests with
+            `newest`, only the newest waits. When it begins to wait at a gateway, the older ones that
+            wait there for the same lock are answered 409 `superseded`. Example: all.
         ttl_ms (int | Unset): How long the lock lives without an extension, in milliseconds: from 10 to the configured
             maximum (300000 by default). Without it the configured default applies (30000). Example: 30000.
         wait_ms (int | Unset): How long to wait while the lock is held, in milliseconds, up to the configured
-            maximum (25000 by default). One gateway serves the waiters of a lock in order of arrival. A
-            repeated request with the same `Idempotency-Key` keeps its place in that order. Example: 10000.
+            maximum (25000 by default). One gateway serves the waiters of a lock by `priority`, then in
+            order of arrival. A repeated request with the same `Idempotency-Key` keeps its place in that
+            order. Example: 10000.
     """
 
     metadata: AcquireBodyMetadata | Unset = UNSET
     owner: str | Unset = UNSET
+    priority: int | Unset = UNSET
+    queue: AcquireBodyQueue | Unset = UNSET
     ttl_ms: int | Unset = UNSET
     wait_ms: int | Unset = UNSET
 
@@ -47,6 +59,12 @@ class AcquireBody:
             metadata = self.metadata.to_dict()
 
         owner = self.owner
+
+        priority = self.priority
+
+        queue: str | Unset = UNSET
+        if not isinstance(self.queue, Unset):
+            queue = self.queue.value
 
         ttl_ms = self.ttl_ms
 
@@ -59,6 +77,10 @@ class AcquireBody:
             field_dict["metadata"] = metadata
         if owner is not UNSET:
             field_dict["owner"] = owner
+        if priority is not UNSET:
+            field_dict["priority"] = priority
+        if queue is not UNSET:
+            field_dict["queue"] = queue
         if ttl_ms is not UNSET:
             field_dict["ttl_ms"] = ttl_ms
         if wait_ms is not UNSET:
@@ -80,6 +102,15 @@ class AcquireBody:
 
         owner = d.pop("owner", UNSET)
 
+        priority = d.pop("priority", UNSET)
+
+        _queue = d.pop("queue", UNSET)
+        queue: AcquireBodyQueue | Unset
+        if isinstance(_queue, Unset):
+            queue = UNSET
+        else:
+            queue = AcquireBodyQueue(_queue)
+
         ttl_ms = d.pop("ttl_ms", UNSET)
 
         wait_ms = d.pop("wait_ms", UNSET)
@@ -87,6 +118,8 @@ class AcquireBody:
         acquire_body = cls(
             metadata=metadata,
             owner=owner,
+            priority=priority,
+            queue=queue,
             ttl_ms=ttl_ms,
             wait_ms=wait_ms,
         )

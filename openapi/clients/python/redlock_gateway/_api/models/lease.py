@@ -40,6 +40,9 @@ class Lease:
             round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
             time left.
         owner (str | Unset): The label from the request.
+        waiters (int | Unset): Only in the answer to `PATCH`: how many wait for this lock at this gateway, so that a
+            holder
+            may release it early.
     """
 
     elapsed_ms: int
@@ -52,6 +55,7 @@ class Lease:
     ttl_ms: int
     validity_ms: int
     owner: str | Unset = UNSET
+    waiters: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,6 +79,8 @@ class Lease:
 
         owner = self.owner
 
+        waiters = self.waiters
+
         field_dict: dict[str, Any] = {}
         field_dict.update(self.additional_properties)
         field_dict.update(
@@ -92,6 +98,8 @@ class Lease:
         )
         if owner is not UNSET:
             field_dict["owner"] = owner
+        if waiters is not UNSET:
+            field_dict["waiters"] = waiters
 
         return field_dict
 
@@ -120,6 +128,8 @@ class Lease:
 
         owner = d.pop("owner", UNSET)
 
+        waiters = d.pop("waiters", UNSET)
+
         lease = cls(
             elapsed_ms=elapsed_ms,
             expires_at=expires_at,
@@ -131,6 +141,7 @@ class Lease:
             ttl_ms=ttl_ms,
             validity_ms=validity_ms,
             owner=owner,
+            waiters=waiters,
         )
 
         lease.additional_properties = d

@@ -28,6 +28,7 @@ class ProblemCode(str, Enum):
     QUOTA_EXCEEDED = "quota_exceeded"
     RATE_LIMITED = "rate_limited"
     REQUEST_TIMEOUT = "request_timeout"
+    SUPERSEDED = "superseded"
     TOO_MANY_WAITERS = "too_many_waiters"
     UNAUTHENTICATED = "unauthenticated"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"

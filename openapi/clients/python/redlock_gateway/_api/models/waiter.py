@@ -26,11 +26,13 @@ class Waiter:
             gateway's wall
             clock, RFC 3339.
         owner (str | Unset): The label from the request.
+        priority (int | Unset): The priority from the request. Absent when it is 5.
     """
 
     is_away: bool
     waiting_since: datetime.datetime
     owner: str | Unset = UNSET
+    priority: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -39,6 +41,8 @@ class Waiter:
         waiting_since = self.waiting_since.isoformat()
 
         owner = self.owner
+
+        priority = self.priority
 
         field_dict: dict[str, Any] = {}
         field_dict.update(self.additional_properties)
@@ -50,6 +54,8 @@ class Waiter:
         )
         if owner is not UNSET:
             field_dict["owner"] = owner
+        if priority is not UNSET:
+            field_dict["priority"] = priority
 
         return field_dict
 
@@ -64,10 +70,13 @@ class Waiter:
 
         owner = d.pop("owner", UNSET)
 
+        priority = d.pop("priority", UNSET)
+
         waiter = cls(
             is_away=is_away,
             waiting_since=waiting_since,
             owner=owner,
+            priority=priority,
         )
 
         waiter.additional_properties = d

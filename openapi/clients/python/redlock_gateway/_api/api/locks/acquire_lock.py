@@ -135,8 +135,9 @@ def sync_detailed(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+    the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its
+    place in the queue for
     `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
     again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
@@ -186,8 +187,9 @@ def sync(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+    the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its
+    place in the queue for
     `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
     again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
@@ -232,8 +234,9 @@ async def asyncio_detailed(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+    the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its
+    place in the queue for
     `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
     again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
@@ -281,8 +284,9 @@ async def asyncio(
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
     request waits for the lock in a queue. Each gateway has a queue of its own for the lock, and
-    serves it in order of arrival. With `wait_ms`, 409 means that the wait ended without a grant. If
-    the request had an `Idempotency-Key`, this gateway then keeps its place in the queue for
+    serves it by `priority`, then in order of arrival. With `wait_ms`, 409 `lock_held` means that
+    the wait ended without a grant. If the request had an `Idempotency-Key`, this gateway then keeps its
+    place in the queue for
     `queue_place_expires_ms`: the next request with the same key and a `wait_ms` takes the place up
     again. The place is also kept when the client disconnects.
     When too many requests wait already, the gateway still tries once if no other request waits at
