@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redlock_api::Lease;
+use redlock_api::{Lease, LeaseRef};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -14,6 +14,7 @@ use crate::client::{Client, IfUnreachable, SHORTEST_TRY, deadline_of, extension,
 use crate::clock::Moment;
 use crate::error::{Error, Loss, LossReason};
 use crate::log;
+use crate::together::{Renewal, Renewed};
 
 /// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
 /// up, and at most 5 s.
@@ -178,15 +179,26 @@ impl Held {
         };
         loop {
             let (confirmed, deadline) = *self.lease.borrow();
-            (confirmed + deadline.since(confirmed) / 3).reached().await;
+            let interval = deadline.since(confirmed) / 3;
             let given_up = deadline - self.margin;
+            let lease = LeaseRef { name: self.name.clone(), token: self.token.clone() };
+            let due = confirmed + interval;
+            let renewal = Renewal { lease, ttl: self.ttl, interval, due, given_up };
+            match self.client.renew_together(renewal).await {
+                Renewed::Extended(sent, deadline) => {
+                    self.extended(sent, deadline);
+                    continue;
+                }
+                Renewed::Lost(reason) => return reason,
+                Renewed::Alone => {}
+            }
             let mut heard = vec!["it was too late to ask".to_owned()];
             loop {
                 let left = given_up.left();
                 if left < SHORTEST_TRY {
                     return LossReason::Unconfirmed { what: heard };
                 }
-                let one_try = (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY);
+                let one_try = time_of_a_try(left);
                 let answer = tokio::select! {
                     answer = self.client.ask::<Lease>(
                         &call,
@@ -199,8 +211,8 @@ impl Held {
                 };
                 match answer {
                     Ok((Some(lease), sent)) => {
-                        let deadline = deadline_of(&lease, sent, self.ttl);
-                        self.lease.send_modify(|lease| *lease = (sent, deadline.max(lease.1)));
+                        let Lease { validity_ms, elapsed_ms, .. } = lease;
+                        self.extended(sent, deadline_of(validity_ms, elapsed_ms, sent, self.ttl));
                         break;
                     }
                     Ok((None, _)) => heard = vec!["PATCH was answered 204".into()],
@@ -213,6 +225,10 @@ impl Held {
                 tokio::time::sleep((given_up.left() / 8).min(LONGEST_TRY)).await;
             }
         }
+    }
+
+    fn extended(&self, sent: Moment, deadline: Moment) {
+        self.lease.send_modify(|lease| *lease = (sent, deadline.max(lease.1)));
     }
 
     fn lose(&self, reason: LossReason) {
@@ -237,4 +253,9 @@ impl Held {
         let until = self.lease.borrow().1.max(now + min).min(now + max);
         self.client.release_until(&self.name, &self.token, until).await
     }
+}
+
+/// The limit for one try to extend, of the time left.
+pub(crate) fn time_of_a_try(left: Duration) -> Duration {
+    (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY)
 }

@@ -53,6 +53,7 @@ mod log;
 mod owner;
 mod place;
 mod tls;
+mod together;
 mod waiting;
 
 pub use redlock_api::{

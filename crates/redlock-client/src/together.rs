@@ -1,0 +1,230 @@
+//! Guards of one client renew together: one `PATCH /locks` extends all leases that are due at about
+//! the same time.
+//!
+//! Each guard enters its lease, and waits here until the lease is due. The first guard whose lease
+//! is due takes along the others that are due soon. It sends one request in a task of its own, so
+//! that a release of this guard does not end it. Each guard still watches its own deadline. A lease
+//! that the joint request did not decide is extended by its guard alone.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redlock_api::{ExtendManyBody, ExtendManyResults, ExtendResult, LeaseRef, Problem};
+use reqwest::Method;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use crate::client::{Backoff, Client, NoAnswer, SHORTEST_TRY, deadline_of, is_loss, millis};
+use crate::clock::Moment;
+use crate::error::LossReason;
+use crate::guard::time_of_a_try;
+use crate::http::Call;
+
+/// Limit of a gateway on the leases of one request. With the longest names that is about 350 kB.
+const MAX_LEASES: usize = 1_000;
+/// The part of the interval between two renewals by which a lease may be renewed early.
+const EARLY: u32 = 4;
+/// The part of the time left that a joint request may take. In the rest, each guard asks alone.
+const SHARE: u32 = 2;
+
+/// The leases of a client that wait for their next renewal.
+#[derive(Default)]
+pub(crate) struct Together {
+    waiting: Mutex<Waiting>,
+    /// Whether a gateway has answered that it does not know `PATCH /locks`.
+    is_unknown: AtomicBool,
+}
+
+#[derive(Default)]
+struct Waiting {
+    leases: HashMap<u64, Due>,
+    last_id: u64,
+}
+
+/// A lease, and when to extend it.
+pub(crate) struct Renewal {
+    pub(crate) lease: LeaseRef,
+    pub(crate) ttl: Duration,
+    pub(crate) interval: Duration,
+    pub(crate) due: Moment,
+    pub(crate) given_up: Moment,
+}
+
+/// A waiting lease. Its guard is gone if `reply` is closed.
+struct Due {
+    renewal: Renewal,
+    reply: oneshot::Sender<Renewed>,
+}
+
+/// The result of a renewal for one guard.
+pub(crate) enum Renewed {
+    /// When the request was sent, and the deadline that follows.
+    Extended(Moment, Moment),
+    Lost(LossReason),
+    /// The lease is due, and its guard has to extend it by a request of its own.
+    Alone,
+}
+
+/// The entry of a waiting lease. Dropping it removes the lease.
+struct Entry<'a> {
+    client: &'a Client,
+    id: u64,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.client.together().leases().leases.remove(&self.id);
+    }
+}
+
+impl Together {
+    fn leases(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn enter(&self, due: Due) -> u64 {
+        let mut waiting = self.leases();
+        waiting.last_id += 1;
+        let id = waiting.last_id;
+        waiting.leases.insert(id, due);
+        id
+    }
+
+    /// Takes a lease out, with the others to renew together with it. Empty if another request has
+    /// taken the lease.
+    fn take(&self, id: u64) -> Vec<Due> {
+        let mut waiting = self.leases();
+        let Some(first) = waiting.leases.remove(&id) else { return Vec::new() };
+        let ttl = first.renewal.ttl;
+        let mut taken = vec![first];
+        if self.is_unknown.load(Ordering::Relaxed) {
+            return taken;
+        }
+        let now = Moment::now();
+        let is_soon = |due: &Renewal| due.ttl == ttl && due.due <= now + due.interval / EARLY;
+        let soon = waiting.leases.iter().filter(|(_, due)| is_soon(&due.renewal));
+        let mut soon: Vec<_> = soon.map(|(id, due)| (due.renewal.due, *id)).collect();
+        soon.sort_unstable();
+        for (_, id) in soon.into_iter().take(MAX_LEASES - 1) {
+            taken.extend(waiting.leases.remove(&id));
+        }
+        taken
+    }
+}
+
+impl Client {
+    /// Waits until a lease is due, and renews it together with others. Returns earlier if another
+    /// guard's request renews it.
+    pub(crate) async fn renew_together(&self, renewal: Renewal) -> Renewed {
+        let (due, given_up) = (renewal.due, renewal.given_up);
+        let (reply, mut renewed) = oneshot::channel();
+        let id = self.together().enter(Due { renewal, reply });
+        let _entry = Entry { client: self, id };
+        tokio::select! {
+            biased;
+            renewed = &mut renewed => return renewed.unwrap_or(Renewed::Alone),
+            () = due.reached() => {}
+        }
+        let taken = self.together().take(id);
+        match taken.len() {
+            0 => {}
+            1 => return Renewed::Alone,
+            _ => drop(tokio::spawn(self.clone().extend_many(taken))),
+        }
+        tokio::select! {
+            renewed = renewed => renewed.unwrap_or(Renewed::Alone),
+            () = given_up.reached() => Renewed::Alone,
+        }
+    }
+
+    /// Extends leases by joint requests until each is decided. A guard whose lease was not decided
+    /// in time finds its reply dropped.
+    async fn extend_many(self, mut leases: Vec<Due>) {
+        let Some(given_up) = leases.iter().map(|due| due.renewal.given_up).min() else { return };
+        let left = given_up.left();
+        let until = Moment::now() + left / SHARE;
+        let mut route = self.route();
+        let mut backoff = Backoff::default();
+        loop {
+            // Guards that were released meanwhile.
+            leases.retain(|due| !due.reply.is_closed());
+            let Some(first) = leases.first() else { return };
+            let ttl = first.renewal.ttl;
+            let refs: Vec<_> = leases.iter().map(|due| &due.renewal.lease).collect();
+            let body = ExtendManyBody { leases: json!(refs), ttl_ms: Some(millis(ttl)) };
+            let call = Call::new(Method::PATCH, "locks").body(&body);
+            let one_try = time_of_a_try(left);
+            let answer = tokio::select! {
+                answer = self.round::<ExtendManyResults>(&call, until, one_try, &mut route) => answer,
+                () = all_closed(&mut leases) => return,
+                // The request's timer stands still while the machine sleeps.
+                () = until.reached() => return,
+            };
+            let retry_after = match answer {
+                Ok((Some(answer), sent)) if answer.results.len() == leases.len() => {
+                    let mut retry_after = Duration::ZERO;
+                    let mut undecided = Vec::new();
+                    for (due, result) in leases.into_iter().zip(answer.results) {
+                        match decided(&due.renewal, result, sent) {
+                            Ok(renewed) => drop(due.reply.send(renewed)),
+                            Err(after) => {
+                                retry_after = retry_after.max(after);
+                                undecided.push(due);
+                            }
+                        }
+                    }
+                    leases = undecided;
+                    // The next gateway may reach more masters.
+                    route.at = (route.at + 1) % self.gateways() as usize;
+                    retry_after
+                }
+                Ok(_) => return,
+                Err(NoAnswer::Refused(problem)) => {
+                    if matches!(problem.status, 404 | 405) {
+                        self.together().is_unknown.store(true, Ordering::Relaxed);
+                    }
+                    return;
+                }
+                Err(NoAnswer::Round(round)) => round.retry_after,
+            };
+            let pause = backoff.next(retry_after);
+            if leases.is_empty() || pause + SHORTEST_TRY >= until.left() {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+/// The result for one lease, or how long to wait before the lease is sent again.
+fn decided(renewal: &Renewal, result: ExtendResult, sent: Moment) -> Result<Renewed, Duration> {
+    let ExtendResult { name, status, code, detail, retry_after_ms, validity_ms, elapsed_ms } =
+        result;
+    if name != renewal.lease.name {
+        return Ok(Renewed::Alone);
+    }
+    if let (200, Some(validity_ms)) = (status, validity_ms) {
+        let deadline = deadline_of(validity_ms, elapsed_ms, sent, renewal.ttl);
+        return Ok(Renewed::Extended(sent, deadline));
+    }
+    let problem = Problem {
+        status,
+        code: code.unwrap_or_default(),
+        detail: detail.unwrap_or_default(),
+        ..Problem::default()
+    };
+    match status {
+        _ if is_loss(&problem) => Ok(Renewed::Lost(problem.into())),
+        408 | 429 | 500 | 502..=504 => Err(Duration::from_millis(retry_after_ms.unwrap_or(0))),
+        _ => Ok(Renewed::Alone),
+    }
+}
+
+/// Waits until the guards of all leases are gone.
+async fn all_closed(leases: &mut [Due]) {
+    for due in leases {
+        due.reply.closed().await;
+    }
+}
