@@ -123,6 +123,10 @@ pub struct ExtendResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
     pub detail: Option<String>,
+    /// The holder's label, with `not_holder`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub holder: Option<String>,
     /// Time after which a retry makes sense, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]

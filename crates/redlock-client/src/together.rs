@@ -200,8 +200,16 @@ impl Client {
 
 /// The result for one lease, or how long to wait before the lease is sent again.
 fn decided(renewal: &Renewal, result: ExtendResult, sent: Moment) -> Result<Renewed, Duration> {
-    let ExtendResult { name, status, code, detail, retry_after_ms, validity_ms, elapsed_ms } =
-        result;
+    let ExtendResult {
+        name,
+        status,
+        code,
+        detail,
+        holder,
+        retry_after_ms,
+        validity_ms,
+        elapsed_ms,
+    } = result;
     if name != renewal.lease.name {
         return Ok(Renewed::Alone);
     }
@@ -213,6 +221,7 @@ fn decided(renewal: &Renewal, result: ExtendResult, sent: Moment) -> Result<Rene
         status,
         code: code.unwrap_or_default(),
         detail: detail.unwrap_or_default(),
+        holder,
         ..Problem::default()
     };
     match status {
@@ -226,5 +235,50 @@ fn decided(renewal: &Renewal, result: ExtendResult, sent: Moment) -> Result<Rene
 async fn all_closed(leases: &mut [Due]) {
     for due in leases {
         due.reply.closed().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_result_counts_as_the_answer_to_its_own_request() {
+        let second = Duration::from_secs(1);
+        let now = Moment::now();
+        let lease = LeaseRef { name: "a".into(), token: "1.1".into() };
+        let ttl = second * 30;
+        let renewal = Renewal { lease, ttl, interval: second, due: now, given_up: now };
+        let result = |status, code: &str| ExtendResult {
+            name: "a".into(),
+            status,
+            code: Some(code.into()),
+            detail: Some("why".into()),
+            holder: Some("bob".into()),
+            retry_after_ms: Some(7),
+            validity_ms: None,
+            elapsed_ms: 5_000,
+        };
+        let sent = now - second * 7;
+        let extended = ExtendResult { validity_ms: Some(29_000), ..result(200, "") };
+        let Ok(Renewed::Extended(at, deadline)) = decided(&renewal, extended.clone(), sent) else {
+            panic!("it was extended")
+        };
+        assert_eq!((at, deadline.since(sent)), (sent, second * 34));
+        let taken = decided(&renewal, result(409, "not_holder"), sent);
+        let Ok(Renewed::Lost(LossReason::Taken { holder })) = taken else { panic!("it is lost") };
+        assert_eq!(holder.as_deref(), Some("bob"));
+        for code in ["lock_not_found", "max_hold_reached"] {
+            let lost = decided(&renewal, result(404, code), sent);
+            assert!(matches!(lost, Ok(Renewed::Lost(_))), "{code}");
+        }
+        for status in [429, 500, 503] {
+            let unknown = decided(&renewal, result(status, "new"), sent);
+            assert!(unknown.is_err_and(|after| after == Duration::from_millis(7)), "{status}");
+        }
+        let other = ExtendResult { name: "b".into(), ..extended };
+        for refused in [result(403, "forbidden"), result(404, "not_found"), result(200, ""), other] {
+            assert!(matches!(decided(&renewal, refused, sent), Ok(Renewed::Alone)));
+        }
     }
 }

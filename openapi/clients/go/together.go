@@ -199,6 +199,7 @@ func (r *renewal) read(result api.ExtendResult, sent moment) *Problem {
 		Status:     int(result.Status),
 		Code:       valueOf(result.Code),
 		Detail:     valueOf(result.Detail),
+		Holder:     valueOf(result.Holder),
 		RetryAfter: milliseconds(valueOf(result.RetryAfterMs)),
 	}
 	isDecided := false

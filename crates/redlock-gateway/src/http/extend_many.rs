@@ -168,6 +168,7 @@ fn result(
                 status: StatusCode::OK.as_u16(),
                 code: None,
                 detail: None,
+                holder: None,
                 retry_after_ms: None,
                 // Both times are rounded down, which can only shorten the time that a client
                 // trusts.
@@ -186,6 +187,7 @@ fn result(
         status: problem.status,
         code: Some(problem.code),
         detail: Some(problem.detail),
+        holder: problem.holder,
         retry_after_ms: problem.retry_after_ms,
         validity_ms: None,
         elapsed_ms: elapsed.as_millis() as u64,

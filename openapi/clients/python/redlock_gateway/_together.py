@@ -161,7 +161,8 @@ def _renewed(renewal: Renewal, result: ExtendResult, sent: float) -> Renewed:
     if status == 200 and not isinstance(validity, Unset):
         deadline = deadline_of(int(validity) / 1000, int(result.elapsed_ms) / 1000, sent, renewal.ttl)
         return sent, deadline
-    problem = Problem(status=status, code=str(result.code or ""), detail=str(result.detail or ""), retry_after=None)
+    code, detail = str(result.code or ""), str(result.detail or "")
+    problem = Problem(status=status, code=code, detail=detail, holder=str(result.holder) if result.holder else None)
     if is_loss(problem):
         return loss_of(problem)
     if is_retryable(status):

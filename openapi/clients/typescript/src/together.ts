@@ -182,9 +182,15 @@ function resultsOf(data: unknown, count: number): readonly Result[] {
 
 /** Applies the result for one lease. Returns the problem if the lease has to be sent again. */
 function decide(lease: Waiting, result: Result, sent: number): Problem | undefined {
-  const { name, status, code = "", detail = "", validity_ms, elapsed_ms, retry_after_ms } = result;
+  const { name, status, code = "", detail = "", holder, validity_ms, elapsed_ms, retry_after_ms } = result;
   const { renewal } = lease;
-  const problem: Problem = { status, code, detail, ...(retry_after_ms !== undefined && { retry_after_ms }) };
+  const problem: Problem = {
+    status,
+    code,
+    detail,
+    ...(holder !== undefined && { holder }),
+    ...(retry_after_ms !== undefined && { retry_after_ms }),
+  };
   const isKnown = name === renewal.name;
   if (isKnown && status === 200 && isMs(validity_ms) && isMs(elapsed_ms)) {
     const granted = { validity: validity_ms, elapsed: elapsed_ms };
