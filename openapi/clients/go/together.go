@@ -146,14 +146,16 @@ func (c *Client) extendMany(leases []*renewal) {
 	var asked []*renewal
 	_, err := c.ask(ctx, question{
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-			leases = slices.DeleteFunc(leases, func(r *renewal) bool { return r.ctx.Err() != nil })
-			asked = slices.Clone(leases)
+			asked = nil
+			body := api.ExtendManyBody{TTLMs: count(ttl)}
+			for _, each := range leases {
+				if each.ctx.Err() == nil {
+					asked = append(asked, each)
+					body.Leases = append(body.Leases, api.LeaseRef{Name: each.guard.name, Token: each.guard.token})
+				}
+			}
 			if len(asked) == 0 {
 				return nil, context.Canceled
-			}
-			body := api.ExtendManyBody{TTLMs: count(ttl)}
-			for _, each := range asked {
-				body.Leases = append(body.Leases, api.LeaseRef{Name: each.guard.name, Token: each.guard.token})
 			}
 			sent = now()
 			return gateway.ExtendLocks(ctx, body)
