@@ -1,7 +1,10 @@
 package redlock_test
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -11,6 +14,7 @@ import (
 	"time"
 
 	redlock "github.com/redlock-gateway/redlock-gateway/openapi/clients/go"
+	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
 )
 
 // counted is a proxy in front of a gateway that counts the renewals.
@@ -20,6 +24,8 @@ type counted struct {
 	joint, single atomic.Int64
 	// hangs holds back each answer to PATCH /locks until the client gives up.
 	hangs atomic.Bool
+	// first replaces the first result of the next answer to PATCH /locks.
+	first atomic.Pointer[api.ExtendResult]
 }
 
 // count starts a proxy. It answers PATCH /locks with a status of its own, unless that is 0.
@@ -29,6 +35,7 @@ func (s *servers) count(status int) *counted {
 	must(s.t, err)
 	pass := httputil.NewSingleHostReverseProxy(gateway)
 	c := &counted{}
+	pass.ModifyResponse = c.replace
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		isJoint := request.Method == http.MethodPatch && request.URL.Path == "/locks"
 		switch {
@@ -50,6 +57,27 @@ func (s *servers) count(status int) *counted {
 	s.t.Cleanup(proxy.Close)
 	c.URL = proxy.URL
 	return c
+}
+
+func (c *counted) replace(response *http.Response) error {
+	if response.Request.Method != http.MethodPatch || response.Request.URL.Path != "/locks" {
+		return nil
+	}
+	first := c.first.Swap(nil)
+	if first == nil {
+		return nil
+	}
+	var answer api.ExtendManyResults
+	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
+		return err
+	}
+	first.Name = answer.Results[0].Name
+	answer.Results[0] = *first
+	body, err := json.Marshal(answer)
+	response.Body = io.NopCloser(bytes.NewReader(body))
+	response.ContentLength = int64(len(body))
+	response.Header.Set("Content-Length", fmt.Sprint(len(body)))
+	return err
 }
 
 func lockMany(t *testing.T, client *redlock.Client, count int, options ...redlock.Option) []*redlock.Guard {
@@ -146,6 +174,37 @@ func TestAHungJointRenewalLosesNoLockAndHoldsUpNoRelease(t *testing.T) {
 		t.Error(guards[0].Check())
 	}
 	allExtended(t, guards[1:], 1)
+}
+
+func TestEachResultCountsAsTheAnswerToItsOwnRequest(t *testing.T) {
+	t.Parallel()
+	s := start(t)
+	proxy := s.count(0)
+	guards := lockMany(t, s.client(proxy.URL), 5)
+	text := func(text string) *string { return &text }
+	used := func() bool { return proxy.first.Load() == nil }
+	proxy.first.Store(&api.ExtendResult{Status: 503, Code: text("outcome_unknown"), Detail: text("ask again")})
+	eventually(t, "a joint renewal", used)
+	allExtended(t, guards, 1)
+
+	proxy.first.Store(&api.ExtendResult{Status: 409, Code: text("not_holder"), Detail: text("d"), Holder: text("mallory")})
+	eventually(t, "a joint renewal", used)
+	var held []*redlock.Guard
+	eventually(t, "a loss", func() bool {
+		held = nil
+		for _, guard := range guards {
+			if guard.Check() == nil {
+				held = append(held, guard)
+			} else if loss := lossOf(t, guard.Check()); loss.Reason != redlock.Taken || loss.Holder != "mallory" {
+				t.Fatal(loss)
+			}
+		}
+		return len(held) < len(guards)
+	})
+	if len(held) != len(guards)-1 {
+		t.Errorf("%d of %d guards hold their locks", len(held), len(guards))
+	}
+	allExtended(t, held, 1)
 }
 
 func TestGuardsWithDifferentTTLsRenewInDifferentRequests(t *testing.T) {

@@ -104,8 +104,12 @@ class Together:
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)
 
+        count = len(leases)
+
         def ended(_: object) -> None:
-            if all(renewal.renewed.done() for renewal in leases):
+            nonlocal count
+            count -= 1
+            if count == 0:
                 request.cancel()
 
         for renewal in leases:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import unittest
@@ -42,6 +43,8 @@ class Proxy(ThreadingHTTPServer):
         self.status = status
         self.joint = self.single = 0
         self.mutex = threading.Lock()
+        # It replaces the first result of the next answer to PATCH /locks.
+        self.first: dict[str, object] | None = None
         # While it is clear, the proxy does not answer to PATCH /locks.
         self.answers_many = threading.Event()
         self.answers_many.set()
@@ -83,12 +86,22 @@ class _Handler(BaseHTTPRequestHandler):
         )
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                self._answer(answer.status, answer.read(), answer.headers.get("Content-Type", ""))
+                content = self._replaced(answer.read()) if is_joint else answer.read()
+                self._answer(answer.status, content, answer.headers.get("Content-Type", ""))
         except urllib.error.HTTPError as answer:
             with answer:
                 self._answer(answer.code, answer.read(), answer.headers.get("Content-Type", ""))
 
     do_POST = do_PATCH = do_DELETE = do_GET = _pass
+
+    def _replaced(self, content: bytes) -> bytes:
+        with self.server.mutex:
+            first, self.server.first = self.server.first, None
+        if first is None:
+            return content
+        results = json.loads(content)["results"]
+        results[0] = {"name": results[0]["name"], "elapsed_ms": 0, **first}
+        return json.dumps({"results": results}).encode()
 
     def _answer(self, status: int, body: bytes, kind: str) -> None:
         try:
@@ -185,6 +198,19 @@ class Together(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, TTL / 3)
         self.assertIsNone(released.loss)
         self.extended(guards)
+
+    def test_each_result_counts_as_the_answer_to_its_own_request(self) -> None:
+        proxy, client = self.proxy()
+        guards = [self.acquired(client, str(at)) for at in range(5)]
+        proxy.first = {"status": 503, "code": "outcome_unknown", "detail": "ask again"}
+        self.until(lambda: proxy.first is None)
+        self.extended(guards)
+
+        proxy.first = {"status": 409, "code": "not_holder", "detail": "d", "holder": "mallory"}
+        self.until(lambda: any(guard.loss for guard in guards))
+        lost = [guard for guard in guards if guard.loss is not None]
+        self.assertEqual([("taken", "mallory")], [(guard.loss.kind, guard.loss.holder) for guard in lost if guard.loss])
+        self.extended([guard for guard in guards if guard not in lost])
 
     def test_guards_with_different_ttls_renew_in_different_requests(self) -> None:
         proxy, client = self.proxy()

@@ -128,9 +128,11 @@ export class Together {
     const left = Math.min(...leases.map(({ renewal }) => renewal.givenUp)) - now();
     const { ttl } = leases[0]!.renewal;
     const allEnded = new AbortController();
+    let count = leases.length;
     for (const { ended } of leases) {
       ended.addEventListener("abort", () => {
-        if (leases.every((lease) => lease.ended.aborted)) {
+        count--;
+        if (count === 0) {
           allEnded.abort();
         }
       });

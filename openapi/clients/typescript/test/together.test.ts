@@ -26,6 +26,8 @@ interface Proxy extends AsyncDisposable {
   single: number;
   /** Whether PATCH /locks gets no answer. */
   hangs: boolean;
+  /** Replaces the first result of the next answer to PATCH /locks. */
+  first: object | undefined;
 }
 
 /** A proxy in front of a gateway. `status` is its own answer to PATCH /locks, unless it is 0. */
@@ -44,8 +46,17 @@ async function proxied(status = 0): Promise<Proxy> {
       from.resume();
     } else {
       const pass = request({ host: target.hostname, port: target.port, method, path: url, headers }, (answer) => {
-        to.writeHead(answer.statusCode!, answer.headers);
-        answer.pipe(to);
+        if (!isJoint) {
+          to.writeHead(answer.statusCode!, answer.headers);
+          answer.pipe(to);
+          return;
+        }
+        const pieces: Buffer[] = [];
+        answer.on("data", (piece: Buffer) => pieces.push(piece));
+        answer.on("end", () => {
+          const page = replaced(Buffer.concat(pieces).toString(), proxy);
+          to.writeHead(answer.statusCode!, { "content-type": "application/json" }).end(page);
+        });
       });
       pass.on("error", () => to.destroy());
       from.pipe(pass);
@@ -58,12 +69,24 @@ async function proxied(status = 0): Promise<Proxy> {
     joint: 0,
     single: 0,
     hangs: false,
+    first: undefined,
     async [Symbol.asyncDispose]() {
       server.closeAllConnections();
       await new Promise((resolve) => server.close(resolve));
     },
   };
   return proxy;
+}
+
+function replaced(page: string, proxy: Proxy): string {
+  const { first } = proxy;
+  if (first === undefined) {
+    return page;
+  }
+  proxy.first = undefined;
+  const { results } = JSON.parse(page);
+  results[0] = { name: results[0].name, elapsed_ms: 0, ...first };
+  return JSON.stringify({ results });
 }
 
 async function acquired(client: Client, prefix: string, count: number): Promise<Guard[]> {
@@ -126,6 +149,23 @@ test("a hung joint renewal loses no lock and holds up no release", inTime, async
   assert.ok(performance.now() - begin < TTL / 3);
   assert.equal(released!.loss, undefined);
   await allExtended(guards);
+  await release(guards);
+});
+
+test("each result counts as the answer to its own request", inTime, async () => {
+  await using proxy = await proxied();
+  const guards = await acquired(new Client(proxy.url), "each", 5);
+  proxy.first = { status: 503, code: "outcome_unknown", detail: "ask again" };
+  await allExtended(guards);
+  await eventually("a joint renewal", async () => proxy.first === undefined);
+  await allExtended(guards);
+
+  proxy.first = { status: 409, code: "not_holder", detail: "d", holder: "mallory" };
+  const loss = await Promise.race(guards.map(({ lost }) => lost));
+  assert.deepEqual([loss.kind, loss.holder], ["taken", "mallory"]);
+  const held = guards.filter((guard) => guard.loss === undefined);
+  assert.equal(held.length, 4);
+  await allExtended(held);
   await release(guards);
 });
 
