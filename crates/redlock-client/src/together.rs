@@ -277,7 +277,8 @@ mod tests {
             assert!(unknown.is_err_and(|after| after == Duration::from_millis(7)), "{status}");
         }
         let other = ExtendResult { name: "b".into(), ..extended };
-        for refused in [result(403, "forbidden"), result(404, "not_found"), result(200, ""), other] {
+        for refused in [result(403, "forbidden"), result(404, "not_found"), result(200, ""), other]
+        {
             assert!(matches!(decided(&renewal, refused, sent), Ok(Renewed::Alone)));
         }
     }
