@@ -30,6 +30,10 @@ const IDLE: Duration = Duration::from_secs(70);
 /// The shortest useful time for a try. With less, the failure heard before is more useful than a
 /// timeout.
 pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);
+/// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
+/// up, and at most 5 s.
+pub(crate) const LONGEST_TRY: Duration = Duration::from_secs(5);
+const TRIES_OF_TIME_LEFT: u32 = 4;
 /// The time for one try, and for all tries, of a request that no guard makes.
 const ONE_TRY: Duration = Duration::from_secs(2);
 const ALL_TRIES: Duration = Duration::from_secs(5);
@@ -484,6 +488,11 @@ pub(crate) fn deadline_of(
 ) -> Moment {
     let elapsed = Duration::from_millis(elapsed_ms).min(Moment::now().since(sent));
     sent + elapsed + Duration::from_millis(validity_ms.into()).min(ttl)
+}
+
+/// The limit for one try to extend, of the time left.
+pub(crate) fn time_of_a_try(left: Duration) -> Duration {
+    (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY)
 }
 
 /// Makes a request to extend.

@@ -10,16 +10,14 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Client, IfUnreachable, SHORTEST_TRY, deadline_of, extension, lost};
+use crate::client::{
+    Client, IfUnreachable, LONGEST_TRY, SHORTEST_TRY, deadline_of, extension, lost, time_of_a_try,
+};
 use crate::clock::Moment;
 use crate::error::{Error, Loss, LossReason};
 use crate::log;
 use crate::together::{Renewal, Renewed};
 
-/// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
-/// up, and at most 5 s.
-const LONGEST_TRY: Duration = Duration::from_secs(5);
-const TRIES_OF_TIME_LEFT: u32 = 4;
 /// How long a release is tried, at least and at most. Finished work is not held up for longer; the
 /// TTL ends the lock.
 const RELEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -253,9 +251,4 @@ impl Held {
         let until = self.lease.borrow().1.max(now + min).min(now + max);
         self.client.release_until(&self.name, &self.token, until).await
     }
-}
-
-/// The limit for one try to extend, of the time left.
-pub(crate) fn time_of_a_try(left: Duration) -> Duration {
-    (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY)
 }

@@ -56,6 +56,7 @@ mod lock;
 mod log;
 mod owner;
 mod place;
+mod renewal;
 mod tls;
 mod together;
 mod waiting;
