@@ -96,6 +96,7 @@ mod clients {
     mod recipes;
     mod refusals;
     mod run;
+    mod together;
 }
 
 /// What operators set and what they observe.

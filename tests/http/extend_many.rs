@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::http::audit::audit_lines;
 use crate::http::keys::{HOLDER, Key, file, key, with_keys};
-use crate::support::client::{Answer, Call};
+use crate::support::client::{Answer, Call, Lease};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::waiters::median;
@@ -39,7 +39,8 @@ async fn each_lease_has_the_result_of_its_own_extension() {
     let servers = masters(5);
     let gateway = Launch::over(&servers).flag("--max-hold", "1h").ready().await;
     let held = gateway.acquire_for("a/held", 10_000).await;
-    let other = gateway.acquire_for("other", 10_000).await;
+    let bob = json!({ "ttl_ms": 10_000, "owner": "bob" });
+    let other = Lease::from(&gateway.post("other", bob).await);
     let released = gateway.acquire("released").await;
     assert_eq!(gateway.delete("released", &released.token).await.status, 204);
     let leases = [
@@ -71,6 +72,7 @@ async fn each_lease_has_the_result_of_its_own_extension() {
         let is_secret = name == held.token;
         assert_eq!(result["name"], if is_secret { "" } else { name }, "{result}");
         assert_eq!(result.get("detail").is_some(), result["status"] != 200, "{result}");
+        assert_eq!(result["holder"] == "bob", result["status"] == 409, "{result}");
         let validity = result["validity_ms"].as_u64().unwrap_or_default();
         assert_eq!((55_000..60_000).contains(&validity), result["status"] == 200, "{result}");
         assert!(result["elapsed_ms"].as_u64().expect("a time") < 5_000, "{result}");

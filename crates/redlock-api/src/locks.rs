@@ -264,6 +264,10 @@ pub struct ExtendResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
     pub detail: Option<String>,
+    /// The holder's label, with `not_holder`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub holder: Option<String>,
     /// Time after which a retry makes sense, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
@@ -273,6 +277,11 @@ pub struct ExtendResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false))]
     pub validity_ms: Option<u32>,
+    /// Only with status 200: how many requests wait for the lock at this gateway, as in the answer
+    /// to a `PATCH` of the lock alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub waiters: Option<u64>,
     /// Time in the gateway from the request until this lease was decided, in milliseconds.
     #[cfg_attr(feature = "openapi", schema(format = "int64"))]
     pub elapsed_ms: u64,

@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::clock::Moment;
 use crate::error::{Error, Loss};
 use crate::http::{Call, Failure, secret};
+use crate::together::Together;
 use crate::{log, tls};
 
 /// The pause between two rounds over all gateways: the first, and the longest.
@@ -29,6 +30,10 @@ const IDLE: Duration = Duration::from_secs(70);
 /// The shortest useful time for a try. With less, the failure heard before is more useful than a
 /// timeout.
 pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);
+/// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
+/// up, and at most 5 s.
+pub(crate) const LONGEST_TRY: Duration = Duration::from_secs(5);
+const TRIES_OF_TIME_LEFT: u32 = 4;
 /// The time for one try, and for all tries, of a request that no guard makes.
 const ONE_TRY: Duration = Duration::from_secs(2);
 const ALL_TRIES: Duration = Duration::from_secs(5);
@@ -46,6 +51,7 @@ struct Service {
     timeout: Option<Duration>,
     /// Index of the gateway to ask first.
     current: AtomicUsize,
+    together: Together,
 }
 
 /// The URLs and credentials of a [`Client`].
@@ -166,8 +172,14 @@ impl ClientBuilder {
         let http = http.build().map_err(|error| setup(format!("the HTTP client: {error}")))?;
         let key = self.key.map(|key| secret(&AUTHORIZATION, &format!("Bearer {}", key.trim())));
         let key = key.transpose()?;
-        let (timeout, current) = (self.timeout, AtomicUsize::new(0));
-        Ok(Client(Arc::new(Service { http, urls, key, timeout, current })))
+        Ok(Client(Arc::new(Service {
+            http,
+            urls,
+            key,
+            timeout: self.timeout,
+            current: AtomicUsize::new(0),
+            together: Together::default(),
+        })))
     }
 }
 
@@ -248,7 +260,7 @@ impl Client {
         let call = extension(name, token, ttl)?;
         let (lease, sent) = self.ask_at_once::<Lease>(&call).await.map_err(|e| lost(name, e))?;
         lease
-            .map(|lease| deadline_of(&lease, sent, ttl))
+            .map(|lease| deadline_of(lease.validity_ms, lease.elapsed_ms, sent, ttl))
             .ok_or_else(|| Error::Setup("PATCH was answered 204".into()))
     }
 
@@ -298,6 +310,11 @@ impl Client {
 
     pub(crate) fn gateways(&self) -> u32 {
         self.0.urls.len() as u32
+    }
+
+    /// The leases of this client that wait for their renewal.
+    pub(crate) fn together(&self) -> &Together {
+        &self.0.together
     }
 
     pub(crate) fn timeout(&self) -> Option<Duration> {
@@ -463,9 +480,19 @@ impl Backoff {
 /// The deadline of a lock that was requested at `sent` for `ttl`. Time on the network is lost. Time
 /// in the gateway is not, because the validity counts from the end of that time. `elapsed_ms`
 /// counts for no more than the time since sending, and `validity_ms` for no more than the TTL.
-pub(crate) fn deadline_of(lease: &Lease, sent: Moment, ttl: Duration) -> Moment {
-    let elapsed = Duration::from_millis(lease.elapsed_ms).min(Moment::now().since(sent));
-    sent + elapsed + Duration::from_millis(lease.validity_ms.into()).min(ttl)
+pub(crate) fn deadline_of(
+    validity_ms: u32,
+    elapsed_ms: u64,
+    sent: Moment,
+    ttl: Duration,
+) -> Moment {
+    let elapsed = Duration::from_millis(elapsed_ms).min(Moment::now().since(sent));
+    sent + elapsed + Duration::from_millis(validity_ms.into()).min(ttl)
+}
+
+/// The limit for one try to extend, of the time left.
+pub(crate) fn time_of_a_try(left: Duration) -> Duration {
+    (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY)
 }
 
 /// Makes a request to extend.
@@ -494,7 +521,7 @@ pub(crate) fn millis(duration: Duration) -> Value {
 
 /// Whether a problem means that the token no longer holds its lock. The status would not do: a
 /// proxy's page has one too.
-fn is_loss(problem: &Problem) -> bool {
+pub(crate) fn is_loss(problem: &Problem) -> bool {
     use ProblemCode as C;
     matches!(problem.known_code(), Some(C::LockNotFound | C::NotHolder | C::MaxHoldReached))
 }
@@ -529,16 +556,12 @@ mod tests {
 
     #[test]
     fn a_deadline_counts_from_the_moment_of_sending() {
-        let lease = json!({
-            "name": "a", "token": "t", "fencing_token": 1, "ttl_ms": 30_000, "validity_ms": 29_000,
-            "elapsed_ms": 5_000, "expires_at": "", "nodes_granted": 1, "nodes_total": 1,
-        });
-        let lease = Lease::deserialize(lease).unwrap();
         let sent = Moment::now() - Duration::from_secs(7);
         let ttl = Duration::from_secs(30);
-        assert_eq!(deadline_of(&lease, sent, ttl).since(sent), Duration::from_secs(34));
-        let exaggerated = Lease { validity_ms: u32::MAX, elapsed_ms: u64::MAX, ..lease };
-        assert!(deadline_of(&exaggerated, sent, ttl).since(sent) < Duration::from_secs(38));
+        let deadline = deadline_of(29_000, 5_000, sent, ttl);
+        assert_eq!(deadline.since(sent), Duration::from_secs(34));
+        let exaggerated = deadline_of(u32::MAX, u64::MAX, sent, ttl);
+        assert!(exaggerated.since(sent) < Duration::from_secs(38));
     }
 
     #[test]

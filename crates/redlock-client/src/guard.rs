@@ -5,21 +5,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redlock_api::Lease;
+use redlock_api::{Lease, LeaseRef};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Client, IfUnreachable, SHORTEST_TRY, deadline_of, extension, lost};
+use crate::client::{
+    Client, IfUnreachable, LONGEST_TRY, SHORTEST_TRY, deadline_of, extension, lost, time_of_a_try,
+};
 use crate::clock::Moment;
 use crate::error::{Error, Loss, LossReason};
 use crate::log;
+use crate::together::{Renewal, Renewed};
 
-/// The time for one try to extend: a quarter of the time left, so that a hung gateway cannot use it
-/// up, and at most 5 s.
-const LONGEST_TRY: Duration = Duration::from_secs(5);
-const TRIES_OF_TIME_LEFT: u32 = 4;
 /// How long a release is tried, at least and at most. Finished work is not held up for longer; the
 /// TTL ends the lock.
 const RELEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -199,15 +198,26 @@ impl Held {
         };
         loop {
             let (confirmed, deadline) = *self.lease.borrow();
-            (confirmed + deadline.since(confirmed) / 3).reached().await;
+            let interval = deadline.since(confirmed) / 3;
             let given_up = deadline - self.margin;
+            let lease = LeaseRef { name: self.name.clone(), token: self.token.clone() };
+            let due = confirmed + interval;
+            let renewal = Renewal { lease, ttl: self.ttl, interval, due, given_up };
+            match self.client.renew_together(renewal).await {
+                Renewed::Extended(sent, deadline, waiters) => {
+                    self.extended(sent, deadline, waiters);
+                    continue;
+                }
+                Renewed::Lost(reason) => return reason,
+                Renewed::Alone => {}
+            }
             let mut heard = vec!["it was too late to ask".to_owned()];
             loop {
                 let left = given_up.left();
                 if left < SHORTEST_TRY {
                     return LossReason::Unconfirmed { what: heard };
                 }
-                let one_try = (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY);
+                let one_try = time_of_a_try(left);
                 let answer = tokio::select! {
                     answer = self.client.ask::<Lease>(
                         &call,
@@ -220,9 +230,9 @@ impl Held {
                 };
                 match answer {
                     Ok((Some(lease), sent)) => {
-                        self.waiters.store(lease.waiters.unwrap_or(u64::MAX), Ordering::Relaxed);
-                        let deadline = deadline_of(&lease, sent, self.ttl);
-                        self.lease.send_modify(|lease| *lease = (sent, deadline.max(lease.1)));
+                        let Lease { validity_ms, elapsed_ms, waiters, .. } = lease;
+                        let deadline = deadline_of(validity_ms, elapsed_ms, sent, self.ttl);
+                        self.extended(sent, deadline, waiters);
                         break;
                     }
                     Ok((None, _)) => heard = vec!["PATCH was answered 204".into()],
@@ -235,6 +245,11 @@ impl Held {
                 tokio::time::sleep((given_up.left() / 8).min(LONGEST_TRY)).await;
             }
         }
+    }
+
+    fn extended(&self, sent: Moment, deadline: Moment, waiters: Option<u64>) {
+        self.waiters.store(waiters.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.lease.send_modify(|lease| *lease = (sent, deadline.max(lease.1)));
     }
 
     fn lose(&self, reason: LossReason) {

@@ -38,6 +38,10 @@
 //! If nothing listens at any URL, an acquire without a wait fails at once, and so do all calls of
 //! [`Client`]. [`ClientBuilder::timeout`] bounds each call in all.
 //!
+//! The guards of one [`Client`] and its clones renew together: one `PATCH /locks` extends all locks
+//! with the same TTL that are due at about the same time. Each guard still watches its own deadline.
+//! If a gateway does not know that request, each guard extends its own lock.
+//!
 //! A release is tried for 5 s at most; then the lock ends with its TTL. If an acquire fails, and a
 //! try had no answer, it releases by its `Idempotency-Key`, for 2 s at most. It does so even if a
 //! later try was refused. An acquire whose future is dropped does so in the background.
@@ -55,7 +59,9 @@ mod lock;
 mod log;
 mod owner;
 mod place;
+mod renewal;
 mod tls;
+mod together;
 mod waiting;
 
 pub use redlock_api::{

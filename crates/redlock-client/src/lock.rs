@@ -301,7 +301,7 @@ impl Lock {
                     )));
                 }
                 Ok((Some(lease), sent)) => {
-                    let deadline = deadline_of(&lease, sent, self.ttl);
+                    let deadline = deadline_of(lease.validity_ms, lease.elapsed_ms, sent, self.ttl);
                     if !deadline.has_passed() {
                         return Ok((lease, deadline, sent));
                     }

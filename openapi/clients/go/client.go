@@ -66,7 +66,8 @@ type Client struct {
 	// Closes idle connections after a try that was not answered in time.
 	hangUp func()
 	// The index of the gateway that answered last.
-	current atomic.Int64
+	current  atomic.Int64
+	together together
 }
 
 // New makes a client. It connects to nothing yet. The error is a [*SetupError] that names the wrong
@@ -282,6 +283,10 @@ func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit
 		return nil
 	}
 	if err := q.read(body); err != nil {
+		var some *someUndecided
+		if errors.As(err, &some) {
+			return &failure{problem: some.problem}
+		}
 		return unclear("answered %s, but not as a gateway does: %v", response.Status, err)
 	}
 	return nil

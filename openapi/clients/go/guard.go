@@ -69,7 +69,7 @@ func newGuard(ctx context.Context, client *Client, name string, r request, lease
 		lost:         make(chan struct{}),
 		heard:        unanswered,
 	}
-	guard.validity, guard.deadline = validity(lease, sent, r.ttl)
+	guard.validity, guard.deadline = validity(lease.ValidityMs, lease.ElapsedMs, sent, r.ttl)
 	guard.context, guard.cancel = context.WithCancelCause(ctx)
 	// Work may go on after its context has ended, so the lock is kept until the release.
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -207,10 +207,17 @@ func (g *Guard) lease() (time.Duration, moment) {
 func (g *Guard) extendUntilLost(ctx context.Context) {
 	for {
 		validity, deadline := g.lease()
-		if !deadline.add(-validity / 3 * 2).reached(ctx) {
-			return
+		interval := validity / 3
+		r := &renewal{
+			guard:    g,
+			ctx:      ctx,
+			interval: interval,
+			due:      deadline.add(-2 * interval),
+			giveUp:   deadline.add(-g.margin),
+			decided:  make(chan bool, 1),
 		}
-		if !g.extend(ctx, deadline.add(-g.margin)) {
+		isDecided := g.client.together.wait(r)
+		if ctx.Err() != nil || !isDecided && !g.extend(ctx, r.giveUp) {
 			return
 		}
 	}
@@ -233,16 +240,14 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 			},
 			read:   readLease(&lease),
 			until:  giveUp,
-			oneTry: min(max(left/shareOfATry, shortestTry), longestTry),
+			oneTry: limitOfATry(left),
 			heard:  g.hear,
 		})
 		var refused *RefusedError
 		switch {
 		case err == nil:
-			g.state.Lock()
-			g.waiters = lease.Waiters
-			g.state.Unlock()
-			if g.extended(validity(lease, sent, g.ttl)) {
+			validity, deadline := validity(lease.ValidityMs, lease.ElapsedMs, sent, g.ttl)
+			if g.extended(validity, deadline, lease.Waiters) {
 				return true
 			}
 			g.hear("an extension was confirmed for no longer than before")
@@ -260,6 +265,11 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 			return false
 		}
 	}
+}
+
+// limitOfATry returns the limit for one try to extend, of the time left.
+func limitOfATry(left time.Duration) time.Duration {
+	return min(max(left/shareOfATry, shortestTry), longestTry)
 }
 
 // loseInTime reports the loss if the deadline has not moved in time. It does nothing else, so that
@@ -292,9 +302,10 @@ func (g *Guard) hear(what string) {
 }
 
 // extended moves the deadline; false if it does not move. A lock that is reported lost stays lost.
-func (g *Guard) extended(validity time.Duration, deadline moment) bool {
+func (g *Guard) extended(validity time.Duration, deadline moment, waiters *int64) bool {
 	g.state.Lock()
 	defer g.state.Unlock()
+	g.waiters = waiters
 	if g.loss != nil || deadline <= g.deadline {
 		return false
 	}

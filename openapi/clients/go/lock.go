@@ -273,7 +273,7 @@ func (c *Client) granted(
 		var refused *RefusedError
 		switch {
 		case err == nil:
-			if _, deadline := validity(lease, sent, r.ttl); !deadline.hasPassed() {
+			if _, deadline := validity(lease.ValidityMs, lease.ElapsedMs, sent, r.ttl); !deadline.hasPassed() {
 				return lease, sent, nil
 			}
 			// The answer took longer than the lock lives. The next request extends the lock, or
@@ -314,9 +314,9 @@ func (c *Client) granted(
 // sent. Time on the network counts against the validity. Time in the gateway does not, because the
 // gateway computes the validity afterwards. An answer with more than ttl, or with more elapsed time
 // than has passed, is cut to these.
-func validity(lease api.Lease, sent moment, ttl time.Duration) (time.Duration, moment) {
-	elapsed := min(milliseconds(int64(lease.ElapsedMs)), now().since(sent))
-	trusted := min(milliseconds(int64(lease.ValidityMs)), ttl)
+func validity(validityMs int32, elapsedMs int64, sent moment, ttl time.Duration) (time.Duration, moment) {
+	elapsed := min(milliseconds(elapsedMs), now().since(sent))
+	trusted := min(milliseconds(int64(validityMs)), ttl)
 	return trusted, sent.add(elapsed + trusted)
 }
 

@@ -133,8 +133,14 @@ fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
     Ok((lock_name(name)?, token))
 }
 
-/// Extends one lease. Returns its validity, and the time from the start of the request until that
-/// validity was computed.
+/// An extended lease.
+struct Extended {
+    validity: Duration,
+    /// Time from the start of the request until the validity was computed.
+    elapsed: Duration,
+    waiters: usize,
+}
+
 async fn extend(
     access: &Access,
     index: usize,
@@ -142,7 +148,7 @@ async fn extend(
     ttl: Ttl,
     max_hold: Duration,
     started: Instant,
-) -> Result<(Duration, Duration), ApiError> {
+) -> Result<Extended, ApiError> {
     let _in_flight = access.enter_lease(index == 0).await?;
     let (name, token) = checked?;
     let caller = access.check_again(Verb::Extend, &name)?;
@@ -153,25 +159,28 @@ async fn extend(
     let before = started.elapsed();
     let extended = access.gateway().extend(&name, &token, ttl, max_hold, access.client()).await;
     let view = extended.map_err(|refusal| access.refused_on(&name, refusal))?;
-    Ok((view.validity, before + view.elapsed))
+    let waiters = access.gateway().line_length(&name);
+    Ok(Extended { validity: view.validity, elapsed: before + view.elapsed, waiters })
 }
 
 /// The result for one lease. A failure has the time from the start of the request until then.
 fn result(
     name: String,
-    extended: Result<(Duration, Duration), (ErrorReport, Duration)>,
+    extended: Result<Extended, (ErrorReport, Duration)>,
 ) -> ExtendResult {
     let failed = match extended {
-        Ok((validity, elapsed)) => {
+        Ok(Extended { validity, elapsed, waiters }) => {
             return ExtendResult {
                 name,
                 status: StatusCode::OK.as_u16(),
                 code: None,
                 detail: None,
+                holder: None,
                 retry_after_ms: None,
                 // Both times are rounded down, which can only shorten the time that a client
                 // trusts.
                 validity_ms: Some(validity.as_millis() as u32),
+                waiters: Some(waiters as u64),
                 elapsed_ms: elapsed.as_millis() as u64,
             };
         }
@@ -186,8 +195,10 @@ fn result(
         status: problem.status,
         code: Some(problem.code),
         detail: Some(problem.detail),
+        holder: problem.holder,
         retry_after_ms: problem.retry_after_ms,
         validity_ms: None,
+        waiters: None,
         elapsed_ms: elapsed.as_millis() as u64,
     }
 }

@@ -340,6 +340,9 @@ type ExtendResult struct {
 	// ElapsedMs Time in the gateway from the request until this lease was decided, in milliseconds.
 	ElapsedMs int64 `json:"elapsed_ms"`
 
+	// Holder The holder's label, with `not_holder`.
+	Holder *string `json:"holder,omitempty"`
+
 	// Name The name from the request. Empty if the name contained a secret.
 	Name string `json:"name"`
 

@@ -39,6 +39,10 @@ _CONNECT = 2.0
 SHORTEST_TRY = 0.05
 # For requests that no lease waits for.
 ONE_TRY, ALL_TRIES = 2.0, 5.0
+# One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
+# lease, and at most this.
+LONGEST_TRY = 5.0
+_SHARE_OF_A_TRY = 4
 
 # Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status,
 # but no code.
@@ -60,12 +64,19 @@ class Grant:
     def deadline(self, sent: float, ttl: float) -> float:
         """Returns the moment until which the grant may be trusted.
 
-        ``sent`` is when the request was sent, ``ttl`` the TTL it asked for. Time on the network
-        counts against the validity. Time in the gateway does not, because the gateway computes the
-        validity afterwards. An answer with more than ``ttl``, or with more elapsed time than has
-        passed, is cut to these.
+        ``sent`` is when the request was sent, ``ttl`` the TTL it asked for.
         """
-        return sent + min(self.elapsed, now() - sent) + min(self.validity, ttl)
+        return deadline_of(self.validity, self.elapsed, sent, ttl)
+
+
+def deadline_of(validity: float, elapsed: float, sent: float, ttl: float) -> float:
+    """Returns the moment until which a lease may be trusted.
+
+    Time on the network counts against the validity. Time in the gateway does not, because the
+    gateway computes the validity afterwards. An answer with more than ``ttl``, or with more elapsed
+    time than has passed, is cut to these.
+    """
+    return sent + min(elapsed, now() - sent) + min(validity, ttl)
 
 
 def grant(answer: object) -> Grant:
@@ -77,6 +88,18 @@ def grant(answer: object) -> Grant:
         raise ValueError("its token is malformed")
     waiters = answer.waiters if isinstance(answer.waiters, int) else None
     return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000, waiters)
+
+
+def is_retryable(status: int) -> bool:
+    """Returns whether a repeated request may succeed. The next gateway may not have this one's
+    defect (500).
+    """
+    return status in (408, 429, 500, 502, 503, 504)
+
+
+def limit_of_a_try(left: float) -> float:
+    """Returns the limit for one try to extend, of the time left."""
+    return min(max(left / _SHARE_OF_A_TRY, SHORTEST_TRY), LONGEST_TRY)
 
 
 def is_loss(problem: Problem) -> bool:
@@ -135,14 +158,14 @@ def failure(response: httpx.Response) -> Failure:
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         problem = None
-    is_retryable = status in (408, 429, 500, 502, 503, 504)
+    may_pass = is_retryable(status)
     if problem is not None:
         # The next gateway may not have this one's defect.
-        return Failure(str(problem), problem, (problem.retry_after or 0.0) if is_retryable else None)
+        return Failure(str(problem), problem, (problem.retry_after or 0.0) if may_pass else None)
     # A proxy's own page. Some proxies send Retry-After.
     detail = f"{url} answered {status}, but not as a gateway does"
-    if not is_retryable or status == 500:
-        return Failure(detail, Problem(status, "not_a_gateway", detail), 0.0 if is_retryable else None)
+    if not may_pass or status == 500:
+        return Failure(detail, Problem(status, "not_a_gateway", detail), 0.0 if may_pass else None)
     after = response.headers.get("Retry-After", "")
     return Failure(detail, pause=float(after) if after.isascii() and after.isdigit() else 0.0)
 

@@ -13,16 +13,13 @@ from contextlib import suppress
 
 from ._api.api.locks import extend_lock, release_lock
 from ._api.models import ExtendBody
-from ._ask import ONE_TRY, SHORTEST_TRY, Gateways, Grant, Route, grant, is_loss, loss_of
-from .clock import now, reached
+from ._ask import LONGEST_TRY, ONE_TRY, SHORTEST_TRY, Gateways, Grant, Route, grant, is_loss, limit_of_a_try, loss_of
+from ._together import Renewal, Together
+from .clock import now
 from .errors import Loss, RefusedError, UnavailableError
 
 log = logging.getLogger("redlock_gateway")
 
-# One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
-# lease; in seconds.
-_LONGEST_TRY = 5.0
-_SHARE_OF_A_TRY = 4
 # How long a release is tried, in seconds. Finished work does not wait longer; the lock then ends
 # with its TTL.
 _LONGEST_RELEASE = 5.0
@@ -65,8 +62,9 @@ class Held:
     freed.
     """
 
-    def __init__(self, gateways: Gateways, name: str, granted: Grant, sent: float, ttl: float, margin: float) -> None:
-        self.gateways, self.name, self.ttl, self.margin = gateways, name, ttl, margin
+    def __init__(self, together: Together, name: str, granted: Grant, sent: float, ttl: float, margin: float) -> None:
+        self.together, self.gateways = together, together.gateways
+        self.name, self.ttl, self.margin = name, ttl, margin
         self.token, self.fencing_token = granted.token, granted.fencing_token
         # When the lease was last confirmed, and its deadline. Replaced as a whole, so readers need
         # no mutex.
@@ -96,14 +94,22 @@ class Held:
         body = ExtendBody.from_dict({"ttl_ms": round(self.ttl * 1000)})
         while True:
             confirmed, deadline = self.lease
-            await reached(confirmed + (deadline - confirmed) / 3)
+            interval = (deadline - confirmed) / 3
             given_up = deadline - self.margin
+            renewed = await self.together.renew(
+                Renewal(self.name, self.token, self.ttl, interval, confirmed + interval, given_up)
+            )
+            if isinstance(renewed, Loss):
+                return renewed
+            if renewed is not None:
+                self._extended(*renewed)
+                continue
             heard, has_said = "it was too late to ask", False
             while True:
                 left = given_up - now()
                 if left < SHORTEST_TRY:
                     return Loss("unconfirmed", f"no gateway has confirmed an extension before its deadline: {heard}")
-                one_try = min(max(left / _SHARE_OF_A_TRY, SHORTEST_TRY), _LONGEST_TRY)
+                one_try = limit_of_a_try(left)
                 try:
                     granted, sent = await self.gateways.ask(
                         lambda api: extend_lock.asyncio_detailed(
@@ -125,14 +131,17 @@ class Held:
                     if unavailable.problem is not None or not has_said:
                         heard, has_said = "; ".join(unavailable.heard), unavailable.problem is not None
                 else:
-                    self.waiters = granted.waiters
-                    # The deadline never moves back: an older answer may promise more.
-                    self.lease = (sent, max(granted.deadline(sent, self.ttl), deadline))
-                    with self.extended:
-                        self.extensions += 1
-                        self.extended.notify_all()
+                    self._extended(sent, granted.deadline(sent, self.ttl), granted.waiters)
                     break
-                await asyncio.sleep(max(min((given_up - now()) / 8, _LONGEST_TRY), 0.0))
+                await asyncio.sleep(max(min((given_up - now()) / 8, LONGEST_TRY), 0.0))
+
+    def _extended(self, sent: float, deadline: float, waiters: int | None) -> None:
+        self.waiters = waiters
+        # The deadline never moves back: an older answer may promise more.
+        self.lease = (sent, max(deadline, self.lease[1]))
+        with self.extended:
+            self.extensions += 1
+            self.extended.notify_all()
 
     def _lose(self, loss: Loss) -> None:
         if self.is_released:

@@ -22,6 +22,7 @@ from ._ask import ALL_TRIES, ONE_TRY, Failure, Gateways, Route, Send, grant, is_
 from ._background import background
 from ._held import Held, release_by_key
 from ._place import Place, Waiting, default_owner
+from ._together import Together
 from .clock import now
 from .errors import LockHeldError, RefusedError, SetupError, UnavailableError
 from .guard import Guard
@@ -89,6 +90,7 @@ class Client:
         if ssl_context is None and any(each.startswith("https:") for each in urls):
             ssl_context = ssl.create_default_context()
         self._gateways = Gateways(urls, key, ssl_context)
+        self._together = Together(self._gateways)
         turn = longest_turn if longest_turn is not None else _TURN_OF_SEVERAL if len(urls) > 1 else _LONGEST_TURN
         self._longest_turn = _span("longest_turn", turn)
 
@@ -133,7 +135,7 @@ class Client:
         """
         line = {key: value for key, value in (("priority", priority), ("queue", queue)) if value is not None}
         return Lock(
-            self._gateways, self._longest_turn, name, ttl, wait, owner, metadata, margin, timeout, on_waiting, line
+            self._together, self._longest_turn, name, ttl, wait, owner, metadata, margin, timeout, on_waiting, line
         )
 
     def locked(
@@ -289,7 +291,7 @@ class Lock:
 
     def __init__(
         self,
-        gateways: Gateways,
+        together: Together,
         longest_turn: float,
         name: str,
         ttl: float,
@@ -302,7 +304,8 @@ class Lock:
         line: dict[str, Any],
     ) -> None:
         _named(name)
-        self._gateways, self._longest_turn, self._name = gateways, longest_turn, name
+        self._together, self._gateways = together, together.gateways
+        self._longest_turn, self._name = longest_turn, name
         self._ttl = _span("ttl", ttl, name)
         if math.isnan(wait) or wait < 0:
             raise SetupError(f"wait is {wait} s; it has to be 0 or more", name)
@@ -439,7 +442,7 @@ class Lock:
             # The answer took longer than the lock lives. The next request extends the lock, or gets
             # a new grant.
             if granted.deadline(sent, self._ttl) > now():
-                return Guard(Held(gateways, self._name, granted, sent, self._ttl, self._margin))
+                return Guard(Held(self._together, self._name, granted, sent, self._ttl, self._margin))
         raise UnavailableError(["answers took longer than the lock lives"], name=self._name)
 
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Timers stand still while the machine sleeps, so a long pause is slept in pieces of this length
 # (seconds).
@@ -21,14 +24,8 @@ def now() -> float:
     return time.monotonic()
 
 
-async def reached(moment: float) -> None:
-    """Waits for the moment, also if the machine sleeps meanwhile."""
-    while (left := moment - now()) > 0:
-        await asyncio.sleep(min(left, _PIECE))
-
-
-async def finished(task: asyncio.Task[object], until: float) -> bool:
-    """Waits, and returns whether the task has ended before that moment."""
+async def finished(task: asyncio.Future[T], until: float) -> bool:
+    """Waits, and returns whether the task or future has ended before that moment."""
     while not task.done():
         left = until - now()
         if left <= 0:

@@ -16,6 +16,7 @@ import type { components } from "./generated/openapi.js";
 import { Guard, release } from "./guard.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 import { defaultOwner, Place, type Waiting } from "./place.js";
+import { Together } from "./together.js";
 
 /**
  * A longer wait is split into several requests: many proxies end a request that is silent for half
@@ -122,6 +123,7 @@ export type Work<T> = (signal: AbortSignal, guard: Guard) => T | PromiseLike<T>;
 /** A client of one or several gateways over the same masters. */
 export class Client {
   readonly #gateways: Gateways;
+  readonly #together: Together;
   readonly #longestTurn: number;
   readonly #warn: ClientOptions["warn"];
 
@@ -135,6 +137,7 @@ export class Client {
     checkNames(given, CLIENT_OPTIONS);
     const { url, key, maxTurnMs, warn } = given;
     this.#gateways = new Gateways(typeof url === "string" ? [url] : url, key);
+    this.#together = new Together(this.#gateways);
     const longest = this.#gateways.count > 1 ? TURN_OF_SEVERAL : LONGEST_TURN;
     this.#longestTurn = milliseconds("maxTurnMs", maxTurnMs ?? longest, SHORTEST_TURN);
     this.#warn = warn;
@@ -164,7 +167,8 @@ export class Client {
       void release(this.#gateways, name, { "Lock-Token": lease.token }, deadline).catch(() => {});
       throw options.signal.reason;
     }
-    return new Guard({ gateways: this.#gateways, name, lease, sent, deadline, ttl, margin, warn: this.#warn });
+    const [gateways, together, warn] = [this.#gateways, this.#together, this.#warn];
+    return new Guard({ gateways, together, name, lease, sent, deadline, ttl, margin, warn });
   }
 
   /**

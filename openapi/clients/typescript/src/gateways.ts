@@ -18,6 +18,13 @@ export const SHORTEST_TRY = 50;
 export const ONE_TRY = 2_000;
 export const ALL_TRIES = 5_000;
 
+/**
+ * One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
+ * lease, and at most this, in milliseconds.
+ */
+export const LONGEST_TRY = 5_000;
+const SHARE_OF_A_TRY = 4;
+
 /** A timer that is later than this was blocked, in milliseconds. */
 const LATE = 10;
 
@@ -58,6 +65,13 @@ export interface Limits {
 
 /** A failed request: a problem, or an outcome that leaves open whether the request was executed. */
 type Failure = { problem: Problem } | { unclear: string; isUnreachable?: boolean };
+
+/** Thrown by the reader of an answer that leaves some leases undecided: the request is repeated. */
+export class Undecided extends Error {
+  constructor(readonly problem: Problem) {
+    super(problem.detail);
+  }
+}
 
 export class Gateways {
   readonly api: Api<paths>;
@@ -216,6 +230,9 @@ async function attempt<T>(
     try {
       return { answer: read(data) };
     } catch (unreadable) {
+      if (unreadable instanceof Undecided) {
+        return { problem: unreadable.problem };
+      }
       return { unclear: `${url} answered ${response.status}: ${words(unreadable)}` };
     }
   } catch (thrown) {
@@ -296,6 +313,11 @@ function isProblem(body: unknown): body is Problem {
  * Returns whether a repeated request may succeed. The next gateway may not have this one's defect
  * (500).
  */
-function mayPass(status: number): boolean {
+export function mayPass(status: number): boolean {
   return [408, 429, 500, 502, 503, 504].includes(status);
+}
+
+/** Returns the limit for one try to extend, of the time left. */
+export function limitOfATry(left: number): number {
+  return Math.min(Math.max(left / SHARE_OF_A_TRY, SHORTEST_TRY), LONGEST_TRY);
 }

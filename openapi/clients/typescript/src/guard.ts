@@ -2,16 +2,10 @@ import "./dispose.js";
 
 import { now, reached } from "./clock.js";
 import { LockLostError, RefusedError, SetupError, UnavailableError } from "./errors.js";
-import { type Gateways, ONE_TRY, pathOf, type Route, SHORTEST_TRY } from "./gateways.js";
-import { deadlineOf, type Granted, granted } from "./lease.js";
+import { type Gateways, limitOfATry, LONGEST_TRY, ONE_TRY, pathOf, type Route, SHORTEST_TRY } from "./gateways.js";
+import { deadlineOf, type Granted, granted, isLoss } from "./lease.js";
 import { later } from "./place.js";
-
-/**
- * One try to extend takes a quarter of the remaining time, so that a hung gateway cannot use up the
- * lease, and at most this, in milliseconds.
- */
-const LONGEST_TRY = 5_000;
-const SHARE_OF_A_TRY = 4;
+import type { Together } from "./together.js";
 
 /**
  * How long a release is tried, in milliseconds. Finished work does not wait longer; the lock then
@@ -19,15 +13,10 @@ const SHARE_OF_A_TRY = 4;
  */
 const LONGEST_RELEASE = 5_000;
 
-/**
- * Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status,
- * but no code.
- */
-const LOSSES: readonly string[] = ["lock_not_found", "not_holder", "max_hold_reached"];
-
 /** @internal */
 export interface Held {
   gateways: Gateways;
+  together: Together;
   name: string;
   lease: Granted;
   sent: number;
@@ -213,12 +202,22 @@ export class Guard implements AsyncDisposable {
   }
 
   async #extendUntilLost(): Promise<void> {
-    const { gateways, name, lease, ttl, margin } = this.#held;
+    const { gateways, together, name, lease, ttl, margin } = this.#held;
     const stop = this.#stop.signal;
     const params = { path: pathOf(name), header: { "Lock-Token": lease.token } };
     while (!stop.aborted) {
-      await reached(this.#confirmed + (this.#deadline - this.#confirmed) / 3, stop, false);
+      const interval = (this.#deadline - this.#confirmed) / 3;
+      const due = this.#confirmed + interval;
       const givenUp = this.#deadline - margin;
+      const renewed = await together.renew({ name, token: lease.token, ttl, interval, due, givenUp, stop });
+      if (renewed instanceof LockLostError) {
+        this.#lose(renewed);
+        return;
+      }
+      if (renewed !== undefined) {
+        this.#extend(renewed.sent, renewed.deadline, renewed.waiters);
+        continue;
+      }
       let heard: readonly string[] = ["it was too late to ask"];
       for (let isConfirmed = false; !isConfirmed && !stop.aborted;) {
         const left = givenUp - now();
@@ -226,18 +225,17 @@ export class Guard implements AsyncDisposable {
           this.#lose(LockLostError.unconfirmed(name, heard));
           return;
         }
-        const oneTry = Math.min(Math.max(left / SHARE_OF_A_TRY, SHORTEST_TRY), LONGEST_TRY);
+        const oneTry = limitOfATry(left);
         try {
           const { answer, sent } = await gateways.ask(
             (to) => gateways.api.PATCH("/locks/{name}", { ...to, params, body: { ttl_ms: ttl } }),
             granted,
             { until: givenUp, oneTry, signal: stop, lock: name },
           );
-          this.#waiters = answer.waiters;
-          this.#extend(sent, deadlineOf(answer, sent, ttl));
+          this.#extend(sent, deadlineOf(answer, sent, ttl), answer.waiters);
           isConfirmed = true;
         } catch (error) {
-          if (error instanceof RefusedError && LOSSES.includes(error.code)) {
+          if (error instanceof RefusedError && isLoss(error.code)) {
             this.#lose(LockLostError.fromProblem(name, error.problem));
             return;
           }
@@ -250,7 +248,8 @@ export class Guard implements AsyncDisposable {
     }
   }
 
-  #extend(sent: number, deadline: number): void {
+  #extend(sent: number, deadline: number, waiters: number | undefined): void {
+    this.#waiters = waiters;
     if (this.#stop.signal.aborted) {
       return;
     }
@@ -300,7 +299,7 @@ export async function release(
       { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY, lock: name, route },
     );
   } catch (error) {
-    if (!(error instanceof RefusedError && LOSSES.includes(error.code))) {
+    if (!(error instanceof RefusedError && isLoss(error.code))) {
       throw error;
     }
   }

@@ -32,6 +32,21 @@ export function granted(data: unknown): Granted {
  * not, because the gateway computes the validity afterwards. An answer with more than `ttl`, or
  * with more elapsed time than has passed, is cut to these.
  */
-export function deadlineOf({ elapsed, validity }: Granted, sent: number, ttl: number): number {
+export function deadlineOf(
+  { elapsed, validity }: Pick<Granted, "elapsed" | "validity">,
+  sent: number,
+  ttl: number,
+): number {
   return sent + Math.min(elapsed, now() - sent) + Math.min(validity, ttl);
+}
+
+/**
+ * Codes of a gateway for a token that no longer holds its lock. A proxy's error page has a status,
+ * but no code.
+ */
+const LOSSES: readonly string[] = ["lock_not_found", "not_holder", "max_hold_reached"];
+
+/** Returns whether a code means that the token no longer holds its lock. */
+export function isLoss(code: string): boolean {
+  return LOSSES.includes(code);
 }

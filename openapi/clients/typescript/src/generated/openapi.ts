@@ -320,6 +320,8 @@ export interface components {
              * @description Time in the gateway from the request until this lease was decided, in milliseconds.
              */
             elapsed_ms: number;
+            /** @description The holder's label, with `not_holder`. */
+            holder?: string;
             /** @description The name from the request. Empty if the name contained a secret. */
             name: string;
             /**

@@ -26,6 +26,7 @@ class ExtendResult:
             deadline stands: try again.
         code (str | Unset): The kind of error, for programs.
         detail (str | Unset): What happened, for people.
+        holder (str | Unset): The holder's label, with `not_holder`.
         retry_after_ms (int | Unset): Time after which a retry makes sense, in milliseconds.
         validity_ms (int | Unset): Only with status 200: how long the lock may be trusted, in milliseconds. It may be
             trusted
@@ -37,6 +38,7 @@ class ExtendResult:
     status: int
     code: str | Unset = UNSET
     detail: str | Unset = UNSET
+    holder: str | Unset = UNSET
     retry_after_ms: int | Unset = UNSET
     validity_ms: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
@@ -51,6 +53,8 @@ class ExtendResult:
         code = self.code
 
         detail = self.detail
+
+        holder = self.holder
 
         retry_after_ms = self.retry_after_ms
 
@@ -69,6 +73,8 @@ class ExtendResult:
             field_dict["code"] = code
         if detail is not UNSET:
             field_dict["detail"] = detail
+        if holder is not UNSET:
+            field_dict["holder"] = holder
         if retry_after_ms is not UNSET:
             field_dict["retry_after_ms"] = retry_after_ms
         if validity_ms is not UNSET:
@@ -89,6 +95,8 @@ class ExtendResult:
 
         detail = d.pop("detail", UNSET)
 
+        holder = d.pop("holder", UNSET)
+
         retry_after_ms = d.pop("retry_after_ms", UNSET)
 
         validity_ms = d.pop("validity_ms", UNSET)
@@ -99,6 +107,7 @@ class ExtendResult:
             status=status,
             code=code,
             detail=detail,
+            holder=holder,
             retry_after_ms=retry_after_ms,
             validity_ms=validity_ms,
         )
