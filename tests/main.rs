@@ -82,6 +82,7 @@ mod http {
     mod refused;
     mod retries;
     mod rights;
+    mod sets;
     mod sites;
     mod tls;
     mod waiting;

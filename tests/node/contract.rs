@@ -85,7 +85,7 @@ contract! {
     a_scan_gives_every_key_of_its_prefix_in_pages
     a_scan_takes_its_prefix_literally
     a_set_is_granted_whole_or_leaves_no_trace
-    a_set_is_extended_and_released_lock_by_lock
+    a_set_is_released_lock_by_lock
     without_its_marker_a_node_only_releases
     records_keep_their_text_labels
 }
@@ -135,20 +135,14 @@ async fn a_set_is_granted_whole_or_leaves_no_trace(kind: Kind) {
     }
 }
 
-async fn a_set_is_extended_and_released_lock_by_lock(kind: Kind) {
+async fn a_set_is_released_lock_by_lock(kind: Kind) {
     let subject = kind.subject().await;
     let locks = ["a", "b", "c"].map(Lock::new);
     let set = locks[0].with(&locks[1..]);
     let t = now();
     assert_eq!(subject.ask(set.acquire(1, t, LONG_MS)).await, Vote::Granted);
-    assert_extended(&subject.ask(set.extend(1, t, 2 * LONG_MS)).await);
-    for lock in &locks {
-        assert_lives(subject.stored(lock).await.unwrap().1, 2 * LONG_MS);
-    }
-    // The second lock is gone. The others are extended and released all the same.
+    // The second lock is gone. The others are released all the same.
     assert_eq!(subject.ask(locks[1].release(1, t)).await, Vote::Released);
-    assert_eq!(subject.ask(set.extend(1, t, 3 * LONG_MS)).await, Vote::Missing);
-    assert_lives(subject.stored(&locks[2]).await.unwrap().1, 3 * LONG_MS);
     assert_eq!(subject.ask(set.release(1, t)).await, Vote::Released);
     for lock in &locks {
         assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);

@@ -360,8 +360,7 @@ impl Pair {
             let others: Vec<_> = (1..=others)
                 .map(|other| locks[usize::from((name + other) % NAMES)].clone())
                 .collect();
-            let is_of_sets =
-                matches!(step, Step::Acquire { .. } | Step::Extend { .. } | Step::Release { .. });
+            let is_of_sets = matches!(step, Step::Acquire { .. } | Step::Release { .. });
             let lock = if is_of_sets { lock.with(&others) } else { lock.clone() };
             self.step(&lock, base, step).await.map_err(|error| match error {
                 TestCaseError::Fail(why) => TestCaseError::fail(format!("{what}: {why}")),

@@ -27,9 +27,9 @@ mod problem;
 
 pub use self::health::{Health, NodeHealth};
 pub use self::locks::{
-    AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, SetLease,
-    AcquireBody, ExtendBody, ExtendManyBody, ExtendManyResults, ExtendResult, Lease, LeaseRef,
-    LockList, LockState, LockStatus, NodeAnswer, Waiter,
+    AcquireBody, AcquireSetBody, ExtendBody, ExtendManyBody, ExtendManyResults, ExtendResult,
+    HeldLock, Lease, LeaseRef, LockList, LockState, LockStatus, NodeAnswer, ReleaseResult,
+    ReleaseSetResults, SetLease, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 

@@ -68,6 +68,11 @@ pub struct AcquireSetBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 10000))]
     pub wait_ms: Option<Value>,
+    /// How early the request is served while it waits: from 0 to 9, and 9 is served first. Without
+    /// it the priority is 5.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 9, example = 5))]
+    pub priority: Option<Value>,
     /// As for a single lock.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "deploy 4711"))]

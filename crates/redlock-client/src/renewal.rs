@@ -187,7 +187,8 @@ mod tests {
         };
         let sent = now - second * 7;
         let extended = ExtendResult { validity_ms: Some(29_000), ..result(200, "") };
-        let Ok(Renewed::Extended(at, deadline, _)) = decided(&renewal, extended.clone(), sent) else {
+        let Ok(Renewed::Extended(at, deadline, _)) = decided(&renewal, extended.clone(), sent)
+        else {
             panic!("it was extended")
         };
         assert_eq!((at, deadline.since(sent)), (sent, second * 34));

@@ -162,7 +162,8 @@ impl Redlock {
             return acquire::acquire(&self.shared, params, None).await;
         };
         let waiters = &self.waiters;
-        acquire::acquire_set_within(&self.shared, waiters, params, priority, patience, on_wait).await
+        acquire::acquire_set_within(&self.shared, waiters, params, priority, patience, on_wait)
+            .await
     }
 
     /// Undoes the grant of a set that nobody will use, see [`Redlock::abandon`].

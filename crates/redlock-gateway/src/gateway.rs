@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
-    PlacePermit, Priority, QueueMode, Redlock, Ttl, Waiter,
+    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockSet, LockState,
+    NodeReport, PlacePermit, Priority, QueueMode, Redlock, Ttl, Waiter,
 };
 use tokio::sync::Notify;
 
@@ -25,7 +25,7 @@ pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken};
 use crate::config::Limits;
-use crate::overload::clients::{Client, Exceeded, Permit};
+use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
 use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
@@ -58,7 +58,10 @@ pub struct Gateway {
 /// An acquire with checked arguments.
 #[derive(Debug)]
 pub struct AcquireRequest {
+    /// The lock, or the first one of `set`.
     pub name: LockName,
+    /// All locks, if the request is for a set. No place in a queue is kept for such a request.
+    pub set: Option<LockSet>,
     pub ttl: Ttl,
     pub info: Info,
     /// The only principal that may use the token. With `None`, anybody with the token may.
@@ -215,6 +218,7 @@ impl Gateway {
         let AcquireRequest {
             started,
             name,
+            set,
             ttl,
             info,
             principal,
@@ -227,27 +231,39 @@ impl Gateway {
         } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let terms = self.memory.terms(&self.locks);
-        let mut reservation =
-            self.within_share(client.reserve(name.as_str(), info.as_bytes().len(), until, terms))?;
+        let others = set.as_ref().map_or(&[][..], |set| &set.names()[1..]);
+        let mut reservations = Vec::with_capacity(1 + others.len());
+        for name in std::iter::once(&name).chain(others) {
+            let terms = terms.clone();
+            let reservation = client.reserve(name.as_str(), info.as_bytes().len(), until, terms);
+            reservations.push(self.within_share(reservation)?);
+        }
         let waits = wait.is_some();
         let cancelled = Cancelled::unless_ended(self.telemetry.of(&name), started, waits);
         let (owner, shown) = tokens::owner(
             &self.locks,
             &self.cluster,
-            &name,
+            (&name, set.as_ref()),
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
         let options = AcquireOptions { info, owner, max_hold: Some(max_hold), priority, queue };
         let result = match wait {
-            None => self.locks.acquire(&name, ttl, options).await,
+            None => match &set {
+                None => self.locks.acquire(&name, ttl, options).await,
+                // Boxed, because an unboxed future would make the future of every request larger.
+                Some(set) => {
+                    Box::pin(self.locks.acquire_set(set, ttl, options, None, || Ok(()))).await
+                }
+            },
             Some(patience) => {
                 let mut place = None;
-                let waits = || {
+                let mut waits = || {
                     place = Some(self.wait_share.take(&client, &name)?);
                     in_flight.wait();
                     let keeps_place = || self.wait_share.take_place(&client, &name);
-                    let kept = idempotency_key.as_ref().and_then(|_| keeps_place());
+                    let may_keep = idempotency_key.is_some() && set.is_none();
+                    let kept = may_keep.then(keeps_place).flatten();
                     Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
                 };
                 let result = tokio::select! {
@@ -257,7 +273,13 @@ impl Gateway {
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
-                    result = self.locks.acquire_within(&name, ttl, options, patience, waits) => result,
+                    result = async {
+                        let Some(set) = &set else {
+                            return self.locks.acquire_within(&name, ttl, options, patience, waits).await;
+                        };
+                        let waits = || waits().map(drop);
+                        Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
+                    } => result,
                 };
                 drop(place);
                 result
@@ -265,19 +287,25 @@ impl Gateway {
         };
         let counts = cancelled.ended();
         if result.as_ref().map_or_else(leaves_nothing, |lease| lease.replayed) {
-            reservation.not_granted();
+            reservations.iter_mut().for_each(Reservation::not_granted);
         }
         let result = result.and_then(|lease| {
             let until = Instant::now() + ttl.duration();
-            reservation.granted(until);
+            reservations.into_iter().for_each(|reservation| reservation.granted(until));
             if lease.replayed {
                 // The request that got the grant has counted the lock's memory. A replay renews the
                 // TTL, so only the end of the lock is counted anew.
-                client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
+                let terms = self.memory.terms(&self.locks);
+                let names = set.as_ref().map_or(std::slice::from_ref(&name), LockSet::names);
+                names.iter().for_each(|name| client.extended(name.as_str(), until, &terms));
             }
-            let lock = Some((name, lease.clone()));
-            let guard =
-                GrantGuard { locks: self.locks.clone(), memory: self.memory.clone(), client, lock };
+            let guard = GrantGuard {
+                locks: self.locks.clone(),
+                memory: self.memory.clone(),
+                client,
+                lock: Some((name, lease.clone())),
+                others: set.map_or_else(Vec::new, |set| set.names()[1..].to_vec()),
+            };
             // The validity is computed again. If the lease has run out since the votes, the client
             // does not get it: the guard is dropped and releases the lock.
             let so_far = started.elapsed();
@@ -370,15 +398,18 @@ impl Gateway {
 
     /// Releases every grant of one idempotency key of this principal, for a client without the
     /// token.
+    ///
+    /// `set`: all locks of the request that had the key, if it was for a set.
     pub async fn release_by_key(
         &self,
         name: &LockName,
+        set: Option<&LockSet>,
         (principal, idempotency_key): (Option<&str>, &str),
         client: &Client,
     ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
         let release = self.within_share(client.begin_release(name.as_str(), terms))?;
-        let owner = tokens::owner_of_key(&self.cluster, name, principal, idempotency_key);
+        let owner = tokens::owner_of_key(&self.cluster, (name, set), principal, idempotency_key);
         let result = self.locks.release_owner(name, &owner).await.map(|_| ());
         if result.is_ok() {
             release.succeeded();

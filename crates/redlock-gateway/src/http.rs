@@ -11,6 +11,7 @@ mod health;
 mod locks;
 pub mod openapi;
 mod render;
+mod sets;
 mod site;
 pub mod wire;
 
@@ -57,7 +58,7 @@ use crate::transport::disconnect::Peer;
 
 /// The operations, and the permission that each needs. The handler declares its method and path.
 /// The OpenAPI document takes them from there, and the path is also the route's label in metrics.
-fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 10] {
+fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 12] {
     let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
     [
         (routes!(locks::acquire), Needs::OnLock(Verb::Acquire)),
@@ -66,6 +67,8 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 10] {
         (routes!(locks::inspect), Needs::OnLock(Verb::Inspect)),
         (routes!(locks::list), Needs::Anywhere(Verb::List)),
         (routes!(extend_many::extend_many), Needs::Anywhere(Verb::Extend)),
+        (routes!(sets::acquire_set), Needs::Anywhere(Verb::Acquire)),
+        (routes!(sets::release_set), Needs::Anywhere(Verb::Release)),
         (routes!(health::livez), Needs::Nothing),
         (routes!(health::readyz), Needs::Nothing),
         (routes!(health::healthz), Needs::Nothing),

@@ -15,8 +15,6 @@
 //! Fencing tokens, watermarks, expiry and losses of data. They concern each name by itself, and
 //! [`crate::locks`] explores them.
 
-mod story;
-
 use stateright::{Model, Property};
 
 use crate::explore::{First, Narrated};
@@ -361,8 +359,41 @@ impl Narrated for Sets {
     fn narrate(&self, path: Vec<(State, Option<Action>)>) -> Vec<String> {
         let step = |(s, action): (State, Option<Action>)| {
             let next = self.next_state(&s, action?)?;
-            Some(story::of_step(&next, action?))
+            Some(sentence(&next, action?))
         };
         path.into_iter().filter_map(step).collect()
+    }
+}
+
+fn names(set: NameSet) -> String {
+    let all = [(1, "x"), (2, "y")];
+    let named: Vec<_> =
+        all.into_iter().filter(|(bit, _)| set & bit != 0).map(|(_, name)| name).collect();
+    named.join(" and ")
+}
+
+/// The sentence for a step; `next` is the state after it.
+fn sentence(next: &State, action: Action) -> String {
+    match action {
+        Action::Ask { client, asked } if asked.iter().all(|set| *set == asked[0]) => {
+            format!("client {client} asks every node for {}", names(asked[0]))
+        }
+        Action::Ask { client, asked } => {
+            format!("client {client} asks the nodes for {}", asked.map(names).join(", "))
+        }
+        Action::Question { client, node } => match next.clients[client].votes[node] {
+            Vote::Yes(set) => format!("node {node} grants client {client} {}", names(set)),
+            Vote::No | Vote::Open => format!("node {node} refuses client {client}"),
+        },
+        Action::Decide { client } => match next.clients[client].phase {
+            Phase::Holds(set) => format!("client {client} has a majority and holds {}", names(set)),
+            Phase::Idle => format!("client {client} has a majority and needs another name"),
+            Phase::Waits(_) => format!("client {client} has no majority and waits"),
+            Phase::Done | Phase::Asks => format!("client {client} has no majority and gives up"),
+        },
+        Action::Release { client } => format!("client {client} releases"),
+        Action::Released { client, node } => {
+            format!("a release of client {client} arrives at node {node}")
+        }
     }
 }

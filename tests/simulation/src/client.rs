@@ -5,7 +5,7 @@
 //! forget its lock, or come back after its deadline and try to go on. It may ask again for the same
 //! owner through another gateway, let an old copy of its request arrive, or disconnect. Its writes
 //! always carry the fencing token, so a client never uses a lock past its deadline without that
-//! token.
+//! token. It may ask for two locks as a set. It then uses and releases each of them by itself.
 //!
 //! About half of all clients wait in queues. They lose patience or disconnect. Some repeat a
 //! request with the same idempotency key while the first copy still waits. The gateways that they
@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redlock_core::{
-    AcquireOptions, Info, Lease, LockError, LockToken, Owner, OwnerChoice, RetryPolicy, Ttl,
+    AcquireOptions, Info, Lease, LockError, LockSet, LockToken, Owner, OwnerChoice, RetryPolicy,
+    Ttl,
 };
 use tokio::time::Instant;
 
@@ -61,6 +62,8 @@ pub struct Client {
     pub habits: Habits,
     /// Percentage of requests that name an owner, as requests with an idempotency key do.
     pub keyed_percent: u64,
+    /// Percentage of requests that ask for two locks as a set.
+    pub set_percent: u64,
     /// The longest TTL that the client may ask for.
     pub longest_ttl: Duration,
     /// Percentage of requests that wait in the queue.
@@ -96,6 +99,8 @@ struct Hold {
 #[derive(Clone, Copy)]
 struct Wish {
     name: u8,
+    /// The other lock of a set.
+    other: Option<u8>,
     ttl: Ttl,
     owner: Option<Chosen>,
     how: How,
@@ -142,7 +147,8 @@ impl Client {
     async fn keep(mut self) {
         let ttl = Ttl::from_millis(2_000).expect("within the limits");
         while Instant::now() < self.until {
-            let wish = Wish { name: 0, ttl, owner: None, how: How::Polling, hangs_up: None };
+            let how = How::Polling;
+            let wish = Wish { name: 0, other: None, ttl, owner: None, how, hangs_up: None };
             let Some(mut hold) = self.acquire(0, wish).await else {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
@@ -163,8 +169,17 @@ impl Client {
     fn wish(&mut self, hang_up_percent: u64) -> Wish {
         let owner = self.chance.percent(self.keyed_percent).then(|| self.owner());
         let how = self.how();
+        let name = self.chance.below(u64::from(self.names)) as u8;
+        // No draw without sets, so that the seeds of other scenarios keep their histories.
+        let is_set =
+            self.set_percent > 0 && self.names > 1 && self.chance.percent(self.set_percent);
+        let other = is_set.then(|| {
+            let step = self.chance.between(1, u64::from(self.names) - 1);
+            ((u64::from(name) + step) % u64::from(self.names)) as u8
+        });
         Wish {
-            name: self.chance.below(u64::from(self.names)) as u8,
+            name,
+            other,
             ttl: self.asked_ttl(),
             owner,
             how,
@@ -185,9 +200,17 @@ impl Client {
                 held = self.acquire(gateway, Wish { hangs_up: None, ..wish }).await;
             }
         }
-        if let Some(hold) = held {
-            self.hold(hold, wish).await;
+        let Some(hold) = held else { return };
+        if let Some(other) = wish.other {
+            let first = self.chance.percent(50);
+            let (first, second) = if first { (hold.name, other) } else { (other, hold.name) };
+            let single = |name| Wish { name, other: None, owner: None, ..wish };
+            self.write(&Hold { name: second, ..hold });
+            self.hold(Hold { name: first, ..hold }, single(first)).await;
+            self.hold(Hold { name: second, ..hold }, single(second)).await;
+            return;
         }
+        self.hold(hold, wish).await;
     }
 
     async fn hold(&mut self, mut hold: Hold, wish: Wish) {
@@ -278,7 +301,8 @@ impl Client {
     }
 
     async fn acquire(&self, gateway: u8, wish: Wish) -> Option<Hold> {
-        let Wish { name, ttl, owner, how, hangs_up } = wish;
+        let Wish { name, other, ttl, owner, how, hangs_up } = wish;
+        let names: Vec<_> = std::iter::once(name).chain(other).collect();
         let info = Info::new(format!("c{}", self.index)).unwrap_or_default();
         let work = move |redlock: redlock_core::Redlock| async move {
             let name = lock_name(name);
@@ -287,6 +311,11 @@ impl Client {
                 owner: owner.map_or(OwnerChoice::Fresh, |chosen| OwnerChoice::Shared(chosen.0)),
                 ..AcquireOptions::default()
             };
+            if let Some(other) = other {
+                let set = LockSet::new(vec![name, lock_name(other)]).expect("two names");
+                let patience = if let How::Waiting(patience) = how { Some(patience) } else { None };
+                return redlock.acquire_set(&set, ttl, options, patience, || Ok(())).await;
+            }
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,
                 How::Polling => {
@@ -299,12 +328,20 @@ impl Client {
         };
         let mut task = self.gateway(gateway).request(work)?;
         let patience_ms = match how {
+            // A set has no fixed place in a queue, so nothing is demanded of its wait.
+            _ if other.is_some() => None,
             How::Waiting(patience) => Some(patience.as_millis() as u64),
             How::Once | How::Polling => None,
         };
         let owner = owner.map(|chosen| chosen.1);
         let request = Request::Acquire { owner, ttl_ms: u64::from(ttl.millis()), patience_ms };
-        let number = self.recorder.begin(self.index, self.through(gateway), name, request);
+        let numbers: Vec<_> = names
+            .iter()
+            .map(|name| self.recorder.begin(self.index, self.through(gateway), *name, request))
+            .collect();
+        let end = |answer: Answer| {
+            numbers.iter().for_each(|number| self.recorder.end(*number, answer));
+        };
         let forever = Duration::from_secs(3_600);
         let outcome = match tokio::time::timeout(hangs_up.unwrap_or(forever), &mut task).await {
             Ok(outcome) => outcome,
@@ -315,28 +352,28 @@ impl Client {
                 if let Ok(Ok(lease)) = task.await
                     && let Some(redlock) = self.gateway(gateway).redlock()
                 {
-                    redlock.abandon(&lock_name(name), &lease);
+                    names.iter().for_each(|name| redlock.abandon(&lock_name(*name), &lease));
                 }
-                self.recorder.end(number, Answer::Cancelled);
+                end(Answer::Cancelled);
                 return None;
             }
         };
         let lease = match outcome {
             Ok(Ok(lease)) => lease,
             Ok(Err(error)) => {
-                self.recorder.end(number, answer(&error));
+                end(answer(&error));
                 return None;
             }
             Err(_) => {
-                self.recorder.end(number, Answer::GatewayDied);
+                end(Answer::GatewayDied);
                 return None;
             }
         };
         let held_for = self.held_for(gateway, &lease);
         let grant = grant(&lease.token);
-        self.recorder.end(number, Answer::Granted { grant, held_for, replayed: lease.replayed });
+        end(Answer::Granted { grant, held_for, replayed: lease.replayed });
         if patience_ms.is_some() {
-            self.recorder.waited(number, Waited { ticket: lease.ticket, rounds: lease.rounds });
+            self.recorder.waited(numbers[0], Waited { ticket: lease.ticket, rounds: lease.rounds });
         }
         Some(Hold { name, token: lease.token, grant, until: Instant::now() + held_for })
     }

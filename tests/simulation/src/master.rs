@@ -412,17 +412,19 @@ impl Master {
         };
         let grant = record.and_then(grant_of);
         let now = self.clock.wall_micros() as i64;
-        self.recorder.execution(Execution {
-            moment: Moment::default(),
-            master: self.index,
-            gateway: connection.gateway,
-            late: connection.has_ended(),
-            name: name_of(&keys.lock),
-            kind,
-            grant,
-            ahead_micros: grant.map_or(0, |grant| grant.fencing as i64 - now),
-            vote_kind: vote_kind(&vote),
-        });
+        for keys in keys.each() {
+            self.recorder.execution(Execution {
+                moment: Moment::default(),
+                master: self.index,
+                gateway: connection.gateway,
+                late: connection.has_ended(),
+                name: name_of(&keys.lock),
+                kind,
+                grant,
+                ahead_micros: grant.map_or(0, |grant| grant.fencing as i64 - now),
+                vote_kind: vote_kind(&vote),
+            });
+        }
         vote
     }
 

@@ -98,6 +98,8 @@ pub struct Plan {
     /// watermark on a node that granted it, and that watermark keeps a repair out. The core's
     /// documentation describes this limit.
     pub keyed_percent: u64,
+    /// Percentage of requests that ask for two locks as a set.
+    pub set_percent: u64,
     /// Percentage of requests that wait in the queue.
     pub waiting_percent: u64,
     /// Percentage of requests whose TTL is too short for the way to the masters.
@@ -193,6 +195,7 @@ impl Plan {
             bootstrap_cuts: chance.percent(30),
             names: chance.between(2, 4) as u8,
             keyed_percent: 35,
+            set_percent: 25,
             length: Duration::from_secs(60),
             max_ttl: chance.pick(&[MAX_TTL, MAX_TTL, LONG_MAX_TTL]),
             skew: chance.pick(&[500, 700, 1_000]).millis(),
@@ -282,6 +285,7 @@ impl Plan {
             names: 1,
             max_ttl: MAX_TTL,
             keyed_percent: 0,
+            set_percent: 0,
             latency: Latency {
                 base_ms: 1,
                 jitter_ms: chance.between(1, 6),
@@ -334,6 +338,7 @@ impl Plan {
             names: chance.pick(&[1, 1, 2]),
             max_ttl: MAX_TTL,
             keyed_percent: 10,
+            set_percent: 10,
             waiting_percent: 95,
             hasty_percent: chance.pick(&[0, 0, 5, 30]),
             length: Duration::from_secs(20),

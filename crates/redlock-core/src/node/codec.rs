@@ -16,7 +16,7 @@
 //!   X release of exactly this grant    I inspect
 //!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I.
 //!   The ttl is 0 for operations without one.
-//!   a w e r n u v x: the same on a set of locks. At the end: count u8 | the other lock keys, each
+//!   a w r n u v x: the same on a set of locks. At the end: count u8 | the other lock keys, each
 //!   as text. All locks get the same record.
 //!
 //! answer      version u8 = 3 | node's time in µs u64 | whether the marker stands u8
@@ -130,7 +130,6 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
         Op::Acquire { .. } | Op::Extend { .. } | Op::Release { .. } | Op::Inspect { .. } => {}
     }
     if let Some(others) = others {
-        let others = &others[..others.len().min(usize::from(u8::MAX))];
         call.push(others.len() as u8);
         others.iter().for_each(|keys| put_text(call, &keys.lock));
     }
@@ -217,7 +216,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         _ => false,
     };
     let is_set = sent != code;
-    if !fits || is_set && matches!(code, b'H' | b'I') {
+    if !fits || is_set && matches!(code, b'E' | b'H' | b'I') {
         return None;
     }
     let release =
@@ -250,9 +249,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         for _ in 0..count {
             others.push(Keys::of_lock_key(&take_text(bytes)?));
         }
-        let (Op::Acquire { keys, .. } | Op::Extend { keys, .. } | Op::Release { keys, .. }) =
-            &mut op
-        else {
+        let (Op::Acquire { keys, .. } | Op::Release { keys, .. }) = &mut op else {
             return None;
         };
         keys.others = Some(others.into());

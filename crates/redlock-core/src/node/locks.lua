@@ -60,7 +60,7 @@ for i = 1, count do
   if is_set then code = code - 32 end
   local takes = TAKES[code]
   if takes == RECORD and #record < 58 or takes == GRANT and #record ~= 57
-    or takes == NONE and record ~= '' or not takes or is_set and (code == H or code == I) then
+    or takes == NONE and record ~= '' or not takes or is_set and (code == E or code == H or code == I) then
     return MALFORMED
   end
   if (takes == RECORD or code == E) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
@@ -392,22 +392,6 @@ local function acquire_set(set, record, ttl, t_num)
   return GRANTED
 end
 
--- Extends every lock of a set. The vote is 4 (extended), with the shortest life, if all were
--- extended, and otherwise that of the first lock that was not.
-local function extend_set(set, grant, ttl)
-  local shortest, other
-  for place, lock in ipairs(set) do
-    local vote = extend(lock, watermark_of(lock), grant, ttl)
-    if byte(vote) ~= 4 then
-      other = other or of_lock(place, vote)
-    else
-      local _, left = unpack('<Bi8', vote)
-      if not shortest or left < shortest then shortest = left end
-    end
-  end
-  return other or extended(shortest)
-end
-
 -- Releases every lock of a set. A failure is the vote, so that the release is sent again. Otherwise
 -- the vote is 5 (released) if any lock was released.
 local function release_set(set, grant, t_num, is_undo, only_this)
@@ -436,7 +420,7 @@ for i = 1, count do
       or acquire(lock, watermark, record, ttls[i], t_nums[i])
     vote = publish(vote, HELD, extras[i])
   elseif code == E then
-    vote = set and extend_set(set, record, ttls[i]) or extend(lock, watermark, record, ttls[i])
+    vote = extend(lock, watermark, record, ttls[i])
   elseif code == H then
     vote = repair(lock, watermark, record, ttls[i], t_nums[i], extras[i])
   elseif code == I then

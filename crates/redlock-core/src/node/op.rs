@@ -20,8 +20,8 @@ pub struct Keys {
     pub lock: Bytes,
     /// The token watermark: `{<prefix><name>}:fence`.
     pub fence: Bytes,
-    /// The other locks of a set; `None` for a single lock. An acquire sets all locks of a set or
-    /// none. An extension and a release run for each lock of the set by itself.
+    /// The other locks of a set, for an acquire and a release; `None` for a single lock. An acquire
+    /// sets all locks of a set or none. A release runs for each lock by itself.
     pub others: Option<Arc<[Keys]>>,
 }
 
@@ -50,11 +50,15 @@ impl Keys {
     /// The largest number of locks in one set.
     pub const MAX_SET: usize = 256;
 
-    /// The keys of a set of locks: these and `others`. At most [`Keys::MAX_SET`] in all, each of
-    /// them once.
+    /// The keys of a set of locks: these and `others`, each of them once.
+    ///
+    /// # Panics
+    /// There are more than [`Keys::MAX_SET`]. A call has no room for more, and a part of a set must
+    /// never be acquired.
     #[must_use]
     pub fn with(self, others: impl IntoIterator<Item = Self>) -> Self {
         let others: Arc<[Self]> = others.into_iter().collect();
+        assert!(others.len() < Self::MAX_SET, "{} locks are too many for a set", others.len() + 1);
         Self { others: (!others.is_empty()).then_some(others), ..self }
     }
 

@@ -90,9 +90,6 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
             node.acquire_set(keys, record, *ttl)
         }
         Op::Acquire { keys, record, ttl, .. } => node.acquire(keys, record, *ttl),
-        Op::Extend { keys, record, ttl } if keys.others.is_some() => {
-            node.extend_set(keys, record, *ttl)
-        }
         Op::Extend { keys, record, ttl } => node.extend(keys, record, *ttl),
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
@@ -173,20 +170,6 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             }
         }
         Ok(Vote::Granted)
-    }
-
-    /// Extends every lock of a set. The vote is `Extended`, with the shortest life, if all were
-    /// extended, and otherwise that of the first lock that was not.
-    fn extend_set(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
-        let mut shortest = Duration::MAX;
-        let mut first_other = None;
-        for (at, lock) in keys.each().enumerate() {
-            match self.extend(lock, record, ttl).unwrap_or_else(Vote::from) {
-                Vote::Extended { expires_in } => shortest = shortest.min(expires_in),
-                vote => drop(first_other.get_or_insert(vote.of_lock(at))),
-            }
-        }
-        Ok(first_other.unwrap_or(Vote::Extended { expires_in: shortest }))
     }
 
     /// Releases every lock of a set. A failure is the vote, so that the release is sent again.

@@ -105,6 +105,7 @@ pub(crate) async fn acquire_set_within(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     mut params: AcquireParams,
+    priority: Priority,
     patience: Duration,
     on_wait: impl FnOnce() -> Result<(), LockError> + Send,
 ) -> Result<Lease, LockError> {
@@ -114,7 +115,8 @@ pub(crate) async fn acquire_set_within(
     loop {
         let begins_to_wait = || on_wait.take().map_or(Ok(()), |on_wait| on_wait());
         let left = deadline.saturating_duration_since(Instant::now());
-        let attempt = acquire_within(shared, waiters, params.clone(), left, begins_to_wait);
+        let line = (priority, QueueMode::default());
+        let attempt = acquire_within(shared, waiters, params.clone(), line, left, begins_to_wait);
         let mut by = match Box::pin(attempt).await {
             Err(LockError::Held(by)) => by,
             result => return result,

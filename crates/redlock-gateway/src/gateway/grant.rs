@@ -32,6 +32,8 @@ pub struct GrantGuard {
     pub(super) memory: Arc<MasterMemory>,
     pub(super) client: Arc<Client>,
     pub(super) lock: Option<(LockName, Lease)>,
+    /// The other locks of a set.
+    pub(super) others: Vec<LockName>,
 }
 
 impl GrantGuard {
@@ -47,10 +49,12 @@ impl Drop for GrantGuard {
             tracing::debug!(lock = %name, "a grant could not be delivered and is released");
             // A replayed grant stays, on the masters and in the quota: an earlier answer may have
             // delivered it.
-            if !lease.replayed {
-                self.client.released(name.as_str(), &self.memory.terms(&self.locks));
+            for name in std::iter::once(&name).chain(&self.others) {
+                if !lease.replayed {
+                    self.client.released(name.as_str(), &self.memory.terms(&self.locks));
+                }
+                self.locks.abandon(name, &lease);
             }
-            self.locks.abandon(&name, &lease);
         }
     }
 }

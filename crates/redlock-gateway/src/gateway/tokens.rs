@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
-use redlock_core::{LockError, LockName, LockState, LockToken, Owner, OwnerChoice, Redlock};
+use redlock_core::{
+    LockError, LockName, LockSet, LockState, LockToken, Owner, OwnerChoice, Redlock,
+};
 
 use crate::info::LockMetadata;
 
@@ -37,16 +39,19 @@ impl ResolvedToken {
     }
 }
 
+/// What a request asks for: a lock, or all locks of a set.
+pub(super) type Asked<'a> = (&'a LockName, Option<&'a LockSet>);
+
 /// Returns the owner to send to the nodes. If the client will see another owner in its token,
 /// returns that one too.
 pub(super) fn owner(
     locks: &Redlock,
     cluster: &str,
-    name: &LockName,
+    lock: Asked<'_>,
     principal: Option<&str>,
     idempotency_key: Option<&str>,
 ) -> (OwnerChoice, Option<Owner>) {
-    let derived = idempotency_key.map(|key| derived_owner(cluster, name, principal, key));
+    let derived = idempotency_key.map(|key| derived_owner(cluster, lock, principal, key));
     // The nodes get an owner that is derived from the owner in the client's token and the
     // principal. From the same token, another principal would derive another owner.
     let shown = principal.map(|_| derived.unwrap_or_else(|| locks.fresh_owner()));
@@ -62,11 +67,11 @@ pub(super) fn owner(
 /// The owner on the nodes for all requests of this principal with one idempotency key.
 pub(super) fn owner_of_key(
     cluster: &str,
-    name: &LockName,
+    lock: Asked<'_>,
     principal: Option<&str>,
     idempotency_key: &str,
 ) -> Owner {
-    let derived = derived_owner(cluster, name, principal, idempotency_key);
+    let derived = derived_owner(cluster, lock, principal, idempotency_key);
     principal.map_or(derived, |principal| derived.bound_to(principal))
 }
 
@@ -74,11 +79,15 @@ pub(super) fn owner_of_key(
 /// idempotency key, so a client may send its retry to any gateway.
 fn derived_owner(
     cluster: &str,
-    name: &LockName,
+    lock: Asked<'_>,
     principal: Option<&str>,
     idempotency_key: &str,
 ) -> Owner {
-    Owner::derive(cluster, principal.unwrap_or("anonymous"), name, idempotency_key)
+    let principal = principal.unwrap_or("anonymous");
+    match lock {
+        (name, None) => Owner::derive(cluster, principal, name, idempotency_key),
+        (_, Some(set)) => Owner::derive_of_set(cluster, principal, set, idempotency_key),
+    }
 }
 
 /// Finds the grant that a token stands for. It is a grant of the principal that presents the token.

@@ -164,10 +164,7 @@ async fn extend(
 }
 
 /// The result for one lease. A failure has the time from the start of the request until then.
-fn result(
-    name: String,
-    extended: Result<Extended, (ErrorReport, Duration)>,
-) -> ExtendResult {
+fn result(name: String, extended: Result<Extended, (ErrorReport, Duration)>) -> ExtendResult {
     let failed = match extended {
         Ok(Extended { validity, elapsed, waiters }) => {
             return ExtendResult {

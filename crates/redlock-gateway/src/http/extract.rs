@@ -127,8 +127,7 @@ pub(super) enum TokenOrKey {
 pub(super) fn token_or_key(headers: &HeaderMap) -> Result<TokenOrKey, ApiError> {
     // The token takes precedence, and the idempotency key is then not even checked. Some clients
     // add such a key, in any form, to all their requests.
-    let key =
-        if headers.contains_key(&LOCK_TOKEN) { None } else { idempotency_key(headers)? };
+    let key = if headers.contains_key(&LOCK_TOKEN) { None } else { idempotency_key(headers)? };
     match key {
         Some(key) => Ok(TokenOrKey::IdempotencyKey(key)),
         None => lock_token(headers).map(TokenOrKey::Token),

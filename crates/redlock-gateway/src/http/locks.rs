@@ -79,6 +79,7 @@ pub(super) async fn acquire(
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
     let request = AcquireRequest {
         name: name.clone(),
+        set: None,
         ttl,
         info: stored(&metadata)?,
         principal: access.caller().principal().map(Into::into),

@@ -91,13 +91,15 @@ shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
 /// The order of the operations in the document: those that a reader needs first come first.
-const ORDER: [&str; 10] = [
+const ORDER: [&str; 12] = [
     "acquireLock",
     "extendLock",
     "releaseLock",
     "getLock",
     "listLocks",
     "extendLocks",
+    "acquireLocks",
+    "releaseLocks",
     "getReadiness",
     "getHealth",
     "getLiveness",
@@ -120,7 +122,9 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     for operation in paths.filter_map(Value::as_object_mut).flat_map(Map::values_mut) {
         // The generator marks every body as required. Only the list of leases is: the other bodies
         // may be omitted.
-        let is_required = operation.get("operationId").is_some_and(|id| *id == *"extendLocks");
+        let is_required = operation
+            .get("operationId")
+            .is_some_and(|id| ["extendLocks", "acquireLocks"].iter().any(|of| id == of));
         if let Some(body) = operation.get_mut("requestBody").and_then(Value::as_object_mut)
             && !is_required
         {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};
-use futures_util::{StreamExt, stream};
+use futures_util::future::join_all;
 use http::request::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
@@ -12,13 +12,14 @@ use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED}
 use redlock_api::{
     AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, SetLease,
 };
-use redlock_core::{HeldBy, LockError, LockName, LockSet};
+use redlock_core::{HeldBy, LockError, LockName, LockSet, QueueMode};
 use serde_json::Value;
 
 use super::access::{Access, lock_name, no_secret};
-use super::error::{ApiError, INVALID_BODY, INVALID_PARAMETER};
+use super::error::{ApiError, INVALID_BODY, INVALID_NAME, INVALID_PARAMETER};
 use super::extract::{
-    AcquireHead, Json, TokenOrKey, metadata, requested_ttl, stored, token_or_key,
+    AcquireHead, Json, TokenOrKey, metadata, requested_priority, requested_ttl, stored,
+    token_or_key,
 };
 use super::locks::resolve;
 use super::openapi::{BodyErrors, CommonErrors};
@@ -70,12 +71,13 @@ pub(super) async fn acquire_set(
     Json(body): Json<AcquireSetBody>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let AcquireSetBody { names, ttl_ms, wait_ms, owner, metadata: texts } = body;
+    let AcquireSetBody { names, ttl_ms, wait_ms, priority, owner, metadata: texts } = body;
     let set = named(names)?;
     note(&access, set.names());
     let mut in_flight = access.enter(RequestClass::Other).await?;
     access.charge_more(set.names().len() - 1).await?;
     check_again(&access, Verb::Acquire, set.names())?;
+    let priority = requested_priority(priority.as_ref())?;
     let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
@@ -93,7 +95,8 @@ pub(super) async fn acquire_set(
         wait,
         client: access.client().clone(),
         started,
-        ..AcquireRequest::plain()
+        priority,
+        queue: QueueMode::default(),
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let granted = acquired.map_err(|refusal| refused(&access, &set, refusal));
@@ -138,7 +141,7 @@ fn named(value: Value) -> Result<LockSet, ApiError> {
 
 fn checked(name: &str) -> Result<LockName, ApiError> {
     no_secret(name).map_err(|_| {
-        super::error::INVALID_NAME.because("a name contains an API key or a lock token; send the lock's name")
+        INVALID_NAME.because("a name contains an API key or a lock token; send the lock's name")
     })?;
     lock_name(name)
 }
@@ -147,7 +150,8 @@ fn checked(name: &str) -> Result<LockName, ApiError> {
 fn note(access: &Access, names: &[LockName]) {
     access.note(|entry| {
         entry.changes = true;
-        let part = |name: &LockName| AuditPart { lock: Some(name.to_string()), ..AuditPart::default() };
+        let part =
+            |name: &LockName| AuditPart { lock: Some(name.to_string()), ..AuditPart::default() };
         entry.parts = names.iter().map(part).collect();
     });
 }
@@ -222,25 +226,31 @@ fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease
         (status = 503, description = "outcome_unknown: try again; overloaded, audit_unavailable"),
     )
 )]
-pub(super) async fn release_set(access: Access, ReleaseSet { set, by }: ReleaseSet) -> Result<Response, ApiError> {
+pub(super) async fn release_set(
+    access: Access,
+    ReleaseSet { set, by }: ReleaseSet,
+) -> Result<Response, ApiError> {
     note(&access, set.names());
     let _in_flight = access.enter(RequestClass::Held).await?;
     access.charge_more(set.names().len() - 1).await?;
     check_again(&access, Verb::Release, set.names())?;
     let (access, set, by) = (&access, &set, &by);
-    let releases = set.names().iter().enumerate().map(|(index, name)| {
-        Box::pin(async move {
-            let released = release(access, set, index, name, by).await;
-            let end = released.as_ref().map_or_else(ApiError::status, |()| StatusCode::NO_CONTENT);
-            access.note(|entry| entry.parts[index].end = Some((end.as_u16(), None)));
-            (name, released)
+    let releases: Vec<_> = (0..set.names().len())
+        .map(|index| {
+            Box::pin(async move {
+                let released = release(access, set, index, by).await;
+                let end =
+                    released.as_ref().map_or_else(ApiError::status, |()| StatusCode::NO_CONTENT);
+                access.note(|entry| entry.parts[index].end = Some((end.as_u16(), None)));
+                released
+            })
         })
-    });
-    let results: Vec<_> = stream::iter(releases).buffered(LockSet::MAX_LEN).collect().await;
+        .collect();
+    let results = join_all(releases).await;
     let code_of = |result: &Result<(), ApiError>| result.as_ref().err().map(ApiError::code);
-    let first = code_of(&results[0].1);
-    if results.iter().all(|(_, result)| code_of(result) == first) {
-        let result = results.into_iter().next().map_or(Ok(()), |(_, result)| result);
+    let first = code_of(&results[0]);
+    if results.iter().all(|result| code_of(result) == first) {
+        let result = results.into_iter().next().unwrap_or(Ok(()));
         return result.map(|()| StatusCode::NO_CONTENT.into_response());
     }
     let result = |(name, released): (&LockName, Result<(), ApiError>)| {
@@ -253,7 +263,7 @@ pub(super) async fn release_set(access: Access, ReleaseSet { set, by }: ReleaseS
             detail: problem.map(|problem| problem.detail),
         }
     };
-    let results = results.into_iter().map(result).collect();
+    let results = set.names().iter().zip(results).map(result).collect();
     json_response(StatusCode::OK, &ReleaseSetResults { results })
 }
 
@@ -261,10 +271,10 @@ async fn release(
     access: &Access,
     set: &LockSet,
     index: usize,
-    name: &LockName,
     by: &TokenOrKey,
 ) -> Result<(), ApiError> {
     let gateway = access.gateway();
+    let name = &set.names()[index];
     let released = match by {
         TokenOrKey::Token(token) => {
             let token = resolve(access, access.caller(), name, Verb::Release, *token).await?;
@@ -314,6 +324,5 @@ fn queried(uri: &Uri) -> Result<LockSet, ApiError> {
             .because(format!("the only query parameter here is name, once for each lock, {FORM}"))),
     };
     let names = pairs.take(LockSet::MAX_LEN + 1).map(name).collect::<Result<_, _>>()?;
-    LockSet::new(names)
-        .map_err(|error| INVALID_PARAMETER.because(format!("name: {error}, {FORM}")))
+    LockSet::new(names).map_err(|error| INVALID_PARAMETER.because(format!("name: {error}, {FORM}")))
 }

@@ -306,6 +306,31 @@ type AcquireBody struct {
 // wait there for the same lock are answered 409 `superseded`.
 type AcquireBodyQueue string
 
+// AcquireSetBody Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
+// refused.
+type AcquireSetBody struct {
+	// Metadata As for a single lock. Stored beside each of the locks.
+	Metadata map[string]string `json:"metadata,omitempty"`
+
+	// Names From 1 to 32 names, each of them once. The order decides nothing.
+	Names []string `json:"names"`
+
+	// Owner As for a single lock.
+	Owner *string `json:"owner,omitempty"`
+
+	// Priority How early the request is served while it waits: from 0 to 9, and 9 is served first. Without
+	// it the priority is 5.
+	Priority *int32 `json:"priority,omitempty"`
+
+	// TTLMs How long the locks live without an extension, in milliseconds: from 10 to the configured
+	// maximum (300000 by default). Without it the configured default applies (30000).
+	TTLMs *int32 `json:"ttl_ms,omitempty"`
+
+	// WaitMs How long to wait while one of the locks is held, in milliseconds, up to the configured
+	// maximum (25000 by default).
+	WaitMs *int32 `json:"wait_ms,omitempty"`
+}
+
 // ExtendBody How long to extend. Unknown fields are refused.
 type ExtendBody struct {
 	// TTLMs The lock lives at least this many milliseconds from now; it is never shortened. From 10 to
@@ -356,6 +381,10 @@ type ExtendResult struct {
 	// ValidityMs Only with status 200: how long the lock may be trusted, in milliseconds. It may be trusted
 	// until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
 	ValidityMs *int32 `json:"validity_ms,omitempty"`
+
+	// Waiters Only with status 200: how many requests wait for the lock at this gateway, as in the answer
+	// to a `PATCH` of the lock alone.
+	Waiters *int64 `json:"waiters,omitempty"`
 }
 
 // Health Whether to send requests here.
@@ -375,6 +404,18 @@ type Health struct {
 // HealthStatus `ready`, `no_quorum` (too few nodes may vote) or `draining` (shutting down); in `/livez`
 // only `alive`.
 type HealthStatus string
+
+// HeldLock A held lock that kept a set from being granted.
+type HeldLock struct {
+	// ExpiresInMs Milliseconds until the holder's lock expires unless it is extended.
+	ExpiresInMs *int64 `json:"expires_in_ms,omitempty"`
+
+	// Holder The holder's label.
+	Holder *string `json:"holder,omitempty"`
+
+	// Name The lock's name.
+	Name string `json:"name"`
+}
 
 // Lease A granted or extended lock.
 type Lease struct {
@@ -557,6 +598,9 @@ type Problem struct {
 	// ExpiresInMs Milliseconds until the holder's lock expires unless it is extended.
 	ExpiresInMs *int64 `json:"expires_in_ms,omitempty"`
 
+	// Held The lock of a set that is held. Others may be held too.
+	Held []HeldLock `json:"held,omitempty"`
+
 	// Holder The holder's label.
 	Holder *string `json:"holder,omitempty"`
 
@@ -593,6 +637,66 @@ type Problem struct {
 // ProblemCode The kind of error, for programs.
 type ProblemCode string
 
+// ReleaseResult The result for one name. It has the status and the code that `DELETE /locks/{name}` would have.
+type ReleaseResult struct {
+	// Code The kind of error, for programs.
+	Code *string `json:"code,omitempty"`
+
+	// Detail What happened, for people.
+	Detail *string `json:"detail,omitempty"`
+
+	// Name The lock's name.
+	Name string `json:"name"`
+
+	// RetryAfterMs Time after which a retry makes sense, in milliseconds.
+	RetryAfterMs *int64 `json:"retry_after_ms,omitempty"`
+
+	// Status 204: released.
+	Status int32 `json:"status"`
+}
+
+// ReleaseSetResults The results of a release of a set, if they differ.
+type ReleaseSetResults struct {
+	// Results One result for each name, in the order of the request.
+	Results []ReleaseResult `json:"results"`
+}
+
+// SetLease A granted set of locks: one token and one fencing token for all of them.
+type SetLease struct {
+	// ElapsedMs Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
+	// waiting included.
+	ElapsedMs int64 `json:"elapsed_ms"`
+
+	// ExpiresAt When the validity ends by the gateway's wall clock, RFC 3339. For people; programs count
+	// `validity_ms`.
+	ExpiresAt time.Time `json:"expires_at"`
+
+	// FencingToken Larger than the fencing token of every earlier grant of each of the locks. Below 2^53.
+	FencingToken int64 `json:"fencing_token"`
+
+	// Names The names, in the order of the request.
+	Names []string `json:"names"`
+
+	// NodesGranted Number of nodes that had agreed when the set was decided.
+	NodesGranted int32 `json:"nodes_granted"`
+
+	// NodesTotal Number of configured nodes.
+	NodesTotal int32 `json:"nodes_total"`
+
+	// Owner The label from the request.
+	Owner *string `json:"owner,omitempty"`
+
+	// Token The secret to send as `Lock-Token` to extend or release each of the locks.
+	Token string `json:"token"`
+
+	// TTLMs The TTL that was granted, in milliseconds.
+	TTLMs int32 `json:"ttl_ms"`
+
+	// ValidityMs How long all locks may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+	// round trip − `elapsed_ms`).
+	ValidityMs int32 `json:"validity_ms"`
+}
+
 // Waiter A request that waits for a lock at this gateway.
 type Waiter struct {
 	// IsAway Whether the last request has ended and the gateway keeps its place for the next one.
@@ -609,6 +713,18 @@ type Waiter struct {
 	WaitingSince time.Time `json:"waiting_since"`
 }
 
+// ReleaseLocksParams defines parameters for ReleaseLocks.
+type ReleaseLocksParams struct {
+	// Name The name of a lock: 1 to 32 times. Slashes need no percent-encoding here.
+	Name []string `form:"name" json:"name"`
+
+	// LockToken The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.
+	LockToken *string `json:"Lock-Token,omitempty"`
+
+	// IdempotencyKey The key of the POST, for a client that never got the token. Ignored beside a Lock-Token.
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
 // ListLocksParams defines parameters for ListLocks.
 type ListLocksParams struct {
 	// Prefix Lists only locks whose names begin with this text.
@@ -620,6 +736,15 @@ type ListLocksParams struct {
 
 	// Cursor `next_cursor` of the page before.
 	Cursor *string `form:"cursor,omitempty" json:"cursor,omitempty"`
+}
+
+// AcquireLocksParams defines parameters for AcquireLocks.
+type AcquireLocksParams struct {
+	// IdempotencyKey 16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again.
+	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+
+	// Prefer `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied.
+	Prefer *string `json:"Prefer,omitempty"`
 }
 
 // ReleaseLockParams defines parameters for ReleaseLock.
@@ -651,6 +776,9 @@ type AcquireLockParams struct {
 
 // ExtendLocksJSONRequestBody defines body for ExtendLocks for application/json ContentType.
 type ExtendLocksJSONRequestBody = ExtendManyBody
+
+// AcquireLocksJSONRequestBody defines body for AcquireLocks for application/json ContentType.
+type AcquireLocksJSONRequestBody = AcquireSetBody
 
 // ExtendLockJSONRequestBody defines body for ExtendLock for application/json ContentType.
 type ExtendLockJSONRequestBody = ExtendBody
@@ -747,6 +875,16 @@ type ClientInterface interface {
 	// Corresponds with GET /livez (the `GetLiveness` operationId).
 	GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ReleaseLocks Release a set of locks
+	//
+	// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
+	// that error. Otherwise the answer is 200 with one result for each name, in the order of the
+	// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+	// `POST /locks`, with the same names.
+	//
+	// Corresponds with DELETE /locks (the `ReleaseLocks` operationId).
+	ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListLocks List held locks
 	//
 	// A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
@@ -787,6 +925,42 @@ type ClientInterface interface {
 	//
 	// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
 	ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AcquireLocksWithBody Acquire a set of locks
+	//
+	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+	// it by its name. The set is held while each of its locks is held.
+	//
+	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+	// that refused it. The request counts once for each name in the rate of the key and in the
+	// client's share of the masters' memory.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /locks (the `AcquireLocks` operationId).
+	AcquireLocksWithBody(ctx context.Context, params *AcquireLocksParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AcquireLocks Acquire a set of locks
+	//
+	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+	// it by its name. The set is held while each of its locks is held.
+	//
+	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+	// that refused it. The request counts once for each name in the rate of the key and in the
+	// client's share of the masters' memory.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /locks (the `AcquireLocks` operationId).
+	AcquireLocks(ctx context.Context, params *AcquireLocksParams, body AcquireLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ReleaseLock Release a lock
 	//
@@ -927,6 +1101,26 @@ func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn)
 	return c.Client.Do(req)
 }
 
+// ReleaseLocks Release a set of locks
+//
+// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
+// that error. Otherwise the answer is 200 with one result for each name, in the order of the
+// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+// `POST /locks`, with the same names.
+//
+// Corresponds with DELETE /locks (the `ReleaseLocks` operationId).
+func (c *Client) ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReleaseLocksRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // ListLocks List held locks
 //
 // A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
@@ -988,6 +1182,62 @@ func (c *Client) ExtendLocksWithBody(ctx context.Context, contentType string, bo
 // Corresponds with PATCH /locks (the `ExtendLocks` operationId).
 func (c *Client) ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewExtendLocksRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AcquireLocksWithBody Acquire a set of locks
+//
+// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+// it by its name. The set is held while each of its locks is held.
+//
+// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+// that refused it. The request counts once for each name in the rate of the key and in the
+// client's share of the masters' memory.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /locks (the `AcquireLocks` operationId).
+func (c *Client) AcquireLocksWithBody(ctx context.Context, params *AcquireLocksParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAcquireLocksRequestWithBody(c.Server, params, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AcquireLocks Acquire a set of locks
+//
+// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+// it by its name. The set is held while each of its locks is held.
+//
+// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+// that refused it. The request counts once for each name in the rate of the key and in the
+// client's share of the masters' memory.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /locks (the `AcquireLocks` operationId).
+func (c *Client) AcquireLocks(ctx context.Context, params *AcquireLocksParams, body AcquireLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAcquireLocksRequest(c.Server, params, body)
 	if err != nil {
 		return nil, err
 	}
@@ -1235,6 +1485,86 @@ func NewGetLivenessRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewReleaseLocksRequest constructs an http.Request for the ReleaseLocks method
+func NewReleaseLocksRequest(server string, params *ReleaseLocksParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/locks")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Name != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "name", params.Name, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+
+		if params.LockToken != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Lock-Token", *params.LockToken, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Lock-Token", headerParam0)
+		}
+
+		if params.IdempotencyKey != nil {
+			var headerParam1 string
+
+			headerParam1, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", *params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Idempotency-Key", headerParam1)
+		}
+
+	}
+
+	return req, nil
+}
+
 // NewListLocksRequest constructs an http.Request for the ListLocks method
 func NewListLocksRequest(server string, params *ListLocksParams) (*http.Request, error) {
 	var err error
@@ -1349,6 +1679,72 @@ func NewExtendLocksRequestWithBody(server string, contentType string, body io.Re
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewAcquireLocksRequest calls the generic AcquireLocks builder with application/json body
+func NewAcquireLocksRequest(server string, params *AcquireLocksParams, body AcquireLocksJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewAcquireLocksRequestWithBody(server, params, "application/json", bodyReader)
+}
+
+// NewAcquireLocksRequestWithBody constructs an http.Request for the AcquireLocks method, with any body, and a specified content type
+func NewAcquireLocksRequestWithBody(server string, params *AcquireLocksParams, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/locks")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	if params != nil {
+
+		if params.IdempotencyKey != nil {
+			var headerParam0 string
+
+			headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Idempotency-Key", *params.IdempotencyKey, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Idempotency-Key", headerParam0)
+		}
+
+		if params.Prefer != nil {
+			var headerParam1 string
+
+			headerParam1, err = runtime.StyleParamWithOptions("simple", false, "Prefer", *params.Prefer, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+			if err != nil {
+				return nil, err
+			}
+
+			req.Header.Set("Prefer", headerParam1)
+		}
+
+	}
 
 	return req, nil
 }
@@ -1724,6 +2120,18 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /livez (the `GetLiveness` operationId).
 	GetLivenessWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetLivenessResponse, error)
 
+	// ReleaseLocksWithResponse Release a set of locks
+	//
+	// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
+	// that error. Otherwise the answer is 200 with one result for each name, in the order of the
+	// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+	// `POST /locks`, with the same names.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /locks (the `ReleaseLocks` operationId).
+	ReleaseLocksWithResponse(ctx context.Context, params *ReleaseLocksParams, reqEditors ...RequestEditorFn) (*ReleaseLocksResponse, error)
+
 	// ListLocksWithResponse List held locks
 	//
 	// A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
@@ -1766,6 +2174,42 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with PATCH /locks (the `ExtendLocks` operationId).
 	ExtendLocksWithResponse(ctx context.Context, body ExtendLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*ExtendLocksResponse, error)
+
+	// AcquireLocksWithBodyWithResponse Acquire a set of locks
+	//
+	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+	// it by its name. The set is held while each of its locks is held.
+	//
+	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+	// that refused it. The request counts once for each name in the rate of the key and in the
+	// client's share of the masters' memory.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /locks (the `AcquireLocks` operationId).
+	AcquireLocksWithBodyWithResponse(ctx context.Context, params *AcquireLocksParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AcquireLocksResponse, error)
+
+	// AcquireLocksWithResponse Acquire a set of locks
+	//
+	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+	// it by its name. The set is held while each of its locks is held.
+	//
+	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+	// that refused it. The request counts once for each name in the rate of the key and in the
+	// client's share of the masters' memory.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /locks (the `AcquireLocks` operationId).
+	AcquireLocksWithResponse(ctx context.Context, params *AcquireLocksParams, body AcquireLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*AcquireLocksResponse, error)
 
 	// ReleaseLockWithResponse Release a lock
 	//
@@ -1976,6 +2420,138 @@ func (r GetLivenessResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetLivenessResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// ReleaseLocksResponse401Headers the declared response headers of an HTTP 401 response for ReleaseLocks
+type ReleaseLocksResponse401Headers struct {
+	WWWAuthenticate *string
+}
+
+// ReleaseLocksResponse403Headers the declared response headers of an HTTP 403 response for ReleaseLocks
+type ReleaseLocksResponse403Headers struct {
+	WWWAuthenticate *string
+}
+
+// ReleaseLocksResponse429Headers the declared response headers of an HTTP 429 response for ReleaseLocks
+type ReleaseLocksResponse429Headers struct {
+	RetryAfter *int32
+}
+
+// ReleaseLocksResponse503Headers the declared response headers of an HTTP 503 response for ReleaseLocks
+type ReleaseLocksResponse503Headers struct {
+	RetryAfter *int32
+}
+
+type ReleaseLocksResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *ReleaseSetResults
+	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
+	ApplicationProblemJSON400 *Problem
+	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
+	ApplicationProblemJSON401 *Problem
+	// ApplicationProblemJSON403 the response for an HTTP 403 `application/problem+json` response
+	ApplicationProblemJSON403 *Problem
+	// ApplicationProblemJSON404 the response for an HTTP 404 `application/problem+json` response
+	ApplicationProblemJSON404 *Problem
+	// ApplicationProblemJSON409 the response for an HTTP 409 `application/problem+json` response
+	ApplicationProblemJSON409 *Problem
+	// ApplicationProblemJSON421 the response for an HTTP 421 `application/problem+json` response
+	ApplicationProblemJSON421 *Problem
+	// ApplicationProblemJSON429 the response for an HTTP 429 `application/problem+json` response
+	ApplicationProblemJSON429 *Problem
+	// ApplicationProblemJSON500 the response for an HTTP 500 `application/problem+json` response
+	ApplicationProblemJSON500 *Problem
+	// ApplicationProblemJSON503 the response for an HTTP 503 `application/problem+json` response
+	ApplicationProblemJSON503 *Problem
+	// Headers401 the parsed response headers for an HTTP 401 response
+	Headers401 *ReleaseLocksResponse401Headers
+	// Headers403 the parsed response headers for an HTTP 403 response
+	Headers403 *ReleaseLocksResponse403Headers
+	// Headers429 the parsed response headers for an HTTP 429 response
+	Headers429 *ReleaseLocksResponse429Headers
+	// Headers503 the parsed response headers for an HTTP 503 response
+	Headers503 *ReleaseLocksResponse503Headers
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ReleaseLocksResponse) GetJSON200() *ReleaseSetResults {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON400() *Problem {
+	return r.ApplicationProblemJSON400
+}
+
+// GetApplicationProblemJSON401 returns the response for an HTTP 401 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON401() *Problem {
+	return r.ApplicationProblemJSON401
+}
+
+// GetApplicationProblemJSON403 returns the response for an HTTP 403 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON403() *Problem {
+	return r.ApplicationProblemJSON403
+}
+
+// GetApplicationProblemJSON404 returns the response for an HTTP 404 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON404() *Problem {
+	return r.ApplicationProblemJSON404
+}
+
+// GetApplicationProblemJSON409 returns the response for an HTTP 409 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON409() *Problem {
+	return r.ApplicationProblemJSON409
+}
+
+// GetApplicationProblemJSON421 returns the response for an HTTP 421 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON421() *Problem {
+	return r.ApplicationProblemJSON421
+}
+
+// GetApplicationProblemJSON429 returns the response for an HTTP 429 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON429() *Problem {
+	return r.ApplicationProblemJSON429
+}
+
+// GetApplicationProblemJSON500 returns the response for an HTTP 500 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON500() *Problem {
+	return r.ApplicationProblemJSON500
+}
+
+// GetApplicationProblemJSON503 returns the response for an HTTP 503 `application/problem+json` response
+func (r ReleaseLocksResponse) GetApplicationProblemJSON503() *Problem {
+	return r.ApplicationProblemJSON503
+}
+
+// GetBody returns the raw response body bytes
+func (r ReleaseLocksResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ReleaseLocksResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ReleaseLocksResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ReleaseLocksResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -2233,6 +2809,169 @@ func (r ExtendLocksResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ExtendLocksResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// AcquireLocksResponse201Headers the declared response headers of an HTTP 201 response for AcquireLocks
+type AcquireLocksResponse201Headers struct {
+	CacheControl        *string
+	IdempotencyReplayed *string
+	LockToken           *string
+	PreferenceApplied   *string
+}
+
+// AcquireLocksResponse401Headers the declared response headers of an HTTP 401 response for AcquireLocks
+type AcquireLocksResponse401Headers struct {
+	WWWAuthenticate *string
+}
+
+// AcquireLocksResponse403Headers the declared response headers of an HTTP 403 response for AcquireLocks
+type AcquireLocksResponse403Headers struct {
+	WWWAuthenticate *string
+}
+
+// AcquireLocksResponse409Headers the declared response headers of an HTTP 409 response for AcquireLocks
+type AcquireLocksResponse409Headers struct {
+	RetryAfter *int32
+}
+
+// AcquireLocksResponse429Headers the declared response headers of an HTTP 429 response for AcquireLocks
+type AcquireLocksResponse429Headers struct {
+	RetryAfter *int32
+}
+
+// AcquireLocksResponse503Headers the declared response headers of an HTTP 503 response for AcquireLocks
+type AcquireLocksResponse503Headers struct {
+	RetryAfter *int32
+}
+
+type AcquireLocksResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *SetLease
+	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
+	ApplicationProblemJSON400 *Problem
+	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
+	ApplicationProblemJSON401 *Problem
+	// ApplicationProblemJSON403 the response for an HTTP 403 `application/problem+json` response
+	ApplicationProblemJSON403 *Problem
+	// ApplicationProblemJSON408 the response for an HTTP 408 `application/problem+json` response
+	ApplicationProblemJSON408 *Problem
+	// ApplicationProblemJSON409 the response for an HTTP 409 `application/problem+json` response
+	ApplicationProblemJSON409 *Problem
+	// ApplicationProblemJSON413 the response for an HTTP 413 `application/problem+json` response
+	ApplicationProblemJSON413 *Problem
+	// ApplicationProblemJSON415 the response for an HTTP 415 `application/problem+json` response
+	ApplicationProblemJSON415 *Problem
+	// ApplicationProblemJSON421 the response for an HTTP 421 `application/problem+json` response
+	ApplicationProblemJSON421 *Problem
+	// ApplicationProblemJSON429 the response for an HTTP 429 `application/problem+json` response
+	ApplicationProblemJSON429 *Problem
+	// ApplicationProblemJSON500 the response for an HTTP 500 `application/problem+json` response
+	ApplicationProblemJSON500 *Problem
+	// ApplicationProblemJSON503 the response for an HTTP 503 `application/problem+json` response
+	ApplicationProblemJSON503 *Problem
+	// Headers201 the parsed response headers for an HTTP 201 response
+	Headers201 *AcquireLocksResponse201Headers
+	// Headers401 the parsed response headers for an HTTP 401 response
+	Headers401 *AcquireLocksResponse401Headers
+	// Headers403 the parsed response headers for an HTTP 403 response
+	Headers403 *AcquireLocksResponse403Headers
+	// Headers409 the parsed response headers for an HTTP 409 response
+	Headers409 *AcquireLocksResponse409Headers
+	// Headers429 the parsed response headers for an HTTP 429 response
+	Headers429 *AcquireLocksResponse429Headers
+	// Headers503 the parsed response headers for an HTTP 503 response
+	Headers503 *AcquireLocksResponse503Headers
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r AcquireLocksResponse) GetJSON201() *SetLease {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON400() *Problem {
+	return r.ApplicationProblemJSON400
+}
+
+// GetApplicationProblemJSON401 returns the response for an HTTP 401 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON401() *Problem {
+	return r.ApplicationProblemJSON401
+}
+
+// GetApplicationProblemJSON403 returns the response for an HTTP 403 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON403() *Problem {
+	return r.ApplicationProblemJSON403
+}
+
+// GetApplicationProblemJSON408 returns the response for an HTTP 408 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON408() *Problem {
+	return r.ApplicationProblemJSON408
+}
+
+// GetApplicationProblemJSON409 returns the response for an HTTP 409 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON409() *Problem {
+	return r.ApplicationProblemJSON409
+}
+
+// GetApplicationProblemJSON413 returns the response for an HTTP 413 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON413() *Problem {
+	return r.ApplicationProblemJSON413
+}
+
+// GetApplicationProblemJSON415 returns the response for an HTTP 415 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON415() *Problem {
+	return r.ApplicationProblemJSON415
+}
+
+// GetApplicationProblemJSON421 returns the response for an HTTP 421 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON421() *Problem {
+	return r.ApplicationProblemJSON421
+}
+
+// GetApplicationProblemJSON429 returns the response for an HTTP 429 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON429() *Problem {
+	return r.ApplicationProblemJSON429
+}
+
+// GetApplicationProblemJSON500 returns the response for an HTTP 500 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON500() *Problem {
+	return r.ApplicationProblemJSON500
+}
+
+// GetApplicationProblemJSON503 returns the response for an HTTP 503 `application/problem+json` response
+func (r AcquireLocksResponse) GetApplicationProblemJSON503() *Problem {
+	return r.ApplicationProblemJSON503
+}
+
+// GetBody returns the raw response body bytes
+func (r AcquireLocksResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r AcquireLocksResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r AcquireLocksResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r AcquireLocksResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -2968,6 +3707,24 @@ func (c *ClientWithResponses) GetLivenessWithResponse(ctx context.Context, reqEd
 	return ParseGetLivenessResponse(rsp)
 }
 
+// ReleaseLocksWithResponse Release a set of locks
+//
+// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
+// that error. Otherwise the answer is 200 with one result for each name, in the order of the
+// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+// `POST /locks`, with the same names.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /locks (the `ReleaseLocks` operationId).
+func (c *ClientWithResponses) ReleaseLocksWithResponse(ctx context.Context, params *ReleaseLocksParams, reqEditors ...RequestEditorFn) (*ReleaseLocksResponse, error) {
+	rsp, err := c.ReleaseLocks(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReleaseLocksResponse(rsp)
+}
+
 // ListLocksWithResponse List held locks
 //
 // A page of the held locks, merged from all nodes, in no particular order. The gateway reads for a
@@ -3027,6 +3784,54 @@ func (c *ClientWithResponses) ExtendLocksWithResponse(ctx context.Context, body 
 		return nil, err
 	}
 	return ParseExtendLocksResponse(rsp)
+}
+
+// AcquireLocksWithBodyWithResponse Acquire a set of locks
+//
+// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+// it by its name. The set is held while each of its locks is held.
+//
+// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+// that refused it. The request counts once for each name in the rate of the key and in the
+// client's share of the masters' memory.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /locks (the `AcquireLocks` operationId).
+func (c *ClientWithResponses) AcquireLocksWithBodyWithResponse(ctx context.Context, params *AcquireLocksParams, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AcquireLocksResponse, error) {
+	rsp, err := c.AcquireLocksWithBody(ctx, params, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAcquireLocksResponse(rsp)
+}
+
+// AcquireLocksWithResponse Acquire a set of locks
+//
+// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+// it by its name. The set is held while each of its locks is held.
+//
+// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+// that refused it. The request counts once for each name in the rate of the key and in the
+// client's share of the masters' memory.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /locks (the `AcquireLocks` operationId).
+func (c *ClientWithResponses) AcquireLocksWithResponse(ctx context.Context, params *AcquireLocksParams, body AcquireLocksJSONRequestBody, reqEditors ...RequestEditorFn) (*AcquireLocksResponse, error) {
+	rsp, err := c.AcquireLocks(ctx, params, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAcquireLocksResponse(rsp)
 }
 
 // ReleaseLockWithResponse Release a lock
@@ -3256,6 +4061,141 @@ func ParseGetLivenessResponse(rsp *http.Response) (*GetLivenessResponse, error) 
 		}
 		response.ApplicationProblemJSON500 = &dest
 
+	}
+
+	return response, nil
+}
+
+// ParseReleaseLocksResponse parses an HTTP response from a ReleaseLocksWithResponse call
+func ParseReleaseLocksResponse(rsp *http.Response) (*ReleaseLocksResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ReleaseLocksResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest ReleaseSetResults
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON400 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 401:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON401 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 403:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON403 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 404:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON404 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 409:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON409 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 421:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON421 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 429:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON429 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 500:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON500 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 503:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON503 = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 401:
+		var headers ReleaseLocksResponse401Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers401 = &headers
+	case rsp.StatusCode == 403:
+		var headers ReleaseLocksResponse403Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers403 = &headers
+	case rsp.StatusCode == 429:
+		var headers ReleaseLocksResponse429Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers429 = &headers
+	case rsp.StatusCode == 503:
+		var headers ReleaseLocksResponse503Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers503 = &headers
 	}
 
 	return response, nil
@@ -3505,6 +4445,193 @@ func ParseExtendLocksResponse(rsp *http.Response) (*ExtendLocksResponse, error) 
 		response.Headers429 = &headers
 	case rsp.StatusCode == 503:
 		var headers ExtendLocksResponse503Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers503 = &headers
+	}
+
+	return response, nil
+}
+
+// ParseAcquireLocksResponse parses an HTTP response from a AcquireLocksWithResponse call
+func ParseAcquireLocksResponse(rsp *http.Response) (*AcquireLocksResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &AcquireLocksResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest SetLease
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON400 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 401:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON401 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 403:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON403 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 408:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON408 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 409:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON409 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 413:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON413 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 415:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON415 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 421:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON421 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 429:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON429 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 500:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON500 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 503:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON503 = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 201:
+		var headers AcquireLocksResponse201Headers
+		if values := rsp.Header.Values("Cache-Control"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Cache-Control", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.CacheControl = &value
+		}
+		if values := rsp.Header.Values("Idempotency-Replayed"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Idempotency-Replayed", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.IdempotencyReplayed = &value
+		}
+		if values := rsp.Header.Values("Lock-Token"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Lock-Token", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.LockToken = &value
+		}
+		if values := rsp.Header.Values("Preference-Applied"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Preference-Applied", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.PreferenceApplied = &value
+		}
+		response.Headers201 = &headers
+	case rsp.StatusCode == 401:
+		var headers AcquireLocksResponse401Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers401 = &headers
+	case rsp.StatusCode == 403:
+		var headers AcquireLocksResponse403Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers403 = &headers
+	case rsp.StatusCode == 409:
+		var headers AcquireLocksResponse409Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers409 = &headers
+	case rsp.StatusCode == 429:
+		var headers AcquireLocksResponse429Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers429 = &headers
+	case rsp.StatusCode == 503:
+		var headers AcquireLocksResponse503Headers
 		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
 			var value int32
 			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {

@@ -31,6 +31,7 @@ impl Client {
                 self.release(gateway, &hold, 3).await;
             }
             let wish = Wish {
+                other: None,
                 name: self.index * YOUNG_NAMES + number,
                 ttl,
                 owner: None,

@@ -221,19 +221,38 @@ impl Attempt {
         if let Some(max) = max_hold.filter(|max| held > *max) {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
-        match extend::extend_set(&shared, keys.clone(), &grant, ttl).await {
-            Ok(lease) => Ok(Lease { replayed: true, rounds: self.proposals + 1, ..lease }),
-            // This grant can no longer have a majority. It must be released here: this confirmation
-            // may have marked it as extended on some nodes, and the undo by its own request spares
-            // a grant with that mark. The release covers exactly this grant, because another grant
-            // of this owner, perhaps with a smaller T, may have been promised to a client.
-            Err(LockError::Lost | LockError::NotHolder(_)) => {
-                let record = Record::new(&grant, &Info::default());
-                let release = Op::Release { keys, record, scope: ReleaseScope::Grant, tell: None };
-                shared.release_on(Arc::new(release), ALL_NODES);
-                Err(self.failed(LockError::Held(Default::default()), true))
+        let mut error = None;
+        let mut first: Option<Lease> = None;
+        for (keys, extended) in extend::extend_each(&shared, &keys, &grant, ttl).await {
+            match extended {
+                Ok(lease) => {
+                    let ends_first = first.as_ref().is_none_or(|first| lease.ends_before(first));
+                    first = if ends_first { Some(lease) } else { first };
+                }
+                // This grant can no longer have a majority. It must be released here: this
+                // confirmation may have marked it as extended on some nodes, and the undo by its
+                // own request spares a grant with that mark. The release covers exactly this grant,
+                // because another grant of this owner, perhaps with a smaller T, may have been
+                // promised to a client. The other locks of a set stay: a client may still hold
+                // them, and have released only this one.
+                Err(LockError::Lost | LockError::NotHolder(_)) => {
+                    let record = Record::new(&grant, &Info::default());
+                    let scope = ReleaseScope::Grant;
+                    let release = Op::Release { keys, record, scope, tell: None };
+                    shared.release_on(Arc::new(release), ALL_NODES);
+                    error.get_or_insert(LockError::Held(Default::default()));
+                }
+                // Nothing is certain about the whole set then.
+                Err(unknown) => error = Some(unknown),
             }
-            Err(error) => Err(self.failed(error, false)),
+        }
+        match (error, first) {
+            (None, Some(lease)) => {
+                Ok(Lease { replayed: true, rounds: self.proposals + 1, ..lease })
+            }
+            (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), true)),
+            (Some(error), _) => Err(self.failed(error, false)),
+            (None, None) => Err(self.failed(LockError::Lost, false)),
         }
     }
 

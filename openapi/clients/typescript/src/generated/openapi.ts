@@ -82,8 +82,28 @@ export interface paths {
          */
         get: operations["listLocks"];
         put?: never;
-        post?: never;
-        delete?: never;
+        /**
+         * Acquire a set of locks
+         * @description Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
+         *     when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
+         *     an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
+         *     it by its name. The set is held while each of its locks is held.
+         *
+         *     With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
+         *     while it waits, so sets that overlap cannot block each other for ever, whatever the order of
+         *     their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
+         *     that refused it. The request counts once for each name in the rate of the key and in the
+         *     client's share of the masters' memory.
+         */
+        post: operations["acquireLocks"];
+        /**
+         * Release a set of locks
+         * @description Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
+         *     that error. Otherwise the answer is 200 with one result for each name, in the order of the
+         *     request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+         *     `POST /locks`, with the same names.
+         */
+        delete: operations["releaseLocks"];
         options?: never;
         head?: never;
         /**
@@ -240,6 +260,52 @@ export interface components {
             wait_ms?: number;
         };
         /**
+         * @description Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
+         *     refused.
+         * @example {
+         *       "names": [
+         *         "env/staging",
+         *         "env/production"
+         *       ],
+         *       "ttl_ms": 30000,
+         *       "owner": "deploy 4711"
+         *     }
+         */
+        AcquireSetBody: {
+            /** @description As for a single lock. Stored beside each of the locks. */
+            metadata?: {
+                [key: string]: string;
+            };
+            /** @description From 1 to 32 names, each of them once. The order decides nothing. */
+            names: string[];
+            /**
+             * @description As for a single lock.
+             * @example deploy 4711
+             */
+            owner?: string;
+            /**
+             * Format: int32
+             * @description How early the request is served while it waits: from 0 to 9, and 9 is served first. Without
+             *     it the priority is 5.
+             * @example 5
+             */
+            priority?: number;
+            /**
+             * Format: int32
+             * @description How long the locks live without an extension, in milliseconds: from 10 to the configured
+             *     maximum (300000 by default). Without it the configured default applies (30000).
+             * @example 30000
+             */
+            ttl_ms?: number;
+            /**
+             * Format: int32
+             * @description How long to wait while one of the locks is held, in milliseconds, up to the configured
+             *     maximum (25000 by default).
+             * @example 10000
+             */
+            wait_ms?: number;
+        };
+        /**
          * @description How long to extend. Unknown fields are refused.
          * @example {
          *       "ttl_ms": 30000
@@ -341,6 +407,12 @@ export interface components {
              *     until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
              */
             validity_ms?: number;
+            /**
+             * Format: int64
+             * @description Only with status 200: how many requests wait for the lock at this gateway, as in the answer
+             *     to a `PATCH` of the lock alone.
+             */
+            waiters?: number;
         };
         /**
          * @description Whether to send requests here.
@@ -372,6 +444,25 @@ export interface components {
              * @enum {string}
              */
             status: "alive" | "ready" | "no_quorum" | "draining";
+        };
+        /**
+         * @description A held lock that kept a set from being granted.
+         * @example {
+         *       "name": "env/production",
+         *       "holder": "deploy 4710",
+         *       "expires_in_ms": 21400
+         *     }
+         */
+        HeldLock: {
+            /**
+             * Format: int64
+             * @description Milliseconds until the holder's lock expires unless it is extended.
+             */
+            expires_in_ms?: number;
+            /** @description The holder's label. */
+            holder?: string;
+            /** @description The lock's name. */
+            name: string;
         };
         /**
          * @description A granted or extended lock.
@@ -668,6 +759,8 @@ export interface components {
              * @description Milliseconds until the holder's lock expires unless it is extended.
              */
             expires_in_ms?: number;
+            /** @description The lock of a set that is held. Others may be held too. */
+            held?: components["schemas"]["HeldLock"][];
             /** @description The holder's label. */
             holder?: string;
             /** @description The answer of each node. */
@@ -705,6 +798,116 @@ export interface components {
             title: string;
             /** @description The URI of the kind of error. */
             type: string;
+        };
+        /**
+         * @description The result for one name. It has the status and the code that `DELETE /locks/{name}` would have.
+         * @example {
+         *       "name": "env/staging",
+         *       "status": 204
+         *     }
+         */
+        ReleaseResult: {
+            /** @description The kind of error, for programs. */
+            code?: string;
+            /** @description What happened, for people. */
+            detail?: string;
+            /** @description The lock's name. */
+            name: string;
+            /**
+             * Format: int64
+             * @description Time after which a retry makes sense, in milliseconds.
+             */
+            retry_after_ms?: number;
+            /**
+             * Format: int32
+             * @description 204: released.
+             */
+            status: number;
+        };
+        /**
+         * @description The results of a release of a set, if they differ.
+         * @example {
+         *       "results": [
+         *         {
+         *           "name": "env/staging",
+         *           "status": 204
+         *         },
+         *         {
+         *           "name": "env/production",
+         *           "status": 404,
+         *           "code": "lock_not_found",
+         *           "detail": "no such lock is held: it was released or has expired"
+         *         }
+         *       ]
+         *     }
+         */
+        ReleaseSetResults: {
+            /** @description One result for each name, in the order of the request. */
+            results: components["schemas"]["ReleaseResult"][];
+        };
+        /**
+         * @description A granted set of locks: one token and one fencing token for all of them.
+         * @example {
+         *       "names": [
+         *         "env/staging",
+         *         "env/production"
+         *       ],
+         *       "token": "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+         *       "fencing_token": 1763725165123456,
+         *       "ttl_ms": 30000,
+         *       "validity_ms": 29696,
+         *       "elapsed_ms": 1,
+         *       "expires_at": "2025-11-21T11:39:54.822Z",
+         *       "owner": "deploy 4711",
+         *       "nodes_granted": 3,
+         *       "nodes_total": 5
+         *     }
+         */
+        SetLease: {
+            /**
+             * Format: int64
+             * @description Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
+             *     waiting included.
+             */
+            elapsed_ms: number;
+            /**
+             * Format: date-time
+             * @description When the validity ends by the gateway's wall clock, RFC 3339. For people; programs count
+             *     `validity_ms`.
+             */
+            expires_at: string;
+            /**
+             * Format: int64
+             * @description Larger than the fencing token of every earlier grant of each of the locks. Below 2^53.
+             */
+            fencing_token: number;
+            /** @description The names, in the order of the request. */
+            names: string[];
+            /**
+             * Format: int32
+             * @description Number of nodes that had agreed when the set was decided.
+             */
+            nodes_granted: number;
+            /**
+             * Format: int32
+             * @description Number of configured nodes.
+             */
+            nodes_total: number;
+            /** @description The label from the request. */
+            owner?: string;
+            /** @description The secret to send as `Lock-Token` to extend or release each of the locks. */
+            token: string;
+            /**
+             * Format: int32
+             * @description The TTL that was granted, in milliseconds.
+             */
+            ttl_ms: number;
+            /**
+             * Format: int32
+             * @description How long all locks may be trusted, in milliseconds: until receipt + `validity_ms` − (own
+             *     round trip − `elapsed_ms`).
+             */
+            validity_ms: number;
         };
         /**
          * @description A request that waits for a lock at this gateway.
@@ -1351,6 +1554,276 @@ export interface operations {
                 };
             };
             /** @description quorum_unavailable, overloaded */
+            503: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    acquireLocks: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description 16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again. */
+                "Idempotency-Key"?: string;
+                /** @description `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied. */
+                Prefer?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AcquireSetBody"];
+            };
+        };
+        responses: {
+            /** @description Granted */
+            201: {
+                headers: {
+                    /** @description no-store */
+                    "Cache-Control"?: string;
+                    /** @description true, when an earlier request with the same Idempotency-Key was granted the set */
+                    "Idempotency-Replayed"?: string;
+                    /** @description The token, as in the body */
+                    "Lock-Token"?: string;
+                    /** @description wait=SECONDS, when Prefer gave the waiting time */
+                    "Preference-Applied"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SetLease"];
+                };
+            };
+            /** @description invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unauthenticated */
+            401: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description forbidden */
+            403: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description request_timeout */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description lock_held: held names the lock that is held, and others may be held too; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached */
+            409: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description body_too_large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unsupported_media_type */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description too_many_waiters, rate_limited, quota_exceeded */
+            429: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description internal_error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold the set, try again; draining, overloaded, audit_unavailable */
+            503: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    releaseLocks: {
+        parameters: {
+            query: {
+                /** @description The name of a lock: 1 to 32 times. Slashes need no percent-encoding here. */
+                name: string[];
+            };
+            header?: {
+                /** @description The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key. */
+                "Lock-Token"?: string;
+                /** @description The key of the POST, for a client that never got the token. Ignored beside a Lock-Token. */
+                "Idempotency-Key"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Some locks were released and others not: one result for each */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ReleaseSetResults"];
+                };
+            };
+            /** @description All locks were released */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description invalid_name, invalid_parameter, missing_token, invalid_token */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unauthenticated */
+            401: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description forbidden */
+            403: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description lock_not_found: all were released or have expired */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description not_holder: somebody else holds all of them */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description rate_limited; quota_exceeded */
+            429: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description internal_error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description outcome_unknown: try again; overloaded, audit_unavailable */
             503: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */

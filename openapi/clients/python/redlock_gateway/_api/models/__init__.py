@@ -4,12 +4,15 @@
 from .acquire_body import AcquireBody
 from .acquire_body_metadata import AcquireBodyMetadata
 from .acquire_body_queue import AcquireBodyQueue
+from .acquire_set_body import AcquireSetBody
+from .acquire_set_body_metadata import AcquireSetBodyMetadata
 from .extend_body import ExtendBody
 from .extend_many_body import ExtendManyBody
 from .extend_many_results import ExtendManyResults
 from .extend_result import ExtendResult
 from .health import Health
 from .health_status import HealthStatus
+from .held_lock import HeldLock
 from .lease import Lease
 from .lease_ref import LeaseRef
 from .lock_list import LockList
@@ -23,18 +26,24 @@ from .node_health_engine import NodeHealthEngine
 from .node_health_state import NodeHealthState
 from .problem import Problem
 from .problem_code import ProblemCode
+from .release_result import ReleaseResult
+from .release_set_results import ReleaseSetResults
+from .set_lease import SetLease
 from .waiter import Waiter
 
 __all__ = (
     "AcquireBody",
     "AcquireBodyMetadata",
     "AcquireBodyQueue",
+    "AcquireSetBody",
+    "AcquireSetBodyMetadata",
     "ExtendBody",
     "ExtendManyBody",
     "ExtendManyResults",
     "ExtendResult",
     "Health",
     "HealthStatus",
+    "HeldLock",
     "Lease",
     "LeaseRef",
     "LockList",
@@ -48,5 +57,8 @@ __all__ = (
     "NodeHealthState",
     "Problem",
     "ProblemCode",
+    "ReleaseResult",
+    "ReleaseSetResults",
+    "SetLease",
     "Waiter",
 )

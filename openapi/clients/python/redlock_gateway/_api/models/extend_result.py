@@ -31,6 +31,9 @@ class ExtendResult:
         validity_ms (int | Unset): Only with status 200: how long the lock may be trusted, in milliseconds. It may be
             trusted
             until receipt + `validity_ms` − (round trip of the whole request − `elapsed_ms`).
+        waiters (int | Unset): Only with status 200: how many requests wait for the lock at this gateway, as in the
+            answer
+            to a `PATCH` of the lock alone.
     """
 
     elapsed_ms: int
@@ -41,6 +44,7 @@ class ExtendResult:
     holder: str | Unset = UNSET
     retry_after_ms: int | Unset = UNSET
     validity_ms: int | Unset = UNSET
+    waiters: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,6 +63,8 @@ class ExtendResult:
         retry_after_ms = self.retry_after_ms
 
         validity_ms = self.validity_ms
+
+        waiters = self.waiters
 
         field_dict: dict[str, Any] = {}
         field_dict.update(self.additional_properties)
@@ -79,6 +85,8 @@ class ExtendResult:
             field_dict["retry_after_ms"] = retry_after_ms
         if validity_ms is not UNSET:
             field_dict["validity_ms"] = validity_ms
+        if waiters is not UNSET:
+            field_dict["waiters"] = waiters
 
         return field_dict
 
@@ -101,6 +109,8 @@ class ExtendResult:
 
         validity_ms = d.pop("validity_ms", UNSET)
 
+        waiters = d.pop("waiters", UNSET)
+
         extend_result = cls(
             elapsed_ms=elapsed_ms,
             name=name,
@@ -110,6 +120,7 @@ class ExtendResult:
             holder=holder,
             retry_after_ms=retry_after_ms,
             validity_ms=validity_ms,
+            waiters=waiters,
         )
 
         extend_result.additional_properties = d

@@ -12,6 +12,7 @@ from ..models.problem_code import ProblemCode
 from ..types import UNSET, Unset
 
 if TYPE_CHECKING:
+    from ..models.held_lock import HeldLock
     from ..models.node_answer import NodeAnswer
 
 
@@ -38,6 +39,7 @@ class Problem:
         acquired_at (datetime.datetime | Unset): When the holder acquired the lock, by the wall clock of its gateway,
             RFC 3339.
         expires_in_ms (int | Unset): Milliseconds until the holder's lock expires unless it is extended.
+        held (list[HeldLock] | Unset): The lock of a set that is held. Others may be held too.
         holder (str | Unset): The holder's label.
         nodes (list[NodeAnswer] | Unset): The answer of each node.
         queue_place_expires_ms (int | Unset): How long this gateway keeps the place, in milliseconds from now. A
@@ -60,6 +62,7 @@ class Problem:
     type_: str
     acquired_at: datetime.datetime | Unset = UNSET
     expires_in_ms: int | Unset = UNSET
+    held: list[HeldLock] | Unset = UNSET
     holder: str | Unset = UNSET
     nodes: list[NodeAnswer] | Unset = UNSET
     queue_place_expires_ms: int | Unset = UNSET
@@ -85,6 +88,13 @@ class Problem:
             acquired_at = self.acquired_at.isoformat()
 
         expires_in_ms = self.expires_in_ms
+
+        held: list[dict[str, Any]] | Unset = UNSET
+        if not isinstance(self.held, Unset):
+            held = []
+            for held_item_data in self.held:
+                held_item = held_item_data.to_dict()
+                held.append(held_item)
 
         holder = self.holder
 
@@ -120,6 +130,8 @@ class Problem:
             field_dict["acquired_at"] = acquired_at
         if expires_in_ms is not UNSET:
             field_dict["expires_in_ms"] = expires_in_ms
+        if held is not UNSET:
+            field_dict["held"] = held
         if holder is not UNSET:
             field_dict["holder"] = holder
         if nodes is not UNSET:
@@ -139,6 +151,7 @@ class Problem:
 
     @classmethod
     def from_dict(cls: type[T], src_dict: Mapping[str, Any]) -> T:
+        from ..models.held_lock import HeldLock
         from ..models.node_answer import NodeAnswer
 
         d = dict(src_dict)
@@ -162,6 +175,15 @@ class Problem:
             )
 
         expires_in_ms = d.pop("expires_in_ms", UNSET)
+
+        _held = d.pop("held", UNSET)
+        held: list[HeldLock] | Unset = UNSET
+        if _held is not UNSET:
+            held = []
+            for held_item_data in _held:
+                held_item = HeldLock.from_dict(held_item_data)
+
+                held.append(held_item)
 
         holder = d.pop("holder", UNSET)
 
@@ -192,6 +214,7 @@ class Problem:
             type_=type_,
             acquired_at=acquired_at,
             expires_in_ms=expires_in_ms,
+            held=held,
             holder=holder,
             nodes=nodes,
             queue_place_expires_ms=queue_place_expires_ms,
