@@ -472,7 +472,7 @@ async fn unknown_paths_and_methods_get_the_existing_ones() {
         ("PUT", "/locks/job", "POST,PATCH,DELETE,GET,HEAD"),
         ("OPTIONS", "/locks/job", "POST,PATCH,DELETE,GET,HEAD"),
         ("LOCK", "/locks/job", "POST,PATCH,DELETE,GET,HEAD"),
-        ("POST", "/locks", "PATCH,GET,HEAD"),
+        ("PUT", "/locks", "POST,PATCH,DELETE,GET,HEAD"),
         ("DELETE", "/livez", "GET,HEAD"),
         ("POST", "/readyz", "GET,HEAD"),
         ("POST", "/metrics", "GET,HEAD"),

@@ -114,6 +114,8 @@ fn both_documents_state_their_version_and_list_all_operations() {
             "get /locks/{name}",
             "get /locks",
             "patch /locks",
+            "post /locks",
+            "delete /locks",
             "get /readyz",
             "get /healthz",
             "get /livez",
@@ -188,13 +190,16 @@ fn every_operation_lists_its_statuses_and_types() {
     let with_a_body = ["400", "401", "403", "408", "409", "413", "415", "421", "429", "500", "503"];
     let expected = |name: &str| -> Vec<&str> {
         match name {
-            "post /locks/{name}" => ["201"].into_iter().chain(with_a_body).collect(),
+            "post /locks/{name}" | "post /locks" => {
+                ["201"].into_iter().chain(with_a_body).collect()
+            }
             "patch /locks/{name}" => ["200", "404"].into_iter().chain(with_a_body).collect(),
             "patch /locks" => {
                 let no_conflict = with_a_body.into_iter().filter(|status| *status != "409");
                 ["200"].into_iter().chain(no_conflict).collect()
             }
             "delete /locks/{name}" => ["204", "404", "409"].into_iter().chain(reading).collect(),
+            "delete /locks" => ["200", "204", "404", "409"].into_iter().chain(reading).collect(),
             "get /locks/{name}" | "get /locks" => ["200"].into_iter().chain(reading).collect(),
             "get /readyz" | "get /healthz" => vec!["200", "503"],
             "get /livez" => vec!["200", "421", "500"],

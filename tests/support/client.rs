@@ -170,6 +170,7 @@ impl Answer {
                     "acquired_at",
                     "queue_position",
                     "queue_place_expires_ms",
+                    "held",
                 ],
             ),
             "not_holder" => (&[], &["holder", "expires_in_ms", "acquired_at"]),

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::LockError;
+use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
 use crate::model::types::{FencingToken, Info, LockToken, Nonce, Owner, Ttl};
 use crate::model::validity::Lease;
@@ -191,7 +191,10 @@ impl Attempt {
                     |votes: &[Option<Vote>]| own_grant(shared.quorum, votes) != OwnGrant::Possible;
                 outcome = RoundOutcome { votes: round.votes_until(clear).await, ..outcome };
                 match own_grant(shared.quorum, &outcome.votes) {
-                    OwnGrant::Stands(grant) => return self.confirm(grant).await,
+                    OwnGrant::Stands(grant) => {
+                        let by = held_by(shared.quorum, &outcome.votes);
+                        return self.confirm(grant, by).await;
+                    }
                     OwnGrant::Possible => {
                         let error = LockError::Unknown(shared.reports(&outcome));
                         return Err(self.failed(error, false));
@@ -212,7 +215,9 @@ impl Attempt {
     /// Extends the grant of an earlier request of the same owner. Success proves that the grant
     /// stands. After any other outcome, the earlier request may have returned the grant to its
     /// client all the same.
-    async fn confirm(mut self, grant: LockToken) -> Result<Lease, AttemptError> {
+    ///
+    /// `by` is the grant as a refusal shows it. A part of a set may stand without the rest.
+    async fn confirm(mut self, grant: LockToken, by: HeldBy) -> Result<Lease, AttemptError> {
         self.has_ended = true;
         self.undo();
         let shared = self.shared.clone();
@@ -240,7 +245,9 @@ impl Attempt {
                     let scope = ReleaseScope::Grant;
                     let release = Op::Release { keys, record, scope, tell: None };
                     shared.release_on(Arc::new(release), ALL_NODES);
-                    error.get_or_insert(LockError::Held(Default::default()));
+                    let is_set = self.params.keys.others.is_some();
+                    let by = if is_set { by.clone() } else { HeldBy::default() };
+                    error.get_or_insert(LockError::Held(by));
                 }
                 // Nothing is certain about the whole set then.
                 Err(unknown) => error = Some(unknown),
