@@ -130,7 +130,7 @@ pub struct HeldBy {
     /// lock never expires.
     pub expires_in: Option<Duration>,
     /// Which lock of a set is held, from 0, in the order of the request. Others may be held too.
-    pub lock_of_set: usize,
+    pub lock_of_set: u8,
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
@@ -155,7 +155,7 @@ impl HeldBy {
     }
 
     pub(crate) fn from_holding(holding: &Holding, expires_in: Option<Duration>) -> Self {
-        let lock_of_set = usize::from(holding.at);
+        let lock_of_set = holding.at;
         match holding.record.parse() {
             Some((token, info)) => Self {
                 info: info.to_vec(),

@@ -123,10 +123,11 @@ pub(crate) async fn acquire_set_within(
         };
         let refused_by = by.lock_of_set;
         params.nonce = None;
-        params.keys = params.keys.led_by(refused_by);
+        params.keys = params.keys.led_by(refused_by.into());
         if refused_by == 0 || Instant::now() >= deadline {
             let first = &params.keys.lock;
-            by.lock_of_set = names.iter().position(|name| name == first).unwrap_or_default();
+            let place = names.iter().position(|name| name == first);
+            by.lock_of_set = place.and_then(|at| u8::try_from(at).ok()).unwrap_or_default();
             return Err(LockError::Held(by));
         }
     }

@@ -174,7 +174,7 @@ fn refused(access: &Access, set: &LockSet, refusal: Refusal) -> ApiError {
         Refusal::Lock(LockError::Held(by)) => by.clone(),
         _ => return access.refused_on(&set.names()[0], refusal),
     };
-    let name = &set.names()[by.lock_of_set.min(set.names().len() - 1)];
+    let name = &set.names()[usize::from(by.lock_of_set).min(set.names().len() - 1)];
     access.refused_on(name, refusal).held(vec![held_lock(name, &by)]).about(name)
 }
 
