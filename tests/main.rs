@@ -72,6 +72,7 @@ mod http {
     mod given_up;
     mod kept_places;
     pub(crate) mod keys;
+    mod least_hold;
     mod listing;
     mod locks;
     mod lost_responses;

@@ -85,6 +85,7 @@ contract! {
     a_scan_gives_every_key_of_its_prefix_in_pages
     a_scan_takes_its_prefix_literally
     a_set_is_granted_whole_or_leaves_no_trace
+    a_release_that_keeps_the_lock_free_admits_nobody_and_no_repair
     a_set_is_released_lock_by_lock
     without_its_marker_a_node_only_releases
     records_keep_their_text_labels
@@ -100,6 +101,32 @@ async fn a_free_lock_is_granted_with_its_record_and_ttl(kind: Kind) {
     assert_eq!(stored, record(1, t));
     assert_lives(left, LONG_MS);
     assert_eq!(subject.fence(&lock).await, Some(t));
+}
+
+async fn a_release_that_keeps_the_lock_free_admits_nobody_and_no_repair(kind: Kind) {
+    let subject = kind.subject().await;
+    for is_extended in [false, true] {
+        let lock = Lock::new(if is_extended { "extended" } else { "granted" });
+        let t = now();
+        assert_eq!(subject.ask(lock.acquire(1, t, 2 * LONG_MS)).await, Vote::Granted);
+        if is_extended {
+            assert_extended(&subject.ask(lock.extend(1, t, 2 * LONG_MS)).await);
+        }
+        let repair = lock.repair(1, t, LONG_MS);
+        assert_eq!(subject.ask(lock.release_keeping(1, t, LONG_MS)).await, Vote::Released);
+        // Neither another owner nor the former one gets the lock, and a late repair is refused.
+        let kept = kept_free_record(t);
+        for owner in [1, 2] {
+            assert_held(&subject.ask(lock.acquire(owner, t + 1, LONG_MS)).await, &kept, LONG_MS);
+        }
+        assert_held(&subject.ask(lock.extend(1, t, LONG_MS)).await, &kept, LONG_MS);
+        assert!(matches!(subject.ask(repair).await, Vote::Stale { .. }));
+        assert_eq!(subject.fence(&lock).await, Some(t));
+    }
+    // Without the grant, it is an ordinary release.
+    let lock = Lock::new("absent");
+    assert_eq!(subject.ask(lock.release_keeping(1, now(), LONG_MS)).await, Vote::Missing);
+    assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
 }
 
 async fn a_set_is_granted_whole_or_leaves_no_trace(kind: Kind) {

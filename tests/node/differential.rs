@@ -75,6 +75,12 @@ enum Step {
         scope: ReleaseScope,
         tell: Tell,
     },
+    /// The release of a holder that keeps the lock free for a while.
+    Keep {
+        owner: u8,
+        t: i64,
+        life_ms: u64,
+    },
     /// Another client sets the key with SET.
     Foreign {
         value: Value,
@@ -139,6 +145,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         4 => (owner.clone(), any_life()).prop_map(|(owner, life_ms)| Step::Extend { owner, life_ms }),
         4 => (owner.clone(), any_t(), any_life(), proptest::bool::ANY)
             .prop_map(|(owner, t, life_ms, catches_up)| Step::Repair { owner, t, life_ms, catches_up }),
+        4 => (owner.clone(), any_t(), any_life())
+            .prop_map(|(owner, t, life_ms)| Step::Keep { owner, t, life_ms }),
         9 => (owner, any_t(), proptest::sample::select(&SCOPES[..]), any_tell())
             .prop_map(|(owner, t, scope, tell)| Step::Release { owner, t, scope, tell }),
         1 => (value, proptest::option::of(any_life())).prop_map(|(value, life_ms)| Step::Foreign { value, life_ms }),
@@ -283,12 +291,16 @@ impl Pair {
                 let release = match scope {
                     ReleaseScope::Holder => lock.release(owner, at(t)),
                     ReleaseScope::Proposal => lock.undo(owner, at(t)),
+                    ReleaseScope::HolderKeeping(_) => unreachable!("a step of its own"),
                     // A release with this scope publishes no hint.
                     ReleaseScope::Grant => {
                         return self.both(lock.release_exactly(owner, at(t))).await.map(drop);
                     }
                 };
                 self.both_telling(release, tell).await?;
+            }
+            Step::Keep { owner, t, life_ms } => {
+                self.both(lock.release_keeping(owner, at(t), life_ms)).await?;
             }
             Step::Foreign { value: Value::Text(text), life_ms } => {
                 self.set(&lock.keys.lock, text, life_ms)

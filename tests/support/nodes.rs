@@ -130,6 +130,16 @@ impl Lock {
         }
     }
 
+    /// The release that keeps the lock free for a while.
+    pub(crate) fn release_keeping(&self, owner: u8, t: u64, millis: u64) -> Op {
+        Op::Release {
+            keys: self.keys.clone(),
+            record: record(owner, t),
+            scope: ReleaseScope::HolderKeeping(ttl(millis)),
+            tell: None,
+        }
+    }
+
     pub(crate) fn undo(&self, owner: u8, t: u64) -> Op {
         Op::Release {
             keys: self.keys.clone(),

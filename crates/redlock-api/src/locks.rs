@@ -35,6 +35,13 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "all"))]
     pub queue: Option<Value>,
+    /// How long the lock is kept from its grant on, in milliseconds, although it is released
+    /// earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
+    /// and nobody gets the lock until then. So a job runs once although the clocks of its hosts
+    /// differ. Without a release, the lock ends with its TTL as ever.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 60000))]
+    pub hold_at_least_ms: Option<Value>,
     /// A label for people, shown to anybody who asks who holds the lock. At most 255 characters,
     /// without control characters, line separators and bidirectional controls.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -73,6 +80,10 @@ pub struct AcquireSetBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 9, example = 5))]
     pub priority: Option<Value>,
+    /// As for a single lock, for each of the locks.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 0, maximum = 86400000, example = 60000))]
+    pub hold_at_least_ms: Option<Value>,
     /// As for a single lock.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 255, pattern = r"^[^\x00-\x1f\x7f-\x9f]*$", example = "deploy 4711"))]

@@ -311,6 +311,12 @@ pub(crate) struct Run {
     #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
     pub(crate) priority: Option<u8>,
 
+    /// Keep the lock from everybody for this time from its grant on, although the command ends
+    /// earlier. So a job of several hosts runs once although their clocks differ. At most the longest TTL
+    /// of the gateway
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0s", hide_default_value = true)]
+    pub(crate) at_least: Duration,
+
     /// Which runs wait for the lock at the same time at one gateway. With `newest`, a newer run
     /// with `newest` supersedes this one while it waits
     #[arg(long, value_enum, default_value_t = Queue::All)]

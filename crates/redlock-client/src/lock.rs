@@ -51,6 +51,7 @@ pub struct Lock {
     owner: Option<String>,
     metadata: BTreeMap<String, String>,
     margin: Option<Duration>,
+    at_least: Duration,
     priority: Option<u8>,
     queue: Option<Queue>,
     on_waiting: Option<Callback>,
@@ -97,6 +98,7 @@ impl Client {
             owner: None,
             metadata: BTreeMap::new(),
             margin: None,
+            at_least: Duration::ZERO,
             priority: None,
             queue: None,
             on_waiting: None,
@@ -154,6 +156,13 @@ impl Lock {
     /// tenth of the TTL, at most 2 s.
     pub fn margin(self, margin: Duration) -> Self {
         Self { margin: Some(margin), ..self }
+    }
+
+    /// Keeps the lock from everybody until this time has passed since the grant, although the guard
+    /// releases it earlier. So a job runs once although the clocks of its hosts differ. At most the
+    /// longest TTL of the gateway.
+    pub fn at_least(self, at_least: Duration) -> Self {
+        Self { at_least, ..self }
     }
 
     /// How early the request is served while it waits: 0 to 9, and 9 is served first. The gateway's
@@ -382,6 +391,7 @@ impl Lock {
         AcquireBody {
             ttl_ms: Some(millis(self.ttl)),
             wait_ms: Some(millis(wait)),
+            hold_at_least_ms: (!self.at_least.is_zero()).then(|| millis(self.at_least)),
             priority: self.priority.map(Into::into),
             queue: self.queue.map(|queue| match queue {
                 Queue::All => "all".into(),
@@ -395,7 +405,8 @@ impl Lock {
 
 /// Whether a token has only characters that shells and headers take unquoted.
 fn is_token(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'.')
+    !text.is_empty()
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
 }
 
 /// An acquire whose token has not arrived. Dropping it releases the lock in the background.

@@ -149,6 +149,12 @@ pub struct LinePlace {
 }
 
 impl HeldBy {
+    /// Whether nobody holds the lock, and the masters keep it free from everybody: because of a
+    /// release with a time to hold, or because recovery found too few copies of a grant.
+    pub fn is_kept_free(&self) -> bool {
+        self.owner == Some(Owner::NOBODY)
+    }
+
     /// Whether the owner of this token holds the lock, by this grant or another one.
     pub fn is_of(&self, token: &LockToken) -> bool {
         self.owner.as_ref() == Some(token.owner())

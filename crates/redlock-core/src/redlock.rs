@@ -368,6 +368,12 @@ impl Redlock {
         lease.elapsed(self.shared.env.clock.monotonic())
     }
 
+    /// How long a release with this token keeps the lock from everybody, from now; `None` if the
+    /// release frees the lock, see [`LockToken::holding`].
+    pub fn kept_for(&self, token: &LockToken) -> Option<Duration> {
+        release::keeping(&self.shared, token).map(Ttl::duration)
+    }
+
     /// The time since the lock was acquired, computed from its fencing token.
     pub fn held_for(&self, token: &LockToken) -> Duration {
         self.shared.tokens.age(token.fencing())

@@ -70,6 +70,8 @@ pub struct AcquireRequest {
     /// How long the lock may have been held since its grant. The limit matters when an earlier
     /// request with this idempotency key already got the grant.
     pub max_hold: Duration,
+    /// How long the lock is kept at least, although it is released earlier.
+    pub hold_at_least: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
     /// How early the request is served while it waits.
@@ -224,6 +226,7 @@ impl Gateway {
             principal,
             idempotency_key,
             max_hold,
+            hold_at_least,
             wait,
             priority,
             queue,
@@ -247,7 +250,14 @@ impl Gateway {
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
-        let options = AcquireOptions { info, owner, max_hold: Some(max_hold), priority, queue };
+        let options = AcquireOptions {
+            info,
+            owner,
+            hold_at_least,
+            max_hold: Some(max_hold),
+            priority,
+            queue,
+        };
         let result = match wait {
             None => match &set {
                 None => self.locks.acquire(&name, ttl, options).await,
@@ -389,9 +399,17 @@ impl Gateway {
     ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
         let release = self.within_share(client.begin_release(name.as_str(), terms))?;
+        let kept_for = self.locks.kept_for(&token.known);
         let result = self.locks.release(name, &token.known).await;
-        if result.is_ok() {
-            release.succeeded();
+        match (&result, kept_for) {
+            (Ok(()), None) => release.succeeded(),
+            // The masters store the lock until then.
+            (Ok(()), Some(kept_for)) => {
+                release.keeps_the_lock();
+                let until = Instant::now() + kept_for;
+                client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
+            }
+            (Err(_), _) => drop(release),
         }
         self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }

@@ -426,6 +426,6 @@ func milliseconds(count int64) time.Duration {
 
 func isToken(text string) bool {
 	return text != "" && !strings.ContainsFunc(text, func(char rune) bool {
-		return (char < '0' || char > '9') && (char < 'a' || char > 'z') && (char < 'A' || char > 'Z') && char != '.'
+		return (char < '0' || char > '9') && (char < 'a' || char > 'z') && (char < 'A' || char > 'Z') && char != '.' && char != '-'
 	})
 }

@@ -36,6 +36,7 @@ type Option func(*request)
 
 type request struct {
 	ttl, wait, margin, timeout time.Duration
+	atLeast                    time.Duration
 	hasMargin, hasTimeout      bool
 	owner                      string
 	priority                   *int32
@@ -86,6 +87,13 @@ func Metadata(metadata map[string]string) Option {
 // TTL, at most 2 s.
 func Margin(margin time.Duration) Option {
 	return func(r *request) { r.margin, r.hasMargin = margin, true }
+}
+
+// AtLeast keeps the lock from everybody until this time has passed since the grant, although the
+// guard releases it earlier. So a job runs once although the clocks of its hosts differ. At most the
+// longest TTL of the gateway.
+func AtLeast(atLeast time.Duration) Option {
+	return func(r *request) { r.atLeast = atLeast }
 }
 
 // Priority is how early the request is served while it waits: 0 to 9, and 9 is served first. The
@@ -255,6 +263,9 @@ func (c *Client) granted(
 		turn := min(endOfWait.left(), longest, first)
 		body := api.AcquireBody{TTLMs: count(r.ttl), WaitMs: count(turn), Metadata: r.metadata}
 		body.Priority, body.Queue = r.priority, r.queue
+		if r.atLeast > 0 {
+			body.HoldAtLeastMs = count(r.atLeast)
+		}
 		if r.owner != "" {
 			body.Owner = &r.owner
 		}

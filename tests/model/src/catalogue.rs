@@ -144,6 +144,16 @@ static EXTENSIONS_OF_TWO: Case = Case {
         ))
     },
 };
+static HOLDING_RELEASES: Case = Case {
+    title: "locks: two proposals, two extensions, releases that keep the lock free",
+    size: Size::Small,
+    model: |rules| {
+        AnyModel::Locks(Locks::new(
+            rules,
+            Bounds { retry: false, renewals: 2, holds: true, ..Bounds::PROPOSALS },
+        ))
+    },
+};
 static EVERY_ORDER_OF_TWO: Case = Case {
     title: "locks: two proposals, every order",
     size: Size::Small,
@@ -520,7 +530,8 @@ fn catch_up(rules: Rules, bounds: Bounds) -> AnyModel {
 }
 
 /// All cases.
-pub static CASES: [&Case; 50] = [
+pub static CASES: [&Case; 51] = [
+    &HOLDING_RELEASES,
     &OVERLAPPING_SETS,
     &PART_OF_A_SET,
     &SLOTS,

@@ -287,6 +287,19 @@ impl Node {
         }
     }
 
+    /// The release of a holder that keeps the lock from everybody for a while. If exactly this grant
+    /// stands, a record of nobody replaces it.
+    pub fn hold(&mut self, rules: &Rules, window: Window, asked: Lock) -> Vote {
+        if !self.lock.is_some_and(|lock| lock.is(&asked)) {
+            return self.release(rules, window, asked, ReleaseScope::Holder);
+        }
+        let keeps_mark = self.mark == Mark::Extended && !rules.release_unmarks;
+        let mark = if keeps_mark { Mark::Extended } else { Mark::Plain };
+        self.set_watermark(asked.token.max(self.watermark), mark, window);
+        self.lock = Some(Lock::blocker(asked.token, 0));
+        Vote::Released
+    }
+
     /// Sets the watermark. It lasts until the node's clock refuses every operation that has begun
     /// by now.
     fn set_watermark(&mut self, token: Token, mark: Mark, window: Window) {

@@ -64,6 +64,8 @@ pub struct Client {
     pub keyed_percent: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,
+    /// Percentage of requests after which the lock is kept for a least time.
+    pub hold_percent: u64,
     /// The longest TTL that the client may ask for.
     pub longest_ttl: Duration,
     /// Percentage of requests that wait in the queue.
@@ -101,6 +103,7 @@ struct Wish {
     name: u8,
     /// The other lock of a set.
     other: Option<u8>,
+    hold_at_least: Duration,
     ttl: Ttl,
     owner: Option<Chosen>,
     how: How,
@@ -148,7 +151,9 @@ impl Client {
         let ttl = Ttl::from_millis(2_000).expect("within the limits");
         while Instant::now() < self.until {
             let how = How::Polling;
-            let wish = Wish { name: 0, other: None, ttl, owner: None, how, hangs_up: None };
+            let hold_at_least = Duration::ZERO;
+            let wish =
+                Wish { name: 0, other: None, hold_at_least, ttl, owner: None, how, hangs_up: None };
             let Some(mut hold) = self.acquire(0, wish).await else {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
@@ -177,9 +182,11 @@ impl Client {
             let step = self.chance.between(1, u64::from(self.names) - 1);
             ((u64::from(name) + step) % u64::from(self.names)) as u8
         });
+        let is_kept = self.hold_percent > 0 && self.chance.percent(self.hold_percent);
         Wish {
             name,
             other,
+            hold_at_least: if is_kept { self.chance.millis(10, 2_000) } else { Duration::ZERO },
             ttl: self.asked_ttl(),
             owner,
             how,
@@ -301,13 +308,14 @@ impl Client {
     }
 
     async fn acquire(&self, gateway: u8, wish: Wish) -> Option<Hold> {
-        let Wish { name, other, ttl, owner, how, hangs_up } = wish;
+        let Wish { name, other, hold_at_least, ttl, owner, how, hangs_up } = wish;
         let names: Vec<_> = std::iter::once(name).chain(other).collect();
         let info = Info::new(format!("c{}", self.index)).unwrap_or_default();
         let work = move |redlock: redlock_core::Redlock| async move {
             let name = lock_name(name);
             let options = AcquireOptions {
                 info,
+                hold_at_least,
                 owner: owner.map_or(OwnerChoice::Fresh, |chosen| OwnerChoice::Shared(chosen.0)),
                 ..AcquireOptions::default()
             };

@@ -404,7 +404,10 @@ impl Master {
             Op::Repair { keys, record, .. } => (OpKind::Repair, keys, Some(record)),
             Op::Extend { keys, record, .. } => (OpKind::Extend, keys, Some(record)),
             Op::Release { keys, record, scope, .. } => (
-                if *scope == ReleaseScope::Holder { OpKind::Release } else { OpKind::Undo },
+                match scope {
+                    ReleaseScope::Holder | ReleaseScope::HolderKeeping(_) => OpKind::Release,
+                    ReleaseScope::Grant | ReleaseScope::Proposal => OpKind::Undo,
+                },
                 keys,
                 Some(record),
             ),

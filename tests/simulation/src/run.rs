@@ -155,6 +155,7 @@ fn begin_clients(stage: &Stage, start: Instant) -> Vec<JoinHandle<()>> {
                 habits: plan.scenario.habits(index),
                 keyed_percent: plan.keyed_percent,
                 set_percent: plan.set_percent,
+                hold_percent: plan.hold_percent,
                 longest_ttl: plan.max_ttl,
                 waiting_percent: plan.waiting_percent,
                 hasty_percent: plan.hasty_percent,

@@ -3,6 +3,7 @@
 //! Nothing here is serializable or formats a secret. [`Owner`] and [`LockToken`] have a redacted
 //! `Debug` and no `Display`. Only [`LockToken::expose`] returns the text of a token.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -370,17 +371,35 @@ pub struct LockToken {
     owner: Owner,
     nonce: Nonce,
     fencing: FencingToken,
+    /// See [`LockToken::holding`], in milliseconds.
+    hold: u32,
 }
 
 impl LockToken {
     const VERSION: &'static str = "1";
+    /// The version of a token with a time to hold. The time follows, in milliseconds.
+    const WITH_HOLD: &'static str = "2-";
     const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Self::GRANT_LEN;
     /// Characters of owner and nonce, which stand side by side without a separator.
     pub const GRANT_LEN: usize = Owner::TEXT_LEN + Nonce::TEXT_LEN;
 
     /// The token of a grant.
     pub fn new(owner: Owner, nonce: Nonce, fencing: FencingToken) -> Self {
-        Self { owner, nonce, fencing }
+        Self { owner, nonce, fencing, hold: 0 }
+    }
+
+    /// The same token, with which a release keeps the lock from everybody until `hold` has passed
+    /// since the grant. The masters do not store this time. Cut to whole milliseconds, and to
+    /// [`Ttl::MAX`].
+    #[must_use]
+    pub fn holding(self, hold: Duration) -> Self {
+        let longest = u128::from(Ttl::MAX.millis());
+        Self { hold: hold.as_millis().min(longest) as u32, ..self }
+    }
+
+    /// How long the lock is kept at least, counted from its grant.
+    pub fn hold(&self) -> Duration {
+        Duration::from_millis(self.hold.into())
     }
 
     /// The token as its client shows it, if the nodes store a bound owner: the same grant with the
@@ -399,10 +418,20 @@ impl LockToken {
         let version = parts.next()?;
         let fencing = parts.next()?;
         let grant = parts.next()?;
-        if version != Self::VERSION || parts.next().is_some() {
+        if parts.next().is_some() {
             return None;
         }
-        Self::of_texts(fencing.as_bytes(), grant.as_bytes())
+        let hold = match version.strip_prefix(Self::WITH_HOLD) {
+            None if version == Self::VERSION => 0,
+            // Only one text is a token: without a sign, and without zeros in front.
+            Some(millis) => millis
+                .parse::<u32>()
+                .ok()
+                .filter(|hold| (1..=Ttl::MAX.millis()).contains(hold))
+                .filter(|hold| hold.to_string() == millis)?,
+            None => return None,
+        };
+        Some(Self { hold, ..Self::of_texts(fencing.as_bytes(), grant.as_bytes())? })
     }
 
     /// Parses a T and a grant (owner and nonce) as a node stores them.
@@ -412,13 +441,18 @@ impl LockToken {
             owner: Owner::parse(owner)?,
             nonce: Nonce(read_hex(nonce)?),
             fencing: FencingToken::parse(fencing)?,
+            hold: 0,
         })
     }
 
     /// The token's text, for its holder and nobody else.
     pub fn expose(&self) -> String {
         let mut text = Vec::with_capacity(Self::TEXT_LEN);
-        for part in [Self::VERSION.as_bytes(), b".", &self.fencing.text(), b"."] {
+        let version = match self.hold {
+            0 => Cow::Borrowed(Self::VERSION),
+            hold => format!("{}{hold}", Self::WITH_HOLD).into(),
+        };
+        for part in [version.as_bytes(), b".", &self.fencing.text(), b"."] {
             text.extend_from_slice(part);
         }
         self.write_grant(&mut text);

@@ -13,8 +13,9 @@
 //!   E extend     H repair; began is when the extension or reading that justifies it began
 //!   R release    N release, and publish the hint when the lock was released
 //!   U undo of a proposal    V undo, and publish the hint when the lock was released
-//!   X release of exactly this grant    I inspect
-//!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I.
+//!   X release of exactly this grant    K release that keeps the lock free for the ttl
+//!   I inspect
+//!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I; `T:grant` for K too.
 //!   The ttl is 0 for operations without one.
 //!   a w r n u v x: the same on a set of locks. At the end: count u8 | the other lock keys, each
 //!   as text. All locks get the same record.
@@ -100,6 +101,8 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
         Op::Extend { keys, record, ttl } => (b'E', keys, record.grant(), ttl.millis()),
         Op::Release { keys, record, scope, tell } => {
             let code = match (scope, tell.is_some()) {
+                // Nobody can have the lock yet, so there is nothing to publish.
+                (ReleaseScope::HolderKeeping(_), _) => b'K',
                 (ReleaseScope::Proposal, true) => b'V',
                 (ReleaseScope::Proposal, false) => b'U',
                 // This release publishes no hint: its grant has no majority, so nobody waits for
@@ -108,7 +111,11 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
                 (ReleaseScope::Holder, true) => b'N',
                 (ReleaseScope::Holder, false) => b'R',
             };
-            (code, keys, record.grant(), 0)
+            let life = match scope {
+                ReleaseScope::HolderKeeping(life) => life.millis(),
+                ReleaseScope::Holder | ReleaseScope::Grant | ReleaseScope::Proposal => 0,
+            };
+            (code, keys, record.grant(), life)
         }
         Op::Inspect { keys } => (b'I', keys, NO_RECORD, 0),
     };
@@ -208,7 +215,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
     let length = record.as_bytes().len();
     let fits = match code {
         b'A' | b'W' | b'H' => length > Record::GRANT_LEN && record.fencing().is_some(),
-        b'R' | b'N' | b'U' | b'V' | b'X' => {
+        b'R' | b'N' | b'U' | b'V' | b'X' | b'K' => {
             length == Record::GRANT_LEN && record.fencing().is_some()
         }
         b'E' => length == Record::GRANT_LEN,
@@ -216,7 +223,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         _ => false,
     };
     let is_set = sent != code;
-    if !fits || is_set && matches!(code, b'E' | b'H' | b'I') {
+    if !fits || is_set && matches!(code, b'E' | b'H' | b'I' | b'K') {
         return None;
     }
     let release =
@@ -241,6 +248,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         b'U' => release(record, ReleaseScope::Proposal, None),
         b'V' => release(record, ReleaseScope::Proposal, Some(Hint::received(take_text(bytes)?))),
         b'X' => release(record, ReleaseScope::Grant, None),
+        b'K' => release(record, ReleaseScope::HolderKeeping(ttl()?), None),
         _ => Some(Op::Inspect { keys }),
     }?;
     if is_set {

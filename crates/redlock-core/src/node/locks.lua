@@ -46,10 +46,10 @@ local _, marker_key, marker, channel, max_skew, grace, count, at =
   unpack('<BI2c0I2c0I2c0I8I8I2', packed)
 local codes, locks, records, ttls, extras, t_nums, sets = {}, {}, {}, {}, {}, {}, {}
 local RECORD, GRANT, NONE = 1, 2, 3
-local A, E, H, I, N, R, U, V, W, X = byte('AEHINRUVWX', 1, -1)
+local A, E, H, I, K, N, R, U, V, W, X = byte('AEHIKNRUVWX', 1, -1)
 local TAKES = {
   [A] = RECORD, [W] = RECORD, [H] = RECORD,
-  [E] = GRANT, [R] = GRANT, [N] = GRANT, [U] = GRANT, [V] = GRANT, [X] = GRANT,
+  [E] = GRANT, [K] = GRANT, [R] = GRANT, [N] = GRANT, [U] = GRANT, [V] = GRANT, [X] = GRANT,
   [I] = NONE,
 }
 for i = 1, count do
@@ -60,10 +60,10 @@ for i = 1, count do
   if is_set then code = code - 32 end
   local takes = TAKES[code]
   if takes == RECORD and #record < 58 or takes == GRANT and #record ~= 57
-    or takes == NONE and record ~= '' or not takes or is_set and (code == E or code == H or code == I) then
+    or takes == NONE and record ~= '' or not takes or is_set and (code == E or code == H or code == I or code == K) then
     return MALFORMED
   end
-  if (takes == RECORD or code == E) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
+  if (takes == RECORD or code == E or code == K) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
   if takes ~= NONE and code ~= E then
     local t = num(sub(record, 1, 16))
     if not t or t < 1000000000000000 or t > 9007199254740991 then return MALFORMED end
@@ -356,6 +356,22 @@ local function release(lock, watermark, grant, t_num, is_undo, only_this)
   return MISSING
 end
 
+-- Replaces a grant by a record that keeps the lock free. The watermark loses the mark of an
+-- extension, because a repair of the grant may be in flight and must be refused.
+local function keep_free(lock, watermark, grant, ttl, t_num)
+  local current = call('GET', lock)
+  if failed(current) then return error_of(current) end
+  if not current or sub(current, 1, 57) ~= grant then
+    return release(lock, watermark, grant, t_num, false, false)
+  end
+  local t = sub(grant, 1, 16)
+  local set = call('SET', watermark, t, 'PX', ttl + grace)
+  if failed(set) then return error_of(set) end
+  set = call('SET', lock, t .. PLACEHOLDER, 'PX', ttl)
+  if failed(set) then return error_of(set) end
+  return RELEASED
+end
+
 local function inspect(lock)
   local current = call('GET', lock)
   if failed(current) then return error_of(current) end
@@ -425,6 +441,8 @@ for i = 1, count do
     vote = repair(lock, watermark, record, ttls[i], t_nums[i], extras[i])
   elseif code == I then
     vote = inspect(lock)
+  elseif code == K then
+    vote = keep_free(lock, watermark, record, ttls[i], t_nums[i])
   else
     local is_undo, only_this = code == U or code == V, code == X
     vote = set and release_set(set, record, t_nums[i], is_undo, only_this)

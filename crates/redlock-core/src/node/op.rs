@@ -188,6 +188,10 @@ pub enum ReleaseScope {
     /// it, and learned that it can no longer have a majority. Another grant of the same owner
     /// stays, because an earlier request may have returned it to a client.
     Grant,
+    /// For a holder that keeps the lock for longer than its work: a record that keeps the lock free
+    /// from everybody replaces exactly this grant, for this time from now. If another grant
+    /// stands, or none, this is the release of a holder.
+    HolderKeeping(Ttl),
     /// Exactly this grant, for the undo of a failed proposal. An extended grant stays, because
     /// another request of the same owner has confirmed it by the extension. No client has seen the
     /// T of a failed proposal, so the watermark gets back its earlier value.

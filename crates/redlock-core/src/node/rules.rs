@@ -94,6 +94,9 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
         }
+        Op::Release { keys, record, scope: ReleaseScope::HolderKeeping(life), .. } => {
+            node.keep_free(keys, record, *life)
+        }
         // A release runs even if the marker does not stand: deleting a lock can never produce a
         // second holder.
         Op::Release { keys, record, scope, .. } if keys.others.is_some() => {
@@ -368,6 +371,22 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             Some(current) => Vote::Held(self.holding(keys, current.as_bytes().clone())),
             None => Vote::Missing,
         })
+    }
+
+    /// Replaces a grant by a record that keeps the lock free. The watermark loses the mark of an
+    /// extension, because a repair of the grant may be in flight and must be refused. The watermark
+    /// is set first: a marked lock with an unmarked watermark is safe.
+    fn keep_free(&mut self, keys: &Keys, record: &Record, life: Ttl) -> Result<Vote, KeyError> {
+        let stands =
+            self.space.get(&keys.lock)?.is_some_and(|value| value.starts_with(record.grant()));
+        let Some(t) = record.fencing().filter(|_| stands) else {
+            return self.release(keys, record, ReleaseScope::Holder);
+        };
+        let life = u64::from(life.millis());
+        self.set_watermark(keys, watermark_text(t), life)?;
+        let kept_free = Record::placeholder(t).as_bytes().clone();
+        self.space.set(&keys.lock, kept_free, Expiry::In(life))?;
+        Ok(Vote::Released)
     }
 
     /// Leaves the watermark at T or above. A release turns `T+` into `T`, because a repair of this

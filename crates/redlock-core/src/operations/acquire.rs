@@ -42,6 +42,9 @@ pub struct AcquireOptions {
     pub info: Info,
     /// The owner of the grant.
     pub owner: OwnerChoice,
+    /// How long the lock is kept at least, counted from its grant. A release before that time ends
+    /// the holder's rights, and nobody gets the lock until then.
+    pub hold_at_least: Duration,
     /// Only for a shared owner, whose grant may come from an earlier request: how long that request
     /// may have held the lock. If it has held the lock for longer, this request fails with
     /// [`LockError::HeldTooLong`]. `None` means no limit.
@@ -73,7 +76,8 @@ impl AcquireParams {
         options: AcquireOptions,
     ) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
-        let AcquireOptions { info, owner: choice, max_hold, priority: _, queue: _ } = options;
+        let AcquireOptions { info, owner: choice, hold_at_least, max_hold, priority: _, queue: _ } =
+            options;
         // A repeated request must be able to return its standing grant, however slow rounds have
         // become.
         if !matches!(choice, OwnerChoice::Shared(_)) {
@@ -86,7 +90,7 @@ impl AcquireParams {
         };
         let owner_is_shared = matches!(choice, OwnerChoice::Shared(_));
         let nonce = Some(nonce);
-        Ok(Self { keys, owner, nonce, owner_is_shared, max_hold, info, ttl })
+        Ok(Self { keys, owner, nonce, owner_is_shared, hold_at_least, max_hold, info, ttl })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
-use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner};
+use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner, Ttl};
 use crate::node::{Holding, Keys, Op, Record, ReleaseScope, Vote};
 use crate::operations::acquire::{Attempt, Waiters};
 use crate::round::votes::{
@@ -21,8 +21,16 @@ pub(crate) async fn release(
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    let round =
-        release_and_hand_off(shared, waiters, shared.keys(name), token, ReleaseScope::Holder);
+    let keys = shared.keys(name);
+    let round = match keeping(shared, token) {
+        None => release_and_hand_off(shared, waiters, keys, token, ReleaseScope::Holder),
+        // Nobody can have the lock yet, so it is handed to nobody.
+        Some(life) => {
+            let record = Record::new(token, &Info::default());
+            let scope = ReleaseScope::HolderKeeping(life);
+            shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES)
+        }
+    };
     let outcome = round.outcome().await;
     let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
     let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
@@ -39,6 +47,17 @@ pub(crate) async fn release(
         }
         Decision::Neither | Decision::Open => Err(LockError::Unknown(shared.reports(&outcome))),
     }
+}
+
+/// How long a release keeps the lock from everybody; `None` if it does not.
+pub(crate) fn keeping(shared: &Shared, token: &LockToken) -> Option<Ttl> {
+    if token.hold().is_zero() {
+        return None;
+    }
+    let left = token.hold().saturating_sub(shared.tokens.age(token.fencing()));
+    Ttl::from_millis(left.as_millis().try_into().ok()?)
+        .ok()
+        .map(|left| left.min(shared.settings.max_ttl))
 }
 
 /// `on_found` is called with the holder that was found, before any release is sent to the nodes.

@@ -65,10 +65,11 @@ pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
 /// on a minority of nodes may come from a failed proposal. So only a grant that can still be on a
 /// majority counts as held.
 pub(crate) fn not_held(quorum: Quorum, votes: &[Option<Vote>]) -> LockError {
-    if can_hold(quorum, votes) {
-        LockError::NotHolder(held_by(quorum, votes))
-    } else {
-        LockError::Lost
+    let holder = can_hold(quorum, votes).then(|| held_by(quorum, votes));
+    // A record that keeps the lock free is nobody's.
+    match holder.filter(|by| !by.is_kept_free()) {
+        Some(by) => LockError::NotHolder(by),
+        None => LockError::Lost,
     }
 }
 

@@ -98,7 +98,7 @@ pub fn holds_secret(text: &str) -> bool {
             && middle.bytes().all(|byte| byte.is_ascii_digit());
         is_key
             || is_fencing
-                && before.ends_with('1')
+                && before.ends_with(|end: char| end.is_ascii_digit())
                 && begins(after, u8::is_ascii_hexdigit, LockToken::GRANT_LEN)
     })
 }
@@ -152,7 +152,8 @@ mod tests {
     fn a_secret_is_found_inside_other_text() {
         let key = Secret::new("ci", &OsEntropy);
         let token = "1.1763725165123456.9f86d081884c7d659a2feaa0c55ad015a3bf4f1b";
-        for secret in [key.expose(), token] {
+        let with_hold = &format!("2-600000{}", &token[1..]);
+        for secret in [key.expose(), token, with_hold] {
             for text in [
                 secret.to_owned(),
                 format!("deploy/{secret}"),

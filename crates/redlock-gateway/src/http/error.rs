@@ -229,6 +229,10 @@ impl ApiError {
     /// sooner. The pause has a random part, so that clients that were refused together do not
     /// return together.
     fn held_by(self, by: &HeldBy) -> Self {
+        if let (true, Some(left)) = (by.is_kept_free(), by.expires_in) {
+            // Nobody can release the lock earlier, so the pause is exact.
+            return self.retry_after(left).with_holder(by);
+        }
         let expiry = by.expires_in.unwrap_or(SOON).max(Duration::from_millis(50));
         let expiry = expiry.mul_f64(1.0 + SPREAD * fastrand::f64());
         self.retry_after(expiry.min(LONGEST_PAUSE.mul_f64(1.0 - SPREAD * fastrand::f64())))
@@ -238,7 +242,8 @@ impl ApiError {
     fn with_holder(mut self, by: &HeldBy) -> Self {
         self.report.problem.holder = label_of(&by.info);
         self.report.problem.expires_in_ms = by.expires_in.map(|left| left.as_millis() as u64);
-        self.report.problem.acquired_at = by.fencing.map(|token| rfc3339(token.get()));
+        let fencing = by.fencing.filter(|_| !by.is_kept_free());
+        self.report.problem.acquired_at = fencing.map(|token| rfc3339(token.get()));
         self.report.problem.queue_position = by.line.as_ref().map(|line| u64::from(line.position));
         let kept_for = by.line.as_ref().and_then(|line| line.kept_for);
         self.report.problem.queue_place_expires_ms =
@@ -419,26 +424,36 @@ impl ApiError {
 }
 
 fn describe(by: &HeldBy) -> String {
+    let holds = match by.expires_in {
+        Some(left) if by.is_kept_free() => {
+            let left = left.as_millis();
+            format!("nobody holds it, but it stays closed for {left} ms more")
+        }
+        _ => describe_holder(by),
+    };
+    match by.line.as_deref().copied() {
+        Some(LinePlace { position, kept_for: Some(kept_for) }) => {
+            let position = ordinal(position);
+            let kept_for = show(kept_for);
+            format!("{holds}; {position} in line, the place is kept for {kept_for}")
+        }
+        Some(LinePlace { position, kept_for: None }) => {
+            format!("{holds}; {} in line, the place is not kept", ordinal(position))
+        }
+        None => holds,
+    }
+}
+
+fn describe_holder(by: &HeldBy) -> String {
     let who =
         label_of(&by.info).map_or_else(|| "somebody else".to_owned(), |label| format!("{label:?}"));
     let holds = match by.fencing {
         Some(token) => format!("{who} has held it since {}", rfc3339(token.get())),
         None => format!("{who} holds it"),
     };
-    let ends = match by.expires_in {
-        Some(left) => format!("; it may expire in {} ms", left.as_millis()),
-        None => ", without an expiry".to_owned(),
-    };
-    match by.line.as_deref().copied() {
-        Some(LinePlace { position, kept_for: Some(kept_for) }) => {
-            let position = ordinal(position);
-            let kept_for = show(kept_for);
-            format!("{holds}{ends}; {position} in line, the place is kept for {kept_for}")
-        }
-        Some(LinePlace { position, kept_for: None }) => {
-            format!("{holds}{ends}; {} in line, the place is not kept", ordinal(position))
-        }
-        None => format!("{holds}{ends}"),
+    match by.expires_in {
+        Some(left) => format!("{holds}; it may expire in {} ms", left.as_millis()),
+        None => format!("{holds}, without an expiry"),
     }
 }
 

@@ -292,6 +292,19 @@ pub fn requested_wait(
     wait.map(Some).ok_or_else(|| invalid_wait(&format!("wait_ms is {}", shortened(value)), limits))
 }
 
+/// How long the lock is kept at least, as a body asks; zero without it.
+pub fn requested_hold(value: Option<&Value>, limits: &Limits) -> Result<Duration, ApiError> {
+    let Some(value) = value else { return Ok(Duration::ZERO) };
+    let max = limits.max_ttl.millis();
+    let hold = whole(value).filter(|millis| *millis <= u64::from(max)).map(Duration::from_millis);
+    hold.ok_or_else(|| {
+        let given = shortened(value);
+        INVALID_BODY.because(format!(
+            "hold_at_least_ms is {given}; allowed are whole milliseconds from 0 to {max}, as for ttl_ms"
+        ))
+    })
+}
+
 /// The priority of a body, or the default.
 pub fn requested_priority(value: Option<&Value>) -> Result<Priority, ApiError> {
     let Some(value) = value else { return Ok(Priority::default()) };

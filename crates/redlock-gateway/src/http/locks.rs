@@ -12,8 +12,8 @@ use redlock_core::{HeldBy, LockName, LockToken};
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, TokenOrKey, metadata, requested_priority,
-    requested_queue, requested_ttl, stored,
+    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, TokenOrKey, metadata, requested_hold,
+    requested_priority, requested_queue, requested_ttl, stored,
 };
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
@@ -73,6 +73,7 @@ pub(super) async fn acquire(
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let (wait, applied) = head.wait(&body, &limits)?;
+    let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
     let queue = requested_queue(body.queue.as_ref())?;
     let metadata = metadata(body, access.caller().principal())?;
@@ -80,6 +81,7 @@ pub(super) async fn acquire(
     let request = AcquireRequest {
         name: name.clone(),
         set: None,
+        hold_at_least,
         ttl,
         info: stored(&metadata)?,
         principal: access.caller().principal().map(Into::into),
@@ -123,7 +125,7 @@ pub(super) async fn acquire(
     patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
     params(
         LockPath,
-        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>", pattern = r"^(1|2-[1-9][0-9]{0,7})\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
     ),
     request_body = ExtendBody,
     responses(
@@ -173,7 +175,7 @@ pub(super) async fn extend(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
         LockPath,
-        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key.", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key.", pattern = r"^(1|2-[1-9][0-9]{0,7})\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("force" = Option<bool>, Query, nullable = false, description = "Release the lock whoever holds it, without a token. Needs a key with the force permission."),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token or force=true.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),

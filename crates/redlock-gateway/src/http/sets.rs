@@ -18,8 +18,8 @@ use serde_json::Value;
 use super::access::{Access, lock_name, no_secret};
 use super::error::{ApiError, INVALID_BODY, INVALID_NAME, INVALID_PARAMETER};
 use super::extract::{
-    AcquireHead, Json, TokenOrKey, metadata, requested_priority, requested_ttl, stored,
-    token_or_key,
+    AcquireHead, Json, TokenOrKey, metadata, requested_hold, requested_priority, requested_ttl,
+    stored, token_or_key,
 };
 use super::locks::resolve;
 use super::openapi::{BodyErrors, CommonErrors};
@@ -71,7 +71,15 @@ pub(super) async fn acquire_set(
     Json(body): Json<AcquireSetBody>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let AcquireSetBody { names, ttl_ms, wait_ms, priority, owner, metadata: texts } = body;
+    let AcquireSetBody {
+        names,
+        ttl_ms,
+        wait_ms,
+        hold_at_least_ms,
+        priority,
+        owner,
+        metadata: texts,
+    } = body;
     let set = named(names)?;
     note(&access, set.names());
     let mut in_flight = access.enter(RequestClass::Other).await?;
@@ -81,6 +89,7 @@ pub(super) async fn acquire_set(
     let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
+    let hold_at_least = requested_hold(hold_at_least_ms.as_ref(), &limits)?;
     let (wait, applied) = head.wait(&body, &limits)?;
     let metadata = metadata(body, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
@@ -95,6 +104,7 @@ pub(super) async fn acquire_set(
         wait,
         client: access.client().clone(),
         started,
+        hold_at_least,
         priority,
         queue: QueueMode::default(),
     };
@@ -212,7 +222,7 @@ fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease
     delete, path = "/locks", operation_id = "releaseLocks", tag = "locks",
     params(
         ("name" = Vec<String>, Query, explode = true, description = "The name of a lock: 1 to 32 times. Slashes need no percent-encoding here.", min_items = 1, max_items = 32),
-        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.", pattern = r"^1\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.", pattern = r"^(1|2-[1-9][0-9]{0,7})\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(

@@ -271,6 +271,12 @@ func (e ProblemCode) Valid() bool {
 
 // AcquireBody What to acquire. Every field may be omitted; unknown fields are refused.
 type AcquireBody struct {
+	// HoldAtLeastMs How long the lock is kept from its grant on, in milliseconds, although it is released
+	// earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
+	// and nobody gets the lock until then. So a job runs once although the clocks of its hosts
+	// differ. Without a release, the lock ends with its TTL as ever.
+	HoldAtLeastMs *int32 `json:"hold_at_least_ms,omitempty"`
+
 	// Metadata Stored beside the lock for people. Strings only; keys and values together have at most 1024
 	// bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
 	// bidirectional controls.
@@ -309,6 +315,9 @@ type AcquireBodyQueue string
 // AcquireSetBody Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
 // refused.
 type AcquireSetBody struct {
+	// HoldAtLeastMs As for a single lock, for each of the locks.
+	HoldAtLeastMs *int32 `json:"hold_at_least_ms,omitempty"`
+
 	// Metadata As for a single lock. Stored beside each of the locks.
 	Metadata map[string]string `json:"metadata,omitempty"`
 

@@ -84,7 +84,7 @@ def grant(answer: object) -> Grant:
     if not isinstance(answer, Lease):
         raise ValueError("a lease was expected")
     token, fencing_token = answer.token, int(answer.fencing_token)
-    if not (token.isascii() and token.replace(".", "").isalnum()):
+    if not (token.isascii() and token.replace(".", "").replace("-", "").isalnum()):
         raise ValueError("its token is malformed")
     waiters = answer.waiters if isinstance(answer.waiters, int) else None
     return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000, waiters)

@@ -105,6 +105,7 @@ class Client:
         margin: float | None = None,
         timeout: float | None = None,
         on_waiting: Callable[[Waiting], object] | None = None,
+        at_least: float = 0.0,
         priority: int | None = None,
         queue: Literal["all", "newest"] | None = None,
     ) -> Lock:
@@ -126,6 +127,9 @@ class Client:
             on_waiting: Called while the acquisition waits, with the place in line and the holder:
                 after a second, and then after each request. It runs in a thread of its own; while a
                 call runs, there is no other.
+            at_least: Keeps the lock from everybody until so many seconds have passed since the grant,
+                although it is released earlier. So a job runs once although the clocks of its hosts
+                differ. At most the longest TTL of the gateway.
             priority: How early the request is served while it waits: 0 to 9, and 9 is served first.
                 By default 5.
             queue: Which requests for the lock wait at a gateway at the same time: by default all.
@@ -133,7 +137,12 @@ class Client:
                 whose problem has the code ``superseded``.
 
         """
-        line = {key: value for key, value in (("priority", priority), ("queue", queue)) if value is not None}
+        options = (
+            ("hold_at_least_ms", round(_span("at_least", at_least, name) * 1000) if at_least else None),
+            ("priority", priority),
+            ("queue", queue),
+        )
+        line = {key: value for key, value in options if value is not None}
         return Lock(
             self._together, self._longest_turn, name, ttl, wait, owner, metadata, margin, timeout, on_waiting, line
         )
@@ -149,6 +158,7 @@ class Client:
         margin: float | None = None,
         timeout: float | None = None,
         on_waiting: Callable[[Waiting], object] | None = None,
+        at_least: float = 0.0,
         priority: int | None = None,
         queue: Literal["all", "newest"] | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -168,6 +178,7 @@ class Client:
             margin=margin,
             timeout=timeout,
             on_waiting=on_waiting,
+            at_least=at_least,
             priority=priority,
             queue=queue,
         )

@@ -92,6 +92,12 @@ export interface LockOptions {
    * program`, and none in a browser; an empty text sends none.
    */
   readonly owner?: string | undefined;
+  /**
+   * Keeps the lock from everybody until this time has passed since the grant, in milliseconds,
+   * although the guard releases it earlier. So a job runs once although the clocks of its hosts
+   * differ. At most the longest TTL of the gateway.
+   */
+  readonly atLeastMs?: number | undefined;
   /** How early the request is served while it waits: 0 to 9, and 9 is served first. By default 5. */
   readonly priority?: number | undefined;
   /**
@@ -282,13 +288,14 @@ export class Client {
     ttl: number,
     wait: number,
     end: number,
-    { owner = defaultOwner(), metadata, priority, queue, signal }: LockOptions,
+    { owner = defaultOwner(), metadata, atLeastMs, priority, queue, signal }: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
     const { api, count } = this.#gateways;
     const lock = params.path.name;
     const described = {
       ...(owner && { owner }),
       ...(metadata !== undefined && { metadata }),
+      ...(atLeastMs !== undefined && { hold_at_least_ms: atLeastMs }),
       ...(priority !== undefined && { priority }),
       ...(queue !== undefined && { queue }),
     };
@@ -375,6 +382,7 @@ const LOCK_OPTIONS: readonly string[] = [
   "onWaiting",
   "owner",
   "metadata",
+  "atLeastMs",
   "priority",
   "queue",
   "marginMs",

@@ -14,7 +14,7 @@ export interface Granted {
 /** Reads a lease. Throws if the answer is none, because a deadline of NaN would never come. */
 export function granted(data: unknown): Granted {
   const { token, fencing_token, validity_ms, elapsed_ms, waiters } = (data ?? {}) as Record<string, unknown>;
-  if (typeof token !== "string" || !/^[A-Za-z0-9.]+$/.test(token)) {
+  if (typeof token !== "string" || !/^[A-Za-z0-9.-]+$/.test(token)) {
     throw new Error("the answer has no token");
   }
   const lease = { token, fencingToken: fencing_token, validity: validity_ms, elapsed: elapsed_ms };

@@ -31,6 +31,8 @@ pub struct Bounds {
     pub only_confirms: bool,
     /// Whether proposals may be given up and locks released.
     pub releases: bool,
+    /// Whether the release of a holder keeps the lock from everybody for a while.
+    pub holds: bool,
     /// Whether a node that lost its data may recover the others' locks instead of waiting until all
     /// leases have ended.
     pub recovery: bool,
@@ -55,6 +57,7 @@ impl Bounds {
         bad_clock: true,
         only_confirms: false,
         releases: true,
+        holds: false,
         recovery: false,
         catch_ups: 0,
         tokens: None,

@@ -410,6 +410,16 @@ impl Locks {
         Window { oldest: s.oldest, begun: if self.bounds.watermarks_end { begun } else { 0 } }
     }
 
+    /// The release of a proposal arrives at a node.
+    pub(super) fn end(&self, node: &mut Node, s: &State, i: usize, scope: ReleaseScope) -> Vote {
+        let (window, asked) = (self.window(s), s.asked(i));
+        if self.bounds.holds && scope == ReleaseScope::Holder {
+            node.hold(&self.rules, window, asked)
+        } else {
+            node.release(&self.rules, window, asked, scope)
+        }
+    }
+
     /// The scope of a release that is on its way.
     pub(super) fn scope(&self, release: Release) -> ReleaseScope {
         match release {
@@ -633,7 +643,7 @@ impl Locks {
                 let i = usize::from(proposal);
                 let site = &mut next.sites[usize::from(site)];
                 let scope = self.scope(site.releases[i]);
-                site.node.release(&self.rules, self.window(s), s.asked(i), scope);
+                self.end(&mut site.node, s, i, scope);
                 // `NO_ORPHAN` applies only to the release of a holder, not to the release of
                 // exactly one grant. So only a holder's release is noted as arrived.
                 site.releases[i] = if site.releases[i] == Release::SentExactly {

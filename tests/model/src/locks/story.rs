@@ -85,12 +85,8 @@ impl Locks {
             Action::ReleaseArrives { proposal, site } => {
                 let mut at = s.sites[usize::from(site)].node;
                 let i = usize::from(proposal);
-                let deletes = at.release(
-                    &self.rules,
-                    self.window(s),
-                    s.asked(i),
-                    self.scope(s.sites[usize::from(site)].releases[i]),
-                ) == Vote::Released;
+                let scope = self.scope(s.sites[usize::from(site)].releases[i]);
+                let deletes = self.end(&mut at, s, i, scope) == Vote::Released;
                 let effect = if deletes { ": the lock is deleted" } else { "" };
                 let watermark = next.sites[usize::from(site)].node.watermark;
                 format!(

@@ -23,19 +23,28 @@ fn record() -> impl Strategy<Value = Record> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let keys = "[A-Za-z0-9._:@/+~-]{1,255}".prop_filter_map("a lock's name", |name| {
-        Some(Keys::new("lock:", &name.parse::<LockName>().ok()?))
-    });
+    let single = || {
+        "[A-Za-z0-9._:@/+~-]{1,255}".prop_filter_map("a lock's name", |name| {
+            Some(Keys::new("lock:", &name.parse::<LockName>().ok()?))
+        })
+    };
+    let keys = (single(), vec(single(), 0..4)).prop_map(|(first, others)| first.with(others));
     let ttl = (10..86_400_000u64).prop_map(|millis| Ttl::from_millis(millis).unwrap());
     let tell =
         prop::option::of(vec(any::<u8>(), 0..300).prop_map(|text| Hint::received(text.into())));
     let scope = prop_oneof![
         Just(ReleaseScope::Holder),
         Just(ReleaseScope::Grant),
-        Just(ReleaseScope::Proposal)
+        Just(ReleaseScope::Proposal),
+        Just(ReleaseScope::HolderKeeping(Ttl::from_millis(700).unwrap()))
     ];
     (0..5, keys, record(), ttl, tell, scope, any::<u64>()).prop_map(
         |(kind, keys, record, ttl, tell, scope, began_micros)| match kind {
+            // These have no form for a set.
+            1 | 2 | 4 if keys.others.is_some() => Op::Acquire { keys, record, ttl, tell },
+            3 if keys.others.is_some() && matches!(scope, ReleaseScope::HolderKeeping(_)) => {
+                Op::Acquire { keys, record, ttl, tell }
+            }
             0 => Op::Acquire { keys, record, ttl, tell },
             1 => Op::Extend { keys, record, ttl },
             2 => Op::Repair { keys, record, ttl, began_micros },
@@ -52,7 +61,8 @@ fn encoded_part(op: &Op) -> Op {
     match op.clone() {
         Op::Extend { keys, record, ttl } => Op::Extend { keys, record: grant(&record), ttl },
         Op::Release { keys, record, scope, tell } => {
-            let tell = tell.filter(|_| scope != ReleaseScope::Grant);
+            let tells = matches!(scope, ReleaseScope::Holder | ReleaseScope::Proposal);
+            let tell = tell.filter(|_| tells);
             Op::Release { keys, record: grant(&record), scope, tell }
         }
         op @ (Op::Acquire { .. } | Op::Repair { .. } | Op::Inspect { .. }) => op,
@@ -176,7 +186,7 @@ fn another_version_is_named_in_the_error() {
     call[0] = 7;
     assert_eq!(
         unpack_call(call.into()).unwrap_err().to_string(),
-        "the call has version 7 and not 2"
+        "the call has version 7 and not 3"
     );
 }
 

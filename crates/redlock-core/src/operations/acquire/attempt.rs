@@ -36,6 +36,8 @@ pub(crate) struct AcquireParams {
     pub(crate) nonce: Option<Nonce>,
     /// Whether other requests may ask for the same owner, earlier or at the same time.
     pub(crate) owner_is_shared: bool,
+    /// How long the lock is kept at least, see [`LockToken::holding`].
+    pub(crate) hold_at_least: Duration,
     /// How long an earlier request of the same owner may have held the lock; no limit if `None`.
     pub(crate) max_hold: Option<Duration>,
     pub(crate) info: Info,
@@ -119,9 +121,9 @@ impl Attempt {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
             return Err(LockError::NoQuorum(reports));
         };
-        let AcquireParams { keys, owner, nonce, info, ttl, .. } = &mut self.params;
+        let AcquireParams { keys, owner, nonce, info, ttl, hold_at_least, .. } = &mut self.params;
         let nonce = nonce.take().unwrap_or_else(|| shared.env.entropy.nonce());
-        let token = LockToken::new(*owner, nonce, fencing);
+        let token = LockToken::new(*owner, nonce, fencing).holding(*hold_at_least);
         let record = Record::new(&token, info);
         let op = Op::Acquire {
             keys: keys.clone(),
@@ -255,7 +257,8 @@ impl Attempt {
         }
         match (error, first) {
             (None, Some(lease)) => {
-                Ok(Lease { replayed: true, rounds: self.proposals + 1, ..lease })
+                let token = lease.token.holding(self.params.hold_at_least);
+                Ok(Lease { token, replayed: true, rounds: self.proposals + 1, ..lease })
             }
             (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), true)),
             (Some(error), _) => Err(self.failed(error, false)),

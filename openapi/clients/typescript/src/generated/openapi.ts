@@ -213,6 +213,15 @@ export interface components {
          */
         AcquireBody: {
             /**
+             * Format: int32
+             * @description How long the lock is kept from its grant on, in milliseconds, although it is released
+             *     earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
+             *     and nobody gets the lock until then. So a job runs once although the clocks of its hosts
+             *     differ. Without a release, the lock ends with its TTL as ever.
+             * @example 60000
+             */
+            hold_at_least_ms?: number;
+            /**
              * @description Stored beside the lock for people. Strings only; keys and values together have at most 1024
              *     bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
              *     bidirectional controls.
@@ -272,6 +281,12 @@ export interface components {
          *     }
          */
         AcquireSetBody: {
+            /**
+             * Format: int32
+             * @description As for a single lock, for each of the locks.
+             * @example 60000
+             */
+            hold_at_least_ms?: number;
             /** @description As for a single lock. Stored beside each of the locks. */
             metadata?: {
                 [key: string]: string;

@@ -24,6 +24,11 @@ class AcquireBody:
         {'ttl_ms': 30000, 'owner': 'nightly-report on host-7'}
 
     Attributes:
+        hold_at_least_ms (int | Unset): How long the lock is kept from its grant on, in milliseconds, although it is
+            released
+            earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
+            and nobody gets the lock until then. So a job runs once although the clocks of its hosts
+            differ. Without a release, the lock ends with its TTL as ever. Example: 60000.
         metadata (AcquireBodyMetadata | Unset): Stored beside the lock for people. Strings only; keys and values
             together have at most 1024
             bytes, without the control characters U+007F to U+009F, line separators (U+2028, U+2029) and
@@ -46,6 +51,7 @@ class AcquireBody:
             order. Example: 10000.
     """
 
+    hold_at_least_ms: int | Unset = UNSET
     metadata: AcquireBodyMetadata | Unset = UNSET
     owner: str | Unset = UNSET
     priority: int | Unset = UNSET
@@ -54,6 +60,8 @@ class AcquireBody:
     wait_ms: int | Unset = UNSET
 
     def to_dict(self) -> dict[str, Any]:
+        hold_at_least_ms = self.hold_at_least_ms
+
         metadata: dict[str, Any] | Unset = UNSET
         if not isinstance(self.metadata, Unset):
             metadata = self.metadata.to_dict()
@@ -73,6 +81,8 @@ class AcquireBody:
         field_dict: dict[str, Any] = {}
 
         field_dict.update({})
+        if hold_at_least_ms is not UNSET:
+            field_dict["hold_at_least_ms"] = hold_at_least_ms
         if metadata is not UNSET:
             field_dict["metadata"] = metadata
         if owner is not UNSET:
@@ -93,6 +103,8 @@ class AcquireBody:
         from ..models.acquire_body_metadata import AcquireBodyMetadata
 
         d = dict(src_dict)
+        hold_at_least_ms = d.pop("hold_at_least_ms", UNSET)
+
         _metadata = d.pop("metadata", UNSET)
         metadata: AcquireBodyMetadata | Unset
         if isinstance(_metadata, Unset):
@@ -116,6 +128,7 @@ class AcquireBody:
         wait_ms = d.pop("wait_ms", UNSET)
 
         acquire_body = cls(
+            hold_at_least_ms=hold_at_least_ms,
             metadata=metadata,
             owner=owner,
             priority=priority,

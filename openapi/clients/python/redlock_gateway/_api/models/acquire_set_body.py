@@ -25,6 +25,7 @@ class AcquireSetBody:
 
         Attributes:
             names (list[str]): From 1 to 32 names, each of them once. The order decides nothing.
+            hold_at_least_ms (int | Unset): As for a single lock, for each of the locks. Example: 60000.
             metadata (AcquireSetBodyMetadata | Unset): As for a single lock. Stored beside each of the locks.
             owner (str | Unset): As for a single lock. Example: deploy 4711.
             priority (int | Unset): How early the request is served while it waits: from 0 to 9, and 9 is served first.
@@ -37,6 +38,7 @@ class AcquireSetBody:
     """
 
     names: list[str]
+    hold_at_least_ms: int | Unset = UNSET
     metadata: AcquireSetBodyMetadata | Unset = UNSET
     owner: str | Unset = UNSET
     priority: int | Unset = UNSET
@@ -45,6 +47,8 @@ class AcquireSetBody:
 
     def to_dict(self) -> dict[str, Any]:
         names = self.names
+
+        hold_at_least_ms = self.hold_at_least_ms
 
         metadata: dict[str, Any] | Unset = UNSET
         if not isinstance(self.metadata, Unset):
@@ -65,6 +69,8 @@ class AcquireSetBody:
                 "names": names,
             }
         )
+        if hold_at_least_ms is not UNSET:
+            field_dict["hold_at_least_ms"] = hold_at_least_ms
         if metadata is not UNSET:
             field_dict["metadata"] = metadata
         if owner is not UNSET:
@@ -85,6 +91,8 @@ class AcquireSetBody:
         d = dict(src_dict)
         names = cast(list[str], d.pop("names"))
 
+        hold_at_least_ms = d.pop("hold_at_least_ms", UNSET)
+
         _metadata = d.pop("metadata", UNSET)
         metadata: AcquireSetBodyMetadata | Unset
         if isinstance(_metadata, Unset):
@@ -102,6 +110,7 @@ class AcquireSetBody:
 
         acquire_set_body = cls(
             names=names,
+            hold_at_least_ms=hold_at_least_ms,
             metadata=metadata,
             owner=owner,
             priority=priority,
