@@ -50,7 +50,7 @@ impl From<Problem> for LossReason {
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else held the lock until the wait ended.
-    #[error("{}{} holds the lock{}{}", of(.name), of_holder(.holder), since(.acquired_at), in_time(.expires_in))]
+    #[error("{}{}", of(.name), held(.holder, .acquired_at, .expires_in))]
     #[non_exhaustive]
     Held {
         name: String,
@@ -95,6 +95,23 @@ fn of(name: &str) -> String {
 
 fn of_some(name: &Option<String>) -> String {
     name.as_deref().map(of).unwrap_or_default()
+}
+
+fn held(
+    holder: &Option<String>,
+    acquired_at: &Option<String>,
+    expires_in: &Option<Duration>,
+) -> String {
+    match (holder, acquired_at, expires_in) {
+        // No holder is known: after a release with a time to hold, or with another Redlock client.
+        (None, None, Some(left)) => {
+            format!("the lock stays closed for {:.1} s", left.as_secs_f64())
+        }
+        _ => {
+            let holder = of_holder(holder);
+            format!("{holder} holds the lock{}{}", since(acquired_at), in_time(expires_in))
+        }
+    }
 }
 
 fn of_holder(holder: &Option<String>) -> String {

@@ -131,6 +131,9 @@ pub struct HeldBy {
     pub expires_in: Option<Duration>,
     /// Which lock of a set is held, from 0, in the order of the request. Others may be held too.
     pub lock_of_set: u8,
+    /// Whether the holder is an earlier request for the same set, with the same owner, and the rest
+    /// of that set is no longer held.
+    pub is_part_of_own_set: bool,
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
@@ -168,6 +171,7 @@ impl HeldBy {
                 fencing: Some(token.fencing()),
                 expires_in,
                 lock_of_set,
+                is_part_of_own_set: false,
                 line: None,
                 owner: Some(*token.owner()),
             },

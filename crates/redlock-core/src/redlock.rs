@@ -141,20 +141,23 @@ impl Redlock {
     /// Acquires all locks of a set, or none, with one token. Without a `patience`, tries as
     /// [`Redlock::acquire`] does. With one, waits as [`Redlock::acquire_within`] does, in the queue
     /// of the lock that refused the set last. It holds none of the locks while it waits, so sets
-    /// that overlap cannot block each other for ever. No place is kept in a queue.
+    /// that overlap cannot block each other for ever. No place is kept in a queue, and
+    /// [`AcquireOptions::queue`] has no effect. `on_wait` is called each time that the request begins
+    /// to wait in a queue, with the place of that lock in `names`.
     ///
     /// The lease is of every lock of the set: each may be extended and released by its name and the
     /// token.
     ///
     /// # Errors
     /// As for [`Redlock::acquire_within`]. [`HeldBy::lock_of_set`] names the lock that is held.
+    /// [`LockError::TooManyWaiters`] may also come later, when the request moves to another queue.
     pub async fn acquire_set(
         &self,
         names: &LockSet,
         ttl: Ttl,
         options: AcquireOptions,
         patience: Option<Duration>,
-        on_wait: impl FnOnce() -> Result<(), LockError> + Send,
+        on_wait: impl FnMut(usize) -> Result<(), LockError> + Send,
     ) -> Result<Lease, LockError> {
         let priority = options.priority;
         let params = AcquireParams::new(&self.shared, self.shared.keys_of(names), ttl, options)?;
@@ -164,11 +167,6 @@ impl Redlock {
         let waiters = &self.waiters;
         acquire::acquire_set_within(&self.shared, waiters, params, priority, patience, on_wait)
             .await
-    }
-
-    /// Undoes the grant of a set that nobody will use, see [`Redlock::abandon`].
-    pub fn abandon_set(&self, names: &LockSet, lease: &Lease) {
-        names.names().iter().for_each(|name| self.abandon(name, lease));
     }
 
     /// The number of waiters, and of the locks they wait for, now.

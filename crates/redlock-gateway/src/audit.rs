@@ -192,13 +192,7 @@ impl Audit {
             let refused = (is_refused && count > 1).then_some(count);
             let outcome = outcome(end, false);
             let lock = part.lock.as_deref();
-            self.write(&AuditLine {
-                lock,
-                owner: None,
-                outcome,
-                refused,
-                ..request.line(entry, end)
-            });
+            self.write(&AuditLine { lock, outcome, refused, ..request.line(entry, end) });
         }
     }
 

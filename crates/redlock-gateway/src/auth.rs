@@ -17,5 +17,5 @@ mod tests;
 pub(crate) use self::authenticator::KeysMetrics;
 pub use self::authenticator::{AuthError, Authenticator, Caller, Credential};
 pub use self::file::{EntryError, KeysError, KeysTextError, exposed_mode};
-pub use self::key::{Keys, Verb};
+pub use self::key::{Keys, RateExceeded, Verb};
 pub use self::secret::{Secret, holds_secret, is_key_name};

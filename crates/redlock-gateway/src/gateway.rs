@@ -238,8 +238,14 @@ impl Gateway {
         let mut reservations = Vec::with_capacity(1 + others.len());
         for name in std::iter::once(&name).chain(others) {
             let terms = terms.clone();
-            let reservation = client.reserve(name.as_str(), info.as_bytes().len(), until, terms);
-            reservations.push(self.within_share(reservation)?);
+            match client.reserve(name.as_str(), info.as_bytes().len(), until, terms) {
+                Ok(reservation) => reservations.push(reservation),
+                Err(exceeded) => {
+                    // Nothing was asked of the masters.
+                    reservations.iter_mut().for_each(Reservation::not_granted);
+                    return self.within_share(Err(exceeded));
+                }
+            }
         }
         let waits = wait.is_some();
         let cancelled = Cancelled::unless_ended(self.telemetry.of(&name), started, waits);
@@ -263,36 +269,43 @@ impl Gateway {
                 None => self.locks.acquire(&name, ttl, options).await,
                 // Boxed, because an unboxed future would make the future of every request larger.
                 Some(set) => {
-                    Box::pin(self.locks.acquire_set(set, ttl, options, None, || Ok(()))).await
+                    Box::pin(self.locks.acquire_set(set, ttl, options, None, |_| Ok(()))).await
                 }
             },
             Some(patience) => {
-                let mut place = None;
-                let mut waits = || {
-                    place = Some(self.wait_share.take(&client, &name)?);
-                    in_flight.wait();
-                    let keeps_place = || self.wait_share.take_place(&client, &name);
-                    let may_keep = idempotency_key.is_some() && set.is_none();
-                    let kept = may_keep.then(keeps_place).flatten();
-                    Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
+                let acquired = async {
+                    let mut place = None;
+                    let Some(set) = &set else {
+                        let waits = || {
+                            place = Some(self.wait_share.take(&client, &name)?);
+                            in_flight.wait();
+                            let keeps_place = || self.wait_share.take_place(&client, &name);
+                            let kept = idempotency_key.as_ref().and_then(|_| keeps_place());
+                            Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
+                        };
+                        return self
+                            .locks
+                            .acquire_within(&name, ttl, options, patience, waits)
+                            .await;
+                    };
+                    let waits = |at: usize| {
+                        // The permit for the queue before is given back first.
+                        drop(place.take());
+                        place = Some(self.wait_share.take(&client, &set.names()[at])?);
+                        in_flight.wait();
+                        Ok(())
+                    };
+                    Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
                 };
-                let result = tokio::select! {
+                tokio::select! {
                     // Biased: the drain and the hang-up are checked first. During a drain all
                     // waiters leave the queue, and a waiter that thereby becomes the first must not
                     // try once more.
                     biased;
                     () = drained => return Err(Refusal::Draining),
                     () = gone => return Err(Refusal::ClientGone),
-                    result = async {
-                        let Some(set) = &set else {
-                            return self.locks.acquire_within(&name, ttl, options, patience, waits).await;
-                        };
-                        let waits = || waits().map(drop);
-                        Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
-                    } => result,
-                };
-                drop(place);
-                result
+                    result = acquired => result,
+                }
             }
         };
         let counts = cancelled.ended();

@@ -322,7 +322,7 @@ impl Client {
             if let Some(other) = other {
                 let set = LockSet::new(vec![name, lock_name(other)]).expect("two names");
                 let patience = if let How::Waiting(patience) = how { Some(patience) } else { None };
-                return redlock.acquire_set(&set, ttl, options, patience, || Ok(())).await;
+                return redlock.acquire_set(&set, ttl, options, patience, |_| Ok(())).await;
             }
             match how {
                 How::Once => redlock.acquire(&name, ttl, options).await,

@@ -421,9 +421,10 @@ local function release_set(set, grant, t_num, is_undo, only_this)
   return first
 end
 
--- An error of PUBLISH is ignored. The hint is lost then, and nobody relies on hints.
+-- A hint about a set names its first lock, so it is published only if that lock refused the set. An
+-- error of PUBLISH is ignored. The hint is lost then, and nobody relies on hints.
 local function publish(vote, when, hint)
-  if hint and (byte(vote) == when or byte(vote) == 12 and byte(vote, 3) == when) then call('PUBLISH', channel, hint) end
+  if hint and byte(vote) == when then call('PUBLISH', channel, hint) end
   return vote
 end
 

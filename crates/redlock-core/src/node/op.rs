@@ -172,7 +172,8 @@ impl Op {
     /// The hint that the node publishes with this vote, if any.
     pub fn hint_for(&self, vote: &Vote) -> Option<&Hint> {
         match (self, vote) {
-            (Self::Acquire { tell, .. }, Vote::Held(_))
+            // A hint about a set names its first lock.
+            (Self::Acquire { tell, .. }, Vote::Held(Holding { at: 0, .. }))
             | (Self::Release { tell, .. }, Vote::Released) => tell.as_ref(),
             _ => None,
         }

@@ -12,7 +12,7 @@ mod queued;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 pub(crate) use self::attempt::{AcquireParams, Attempt};
 use self::attempts::{Retries, until_granted};
@@ -103,21 +103,32 @@ pub(crate) fn acquire<'a>(
     until_granted(Retries::new(shared, params, policy))
 }
 
+/// A set that was refused by another lock than before, this many times in a row, pauses before it
+/// asks again. Votes of nodes that store remains of other attempts may name one lock after another.
+const QUICK_MOVES: u32 = 4;
+/// The longest such pause.
+const MOVE_PAUSE: Duration = Duration::from_millis(100);
+
 /// Acquires all locks of a set, and waits for up to `patience`. Holds none of them while it waits.
-/// It waits in the queue of one lock at a time: the one that refused it last.
+/// It waits in the queue of one lock at a time: the one that refused it last. Each time it begins to
+/// wait in a queue, it calls `on_wait` with the place of that lock in the set.
 pub(crate) async fn acquire_set_within(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     mut params: AcquireParams,
     priority: Priority,
     patience: Duration,
-    on_wait: impl FnOnce() -> Result<(), LockError> + Send,
+    mut on_wait: impl FnMut(usize) -> Result<(), LockError> + Send,
 ) -> Result<Lease, LockError> {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let names: Vec<_> = params.keys.each().map(|keys| keys.lock.clone()).collect();
-    let mut on_wait = Some(on_wait);
-    loop {
-        let begins_to_wait = || on_wait.take().map_or(Ok(()), |on_wait| on_wait());
+    for moves in 1.. {
+        let waits_for = names.iter().position(|name| *name == params.keys.lock).unwrap_or_default();
+        let mut has_waited = false;
+        let begins_to_wait = || {
+            has_waited = true;
+            on_wait(waits_for)
+        };
         let left = deadline.saturating_duration_since(Instant::now());
         let line = (priority, QueueMode::default());
         let attempt = acquire_within(shared, waiters, params.clone(), line, left, begins_to_wait);
@@ -125,16 +136,20 @@ pub(crate) async fn acquire_set_within(
             Err(LockError::Held(by)) => by,
             result => return result,
         };
-        let refused_by = by.lock_of_set;
+        let refused_by = usize::from(by.lock_of_set);
         params.nonce = None;
-        params.keys = params.keys.led_by(refused_by.into());
-        if refused_by == 0 || Instant::now() >= deadline {
-            let first = &params.keys.lock;
-            let place = names.iter().position(|name| name == first);
+        params.keys = params.keys.led_by(refused_by);
+        if refused_by == 0 || by.is_part_of_own_set || Instant::now() >= deadline {
+            let place = names.iter().position(|name| *name == params.keys.lock);
             by.lock_of_set = place.and_then(|at| u8::try_from(at).ok()).unwrap_or_default();
             return Err(LockError::Held(by));
         }
+        if !has_waited && moves >= QUICK_MOVES {
+            let pause = MOVE_PAUSE.mul_f64(shared.env.entropy.unit());
+            sleep_until((Instant::now() + pause).min(deadline)).await;
+        }
     }
+    unreachable!("the loop has no end of its own")
 }
 
 /// Acquires, and waits in the queue of the lock for up to `patience`.

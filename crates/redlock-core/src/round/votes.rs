@@ -50,15 +50,18 @@ impl LockState {
 /// The holder of a lock, from the votes of the nodes that refused it. `expires_in` is the earliest
 /// time at which a majority of nodes can be free: then the records on all but `blocking − 1` of the
 /// refusing nodes have expired.
+///
+/// Of a set, this is about the lock that most refusals name.
 pub(crate) fn held_by(quorum: Quorum, votes: &[Option<Vote>]) -> HeldBy {
-    let mut refusals: Vec<&Holding> = stored(votes).collect();
+    let Some((holder, _)) = agreeing(votes) else { return HeldBy::default() };
+    let mut refusals: Vec<&Holding> =
+        stored(votes).filter(|holding| holding.at == holder.at).collect();
     // A key without expiry sorts last.
     refusals.sort_by_key(|holding| holding.expires_in.unwrap_or(Duration::MAX));
     let deciding =
         refusals.get(refusals.len().saturating_sub(quorum.blocking())).or(refusals.last());
     let expires_in = deciding.and_then(|holding| holding.expires_in);
-    agreeing(votes)
-        .map_or_else(HeldBy::default, |(holding, _)| HeldBy::from_holding(holding, expires_in))
+    HeldBy::from_holding(holder, expires_in)
 }
 
 /// The error of a refused extend or release: the lock is lost, or somebody else holds it. A record

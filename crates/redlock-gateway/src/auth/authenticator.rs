@@ -1,5 +1,6 @@
 //! Identifies callers by the keys in the keys file, and follows changes of that file.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use metrics::{Counter, Gauge};
 use redlock_core::{LockName, Ttl};
 
 use super::file::KeysError;
-use super::key::{Key, Keys, Proof, ProvenKey, RateLimit, Verb};
+use super::key::{Key, Keys, Proof, ProvenKey, RateExceeded, RateLimit, Verb};
 use super::secret;
 use crate::config::Limits;
 use crate::overload::clients::Client;
@@ -276,6 +277,15 @@ impl Caller {
     /// The time until the next request is allowed.
     pub fn check_rate(&self) -> Result<(), Duration> {
         self.key().and_then(|key| key.rate_limit.as_ref()).map_or(Ok(()), RateLimit::check)
+    }
+
+    /// Takes several requests off the rate of the caller's key, or none.
+    ///
+    /// # Errors
+    /// [`RateExceeded`].
+    pub fn check_rate_of_many(&self, requests: NonZeroU32) -> Result<(), RateExceeded> {
+        let limit = self.key().and_then(|key| key.rate_limit.as_ref());
+        limit.map_or(Ok(()), |limit| limit.check_many(requests))
     }
 }
 

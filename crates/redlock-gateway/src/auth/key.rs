@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use governor::clock::{Clock, DefaultClock};
-use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use governor::{DefaultDirectRateLimiter, InsufficientCapacity, Quota, RateLimiter};
 use redlock_core::{LockName, Ttl};
 use serde::Deserialize;
 
@@ -79,6 +79,15 @@ pub(super) struct Key {
     pub(super) client: OnceLock<Arc<Client>>,
 }
 
+/// Why several requests at once are beyond the rate of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RateExceeded {
+    /// They are allowed after this time.
+    Until(Duration),
+    /// They are more than the burst, so they are never allowed at once.
+    BeyondBurst(u32),
+}
+
 /// The rate limit of a key: requests per second, and the burst.
 pub(super) struct RateLimit {
     rate: NonZeroU32,
@@ -101,6 +110,17 @@ impl RateLimit {
             .load()
             .check()
             .map_err(|early| early.wait_time_from(DefaultClock::default().now()))
+    }
+
+    /// Takes this many requests off the rate, or none.
+    pub(super) fn check_many(&self, requests: NonZeroU32) -> Result<(), RateExceeded> {
+        match self.limiter.load().check_n(requests) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(early)) => {
+                Err(RateExceeded::Until(early.wait_time_from(DefaultClock::default().now())))
+            }
+            Err(InsufficientCapacity(burst)) => Err(RateExceeded::BeyondBurst(burst)),
+        }
     }
 }
 

@@ -5,7 +5,9 @@
 //! the check.
 
 use std::convert::Infallible;
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{FromRequestParts, Path, Request, State};
 use axum::middleware::Next;
@@ -21,13 +23,16 @@ use redlock_core::types::NameError;
 use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
 use super::site;
 use crate::audit::{AuditContext, AuditEntry};
-use crate::auth::{AuthError, Authenticator, Caller, Credential, Verb, holds_secret};
+use crate::auth::{AuthError, Authenticator, Caller, Credential, RateExceeded, Verb, holds_secret};
 use crate::config::{Limits, Origin, Public};
 use crate::gateway::{Gateway, Refusal};
 use crate::overload::clients::{Client, Clients, FairQueue};
 use crate::overload::in_flight::{Active, InFlight, RequestClass};
 use crate::remedy::PublicUrl;
 use crate::transport::disconnect::Peer;
+
+/// The pause after a refusal that only an operator can change.
+const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// State that all routes share.
 pub struct AppState {
@@ -230,16 +235,37 @@ impl Access {
     /// also takes a turn in the fair queue, and one request off the rate of the key. The request
     /// itself took both for the first lease.
     pub(super) async fn enter_lease(&self, is_first: bool) -> Result<InFlight, ApiError> {
-        self.charge_more(usize::from(!is_first)).await?;
+        if !is_first {
+            self.app.fair_queue.take(&self.client.queue, false).await;
+            self.check_rate()?;
+        }
         Ok(self.app.gateway.enter_lease(&self.client).await?)
     }
 
-    /// Charges a request about several locks for the locks after the first: for each, a turn in the
-    /// fair queue and one request off the rate of the key.
-    pub(super) async fn charge_more(&self, locks: usize) -> Result<(), ApiError> {
-        for _ in 0..locks {
+    /// Charges a request for a set for its locks after the first, all together or not at all: for
+    /// each, one request off the rate of the key and a turn in the fair queue.
+    pub(super) async fn charge_set(&self, locks: usize) -> Result<(), ApiError> {
+        let Some(more) = u32::try_from(locks - 1).ok().and_then(NonZeroU32::new) else {
+            return Ok(());
+        };
+        self.caller.check_rate_of_many(more).map_err(|exceeded| match exceeded {
+            RateExceeded::Until(pause) => {
+                let detail = format!(
+                    "a set of {locks} names counts as {locks} requests, and the API key has used up its rate \
+                     (`rate` and `burst` in the keys file)"
+                );
+                RATE_LIMITED.because(detail).retry_after(pause)
+            }
+            RateExceeded::BeyondBurst(burst) => {
+                let detail = format!(
+                    "a set of {locks} names counts as {locks} requests, and the API key has a `burst` of {burst}; raise \
+                     `burst` in the keys file, or ask for fewer names"
+                );
+                RATE_LIMITED.because(detail).retry_after(LONG_PAUSE)
+            }
+        })?;
+        for _ in 1..locks {
             self.app.fair_queue.take(&self.client.queue, false).await;
-            self.check_rate()?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use bytesize::ByteSize;
 use http::{HeaderValue, StatusCode as S, header};
 use redlock_api::{HeldLock, NodeAnswer, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
-use redlock_core::{HeldBy, LinePlace, LockError, LockName, NodeReport, Ttl, WaitLimit};
+use redlock_core::{HeldBy, LinePlace, LockError, NodeReport, Ttl, WaitLimit};
 
 pub(super) use self::kinds::*;
 use super::wire::{json_line, node_answer, rfc3339};
@@ -199,8 +199,8 @@ impl ApiError {
         self
     }
 
-    /// Says which lock of a request about several the error is about.
-    pub(super) fn about(mut self, name: &LockName) -> Self {
+    /// Says which part of a request about several locks the error is about.
+    pub(super) fn about(mut self, name: &str) -> Self {
         let detail = &mut self.report.problem.detail;
         *detail = format!("{name}: {detail}");
         self
@@ -424,6 +424,11 @@ impl ApiError {
 }
 
 fn describe(by: &HeldBy) -> String {
+    if by.is_part_of_own_set {
+        return "an earlier request with this Idempotency-Key still holds it, and no longer holds the whole set; \
+                release the rest by DELETE /locks, or use another key"
+            .into();
+    }
     let holds = match by.expires_in {
         Some(left) if by.is_kept_free() => {
             let left = left.as_millis();

@@ -116,7 +116,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
     }
 }
 
-/// What entitles a request to release several locks.
+/// What entitles a request to release: the token or the key.
 pub(super) enum TokenOrKey {
     Token(LockToken),
     /// The idempotency key of the acquire, from a client that never got the token.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use axum::response::{IntoResponse, Response};
-use http::{StatusCode, header};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
 use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
@@ -106,14 +106,26 @@ pub(super) async fn acquire(
         header::LOCATION,
         header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?,
     );
-    headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
-    if view.replayed {
-        headers.insert(IDEMPOTENCY_REPLAYED.clone(), http::HeaderValue::from_static("true"));
+    add_grant_headers(headers, lease.token, view.replayed, applied)?;
+    Ok(response)
+}
+
+/// Adds the headers of an answer with a grant. `applied`: the seconds of `Prefer: wait`, if they
+/// decided how long the request waited.
+pub(super) fn add_grant_headers(
+    headers: &mut HeaderMap,
+    token: String,
+    is_replayed: bool,
+    applied: Option<u64>,
+) -> Result<(), ApiError> {
+    headers.insert(LOCK_TOKEN.clone(), header_value(token)?);
+    if is_replayed {
+        headers.insert(IDEMPOTENCY_REPLAYED.clone(), HeaderValue::from_static("true"));
     }
     if let Some(seconds) = applied {
         headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
     }
-    Ok(response)
+    Ok(())
 }
 
 /// Extend a lock

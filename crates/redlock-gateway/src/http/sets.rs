@@ -8,11 +8,10 @@ use futures_util::future::join_all;
 use http::request::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
-use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
 use redlock_api::{
     AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, SetLease,
 };
-use redlock_core::{HeldBy, LockError, LockName, LockSet, QueueMode};
+use redlock_core::{HeldBy, LockError, LockName, LockSet, QueueMode, SetError};
 use serde_json::Value;
 
 use super::access::{Access, lock_name, no_secret};
@@ -21,9 +20,9 @@ use super::extract::{
     AcquireHead, Json, TokenOrKey, metadata, requested_hold, requested_priority, requested_ttl,
     stored, token_or_key,
 };
-use super::locks::resolve;
+use super::locks::{add_grant_headers, resolve};
 use super::openapi::{BodyErrors, CommonErrors};
-use super::render::{grant_response, header_value, json_response};
+use super::render::{grant_response, json_response};
 use super::wire::lease;
 use crate::audit::AuditPart;
 use crate::auth::Verb;
@@ -36,12 +35,12 @@ use crate::overload::in_flight::RequestClass;
 /// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 /// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 /// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-/// it by its name. The set is held while each of its locks is held.
+/// it by its name. The set is lost when any of its locks is lost.
 ///
 /// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-/// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-/// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-/// that refused it. The request counts once for each name in the rate of the key and in the
+/// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+/// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+/// refused it. The request counts once for each name in the rate of the key and in the
 /// client's share of the masters' memory.
 #[utoipa::path(
     post, path = "/locks", operation_id = "acquireLocks", tag = "locks",
@@ -71,25 +70,30 @@ pub(super) async fn acquire_set(
     Json(body): Json<AcquireSetBody>,
 ) -> Result<Response, ApiError> {
     let started = Instant::now();
-    let AcquireSetBody {
-        names,
-        ttl_ms,
-        wait_ms,
-        hold_at_least_ms,
-        priority,
-        owner,
-        metadata: texts,
-    } = body;
+    let AcquireSetBody { names, .. } = &body;
     let set = named(names)?;
     note(&access, set.names());
+    let result = acquire(&access, &head, &set, body, started).await;
+    ended(&access, &result, StatusCode::CREATED);
+    result
+}
+
+async fn acquire(
+    access: &Access,
+    head: &AcquireHead,
+    set: &LockSet,
+    body: AcquireSetBody,
+    started: Instant,
+) -> Result<Response, ApiError> {
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    access.charge_more(set.names().len() - 1).await?;
-    check_again(&access, Verb::Acquire, set.names())?;
-    let priority = requested_priority(priority.as_ref())?;
-    let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
+    check_again(access, Verb::Acquire, set.names())?;
+    access.charge_set(set.names().len()).await?;
     let limits = access.limits();
+    let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
+    let priority = requested_priority(body.priority.as_ref())?;
+    let AcquireSetBody { ttl_ms, wait_ms, owner, metadata: texts, .. } = body;
+    let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let hold_at_least = requested_hold(hold_at_least_ms.as_ref(), &limits)?;
     let (wait, applied) = head.wait(&body, &limits)?;
     let metadata = metadata(body, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
@@ -109,44 +113,49 @@ pub(super) async fn acquire_set(
         queue: QueueMode::default(),
     };
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
-    let granted = acquired.map_err(|refusal| refused(&access, &set, refusal));
-    let status = granted.as_ref().map_or_else(ApiError::status, |_| StatusCode::CREATED);
-    access.note(|entry| {
-        entry.parts.iter_mut().for_each(|part| part.end = Some((status.as_u16(), None)));
-    });
-    let (view, guard) = granted?;
+    let (view, guard) = acquired.map_err(|refusal| refused(access, set, refusal))?;
     // If the caller may no longer acquire these locks, the guard is dropped and releases them.
-    check_again(&access, Verb::Acquire, set.names())?;
+    check_again(access, Verb::Acquire, set.names())?;
 
-    let lease = set_lease(&set, &view, metadata.owner);
+    let lease = set_lease(set, &view, metadata.owner);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
-    let headers = response.headers_mut();
-    headers.insert(LOCK_TOKEN.clone(), header_value(lease.token)?);
-    if view.replayed {
-        headers.insert(IDEMPOTENCY_REPLAYED.clone(), http::HeaderValue::from_static("true"));
-    }
-    if let Some(seconds) = applied {
-        headers.insert(PREFERENCE_APPLIED.clone(), header_value(format!("wait={seconds}"))?);
-    }
+    add_grant_headers(response.headers_mut(), lease.token, view.replayed, applied)?;
     Ok(response)
+}
+
+/// Notes the outcome of the whole request in the audit entry of each lock that has none yet.
+fn ended<T>(access: &Access, result: &Result<T, ApiError>, success: StatusCode) {
+    let end = match result {
+        Ok(_) => (success.as_u16(), None),
+        Err(error) => (error.status().as_u16(), Some(error.code().as_str())),
+    };
+    access.note(|entry| {
+        let open = entry.parts.iter_mut().filter(|part| part.end.is_none());
+        open.for_each(|part| part.end = Some(end));
+    });
 }
 
 /// The names of a body.
 ///
 /// # Errors
 /// The form is wrong. The error quotes no name that may be a secret.
-fn named(value: Value) -> Result<LockSet, ApiError> {
+fn named(value: &Value) -> Result<LockSet, ApiError> {
     const FORM: &str = "such as {\"names\": [\"a\", \"b\"]}";
     let Value::Array(names) = value else {
         return Err(INVALID_BODY.because(format!("names must be a list of lock names, {FORM}")));
     };
-    let name = |(index, name)| match name {
-        Value::String(name) => checked(&name),
+    let name = |(index, name): (usize, &Value)| match name {
+        Value::String(name) => {
+            checked(name).map_err(|error| error.about(&format!("names[{index}]")))
+        }
         _ => Err(INVALID_BODY.because(format!("names[{index}] is no text, {FORM}"))),
     };
-    let names = names.into_iter().take(LockSet::MAX_LEN + 1).enumerate().map(name);
-    LockSet::new(names.collect::<Result<_, _>>()?)
-        .map_err(|error| INVALID_BODY.because(format!("names: {error}, {FORM}")))
+    let bad = |error| INVALID_BODY.because(format!("names: {error}, {FORM}"));
+    if names.len() > LockSet::MAX_LEN {
+        return Err(bad(SetError::TooMany { given: names.len() }));
+    }
+    let names = names.iter().enumerate().map(name).collect::<Result<_, _>>()?;
+    LockSet::new(names).map_err(bad)
 }
 
 fn checked(name: &str) -> Result<LockName, ApiError> {
@@ -167,15 +176,9 @@ fn note(access: &Access, names: &[LockName]) {
 }
 
 fn check_again(access: &Access, verb: Verb, names: &[LockName]) -> Result<(), ApiError> {
-    for (index, name) in names.iter().enumerate() {
-        if let Err(error) = access.check_again(verb, name) {
-            access.note(|entry| {
-                entry.parts[index].end = Some((error.status().as_u16(), None));
-            });
-            return Err(error.about(name));
-        }
-    }
-    Ok(())
+    names.iter().try_for_each(|name| {
+        access.check_again(verb, name).map(drop).map_err(|error| error.about(name.as_str()))
+    })
 }
 
 /// The error for a refusal of a set, with the lock that refused it.
@@ -185,7 +188,7 @@ fn refused(access: &Access, set: &LockSet, refusal: Refusal) -> ApiError {
         _ => return access.refused_on(&set.names()[0], refusal),
     };
     let name = &set.names()[usize::from(by.lock_of_set).min(set.names().len() - 1)];
-    access.refused_on(name, refusal).held(vec![held_lock(name, &by)]).about(name)
+    access.refused_on(name, refusal).held(vec![held_lock(name, &by)]).about(name.as_str())
 }
 
 fn held_lock(name: &LockName, by: &HeldBy) -> HeldLock {
@@ -226,7 +229,7 @@ fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
-        (status = 200, description = "Some locks were released and others not: one result for each", body = ReleaseSetResults),
+        (status = 200, description = "The results differ: one for each name. Perhaps no lock was released.", body = ReleaseSetResults),
         (status = 204, description = "All locks were released"),
         (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token"),
         CommonErrors,
@@ -241,17 +244,28 @@ pub(super) async fn release_set(
     ReleaseSet { set, by }: ReleaseSet,
 ) -> Result<Response, ApiError> {
     note(&access, set.names());
+    let result = release_each(&access, &set, &by).await;
+    ended(&access, &result, StatusCode::NO_CONTENT);
+    result
+}
+
+async fn release_each(
+    access: &Access,
+    set: &LockSet,
+    by: &TokenOrKey,
+) -> Result<Response, ApiError> {
     let _in_flight = access.enter(RequestClass::Held).await?;
-    access.charge_more(set.names().len() - 1).await?;
-    check_again(&access, Verb::Release, set.names())?;
-    let (access, set, by) = (&access, &set, &by);
+    check_again(access, Verb::Release, set.names())?;
+    access.charge_set(set.names().len()).await?;
     let releases: Vec<_> = (0..set.names().len())
         .map(|index| {
             Box::pin(async move {
                 let released = release(access, set, index, by).await;
-                let end =
-                    released.as_ref().map_or_else(ApiError::status, |()| StatusCode::NO_CONTENT);
-                access.note(|entry| entry.parts[index].end = Some((end.as_u16(), None)));
+                let end = match &released {
+                    Ok(()) => (StatusCode::NO_CONTENT.as_u16(), None),
+                    Err(error) => (error.status().as_u16(), Some(error.code().as_str())),
+                };
+                access.note(|entry| entry.parts[index].end = Some(end));
                 released
             })
         })
@@ -261,7 +275,9 @@ pub(super) async fn release_set(
     let first = code_of(&results[0]);
     if results.iter().all(|result| code_of(result) == first) {
         let result = results.into_iter().next().unwrap_or(Ok(()));
-        return result.map(|()| StatusCode::NO_CONTENT.into_response());
+        return result
+            .map(|()| StatusCode::NO_CONTENT.into_response())
+            .map_err(|error| error.about(set.names()[0].as_str()));
     }
     let result = |(name, released): (&LockName, Result<(), ApiError>)| {
         let problem = released.err().map(ApiError::problem);
@@ -322,7 +338,11 @@ fn queried(uri: &Uri) -> Result<LockSet, ApiError> {
     const FORM: &str = "such as ?name=a&name=b";
     let query = uri.query().unwrap_or_default();
     no_secret(query).map_err(|detail| INVALID_PARAMETER.because(detail))?;
-    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    let bad = |error| INVALID_PARAMETER.because(format!("name: {error}, {FORM}"));
+    let pairs = || query.split('&').filter(|pair| !pair.is_empty());
+    if pairs().count() > LockSet::MAX_LEN {
+        return Err(bad(SetError::TooMany { given: pairs().count() }));
+    }
     let name = |pair: &str| match pair.split_once('=') {
         Some(("name", name)) => {
             let name = percent_decode_str(name).decode_utf8().map_err(|_| {
@@ -333,6 +353,5 @@ fn queried(uri: &Uri) -> Result<LockSet, ApiError> {
         _ => Err(INVALID_PARAMETER
             .because(format!("the only query parameter here is name, once for each lock, {FORM}"))),
     };
-    let names = pairs.take(LockSet::MAX_LEN + 1).map(name).collect::<Result<_, _>>()?;
-    LockSet::new(names).map_err(|error| INVALID_PARAMETER.because(format!("name: {error}, {FORM}")))
+    LockSet::new(pairs().map(name).collect::<Result<_, _>>()?).map_err(bad)
 }

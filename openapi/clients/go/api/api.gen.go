@@ -940,12 +940,12 @@ type ClientInterface interface {
 	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-	// it by its name. The set is held while each of its locks is held.
+	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-	// that refused it. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type.
@@ -958,12 +958,12 @@ type ClientInterface interface {
 	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-	// it by its name. The set is held while each of its locks is held.
+	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-	// that refused it. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type.
@@ -1206,12 +1206,12 @@ func (c *Client) ExtendLocks(ctx context.Context, body ExtendLocksJSONRequestBod
 // Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 // when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 // an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-// it by its name. The set is held while each of its locks is held.
+// it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-// that refused it. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type.
@@ -1234,12 +1234,12 @@ func (c *Client) AcquireLocksWithBody(ctx context.Context, params *AcquireLocksP
 // Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 // when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 // an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-// it by its name. The set is held while each of its locks is held.
+// it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-// that refused it. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type.
@@ -2189,12 +2189,12 @@ type ClientWithResponsesInterface interface {
 	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-	// it by its name. The set is held while each of its locks is held.
+	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-	// that refused it. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -2207,12 +2207,12 @@ type ClientWithResponsesInterface interface {
 	// Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 	// when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 	// an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-	// it by its name. The set is held while each of its locks is held.
+	// it by its name. The set is lost when any of its locks is lost.
 	//
 	// With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-	// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-	// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-	// that refused it. The request counts once for each name in the rate of the key and in the
+	// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+	// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+	// refused it. The request counts once for each name in the rate of the key and in the
 	// client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -3800,12 +3800,12 @@ func (c *ClientWithResponses) ExtendLocksWithResponse(ctx context.Context, body 
 // Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 // when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 // an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-// it by its name. The set is held while each of its locks is held.
+// it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-// that refused it. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -3824,12 +3824,12 @@ func (c *ClientWithResponses) AcquireLocksWithBodyWithResponse(ctx context.Conte
 // Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
 // when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
 // an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-// it by its name. The set is held while each of its locks is held.
+// it by its name. The set is lost when any of its locks is lost.
 //
 // With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-// while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-// their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-// that refused it. The request counts once for each name in the rate of the key and in the
+// while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+// place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+// refused it. The request counts once for each name in the rate of the key and in the
 // client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).

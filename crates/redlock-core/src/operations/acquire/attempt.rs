@@ -15,9 +15,9 @@ use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
 use crate::model::types::{FencingToken, Info, LockToken, Nonce, Owner, Ttl};
 use crate::model::validity::Lease;
-use crate::node::{Hint, Keys, Op, Reason, Record, ReleaseScope, Vote};
+use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
-use crate::round::votes::{OwnGrant, can_hold, held_by, is_split, own_grant};
+use crate::round::votes::{OwnGrant, can_hold, found, held_by, is_split, own_grant, unheard};
 use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
@@ -228,6 +228,12 @@ impl Attempt {
         if let Some(max) = max_hold.filter(|max| held > *max) {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
+        let is_set = keys.others.is_some();
+        let part = HeldBy { is_part_of_own_set: true, ..by };
+        // A part of a set is not extended. Repetitions of the request would keep it for ever.
+        if is_set && !self.may_stand_whole(&keys, &grant).await {
+            return Err(self.failed(LockError::Held(part), false));
+        }
         let mut error = None;
         let mut first: Option<Lease> = None;
         for (keys, extended) in extend::extend_each(&shared, &keys, &grant, ttl).await {
@@ -247,8 +253,7 @@ impl Attempt {
                     let scope = ReleaseScope::Grant;
                     let release = Op::Release { keys, record, scope, tell: None };
                     shared.release_on(Arc::new(release), ALL_NODES);
-                    let is_set = self.params.keys.others.is_some();
-                    let by = if is_set { by.clone() } else { HeldBy::default() };
+                    let by = if is_set { part.clone() } else { HeldBy::default() };
                     error.get_or_insert(LockError::Held(by));
                 }
                 // Nothing is certain about the whole set then.
@@ -260,10 +265,31 @@ impl Attempt {
                 let token = lease.token.holding(self.params.hold_at_least);
                 Ok(Lease { token, replayed: true, rounds: self.proposals + 1, ..lease })
             }
-            (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), true)),
+            (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), !is_set)),
             (Some(error), _) => Err(self.failed(error, false)),
-            (None, None) => Err(self.failed(LockError::Lost, false)),
+            (None, None) => unreachable!("a set has a lock"),
         }
+    }
+
+    /// Whether each lock of a set may have this grant on a majority.
+    async fn may_stand_whole(&self, keys: &Keys, grant: &LockToken) -> bool {
+        let shared = &self.shared;
+        let rounds = keys.each().map(|keys| {
+            let keys = Keys { others: None, ..keys.clone() };
+            shared.inspect(keys, shared.round_limit(self.params.ttl))
+        });
+        // All rounds are asked before the first is awaited.
+        for round in rounds.collect::<Vec<_>>() {
+            let votes = round.outcome().await.votes;
+            let is_it = |holding: &&Holding| {
+                holding.record.parse().is_some_and(|(token, _)| token == *grant)
+            };
+            let count = found(&votes).filter(is_it).count();
+            if count + unheard(&votes) < shared.quorum.size() {
+                return false;
+            }
+        }
+        true
     }
 
     fn failed(&mut self, error: LockError, split: bool) -> AttemptError {

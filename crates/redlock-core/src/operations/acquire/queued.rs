@@ -219,9 +219,10 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
             return Err(error);
         }
         // Another lock of the set is held. The request leaves this queue, so that the waiters
-        // behind it can have this lock, and waits for the other lock.
+        // behind it can have this lock, and waits for the other lock. Or a part of an earlier
+        // grant of this very request is held, for which it must not wait.
         if let LockError::Held(by) = &failed.error
-            && by.lock_of_set != 0
+            && (by.lock_of_set != 0 || by.is_part_of_own_set)
         {
             return Err(failed.error);
         }

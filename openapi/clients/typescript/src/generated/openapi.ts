@@ -87,12 +87,12 @@ export interface paths {
          * @description Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
          *     when a majority of the nodes granted all of them; 409 when one is held. Every lock of the set is
          *     an ordinary lock: extend it with `PATCH /locks` or `PATCH /locks/{name}`, inspect it, and release
-         *     it by its name. The set is held while each of its locks is held.
+         *     it by its name. The set is lost when any of its locks is lost.
          *
          *     With `wait_ms` the request waits for the lock that refused it last. It holds none of the locks
-         *     while it waits, so sets that overlap cannot block each other for ever, whatever the order of
-         *     their names. A set has no fixed place in a queue: it goes to the end of the queue of the lock
-         *     that refused it. The request counts once for each name in the rate of the key and in the
+         *     while it waits, so overlapping sets cannot deadlock, in any order of names. A set has no fixed
+         *     place in a queue: it goes behind the waiters of its priority in the queue of the lock that
+         *     refused it. The request counts once for each name in the rate of the key and in the
          *     client's share of the masters' memory.
          */
         post: operations["acquireLocks"];
@@ -1744,7 +1744,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Some locks were released and others not: one result for each */
+            /** @description The results differ: one for each name. Perhaps no lock was released. */
             200: {
                 headers: {
                     [name: string]: unknown;
