@@ -123,6 +123,13 @@ async fn a_release_that_keeps_the_lock_free_admits_nobody_and_no_repair(kind: Ki
         assert!(matches!(subject.ask(repair).await, Vote::Stale { .. }));
         assert_eq!(subject.fence(&lock).await, Some(t));
     }
+    // It never lowers a watermark.
+    let lock = Lock::new("higher");
+    let t = now();
+    assert_eq!(subject.ask(lock.acquire(1, t, LONG_MS)).await, Vote::Granted);
+    assert_held(&subject.ask(lock.release(2, t + 5)).await, &record(1, t), LONG_MS);
+    assert_eq!(subject.ask(lock.release_keeping(1, t, LONG_MS)).await, Vote::Released);
+    assert_eq!(subject.fence(&lock).await, Some(t + 5));
     // Without the grant, it is an ordinary release.
     let lock = Lock::new("absent");
     assert_eq!(subject.ask(lock.release_keeping(1, now(), LONG_MS)).await, Vote::Missing);

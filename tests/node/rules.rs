@@ -188,6 +188,17 @@ async fn a_node_that_lost_its_data_grants_nothing(
     Ok(())
 }
 
+/// A set is refused because of its second lock. Nobody will release its first lock.
+async fn a_refused_set_leaves_no_lock_behind(rules: SafetyRules, kind: Kind) -> Result<(), String> {
+    let subject = subject(rules, kind).await;
+    let locks = ["a", "b"].map(Lock::new);
+    let t = now();
+    demand(subject.ask(locks[1].acquire(1, t, LONG_MS)).await, Vote::Granted, "the other lock")?;
+    let refused = subject.ask(locks[0].with(&locks[1..]).acquire(2, t + 1, LONG_MS)).await;
+    let what = format!("the set was answered {refused:?}, and its first lock");
+    demand(subject.ask(locks[0].inspect()).await, Vote::Missing, &what)
+}
+
 macro_rules! rules {
     ($($scenario:ident without $rule:ident;)*) => {
         mod in_memory { $(rules!(@ $scenario $rule Memory);)* }
@@ -216,4 +227,5 @@ rules! {
     a_slow_clock_gets_no_token without clock_is_checked;
     a_token_below_the_last_granted_one_is_refused without watermark_is_checked;
     a_node_that_lost_its_data_grants_nothing without marker_is_checked;
+    a_refused_set_leaves_no_lock_behind without refused_set_is_undone;
 }

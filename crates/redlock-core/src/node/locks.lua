@@ -364,8 +364,17 @@ local function keep_free(lock, watermark, grant, ttl, t_num)
   if not current or sub(current, 1, 57) ~= grant then
     return release(lock, watermark, grant, t_num, false, false)
   end
-  local t = sub(grant, 1, 16)
-  local set = call('SET', watermark, t, 'PX', ttl + grace)
+  -- A release of another owner may have left a larger T, or one that must live longer.
+  local last = call('GET', watermark)
+  if failed(last) then return error_of(last) end
+  local t, text, life = sub(grant, 1, 16), sub(grant, 1, 16), ttl + grace
+  if last then
+    if (watermark_number(last) or 0) > t_num then text = sub(last, 1, 16) end
+    local left = call('PTTL', watermark)
+    if failed(left) then return error_of(left) end
+    if left > life then life = left end
+  end
+  local set = call('SET', watermark, text, 'PX', life)
   if failed(set) then return error_of(set) end
   set = call('SET', lock, t .. PLACEHOLDER, 'PX', ttl)
   if failed(set) then return error_of(set) end

@@ -383,7 +383,13 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             return self.release(keys, record, ReleaseScope::Holder);
         };
         let life = u64::from(life.millis());
-        self.set_watermark(keys, watermark_text(t), life)?;
+        // A release of another owner may have left a larger T, or one that must live longer.
+        let stands = self.space.get(&keys.fence)?;
+        let left = stands.as_ref().and_then(|_| self.space.time_to_live(&keys.fence));
+        let last = stands.and_then(|text| watermark_token(&text));
+        let watermark = last.map_or(t, |last| last.max(t));
+        let watermark_life = left.unwrap_or_default().saturating_sub(self.grace_millis()).max(life);
+        self.set_watermark(keys, watermark_text(watermark), watermark_life)?;
         let kept_free = Record::placeholder(t).as_bytes().clone();
         self.space.set(&keys.lock, kept_free, Expiry::In(life))?;
         Ok(Vote::Released)
