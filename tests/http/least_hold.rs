@@ -102,6 +102,22 @@ async fn a_bad_least_time_is_refused() {
     }
 }
 
+/// The time to hold is in the token. A client that changes it keeps the lock for no longer than a
+/// POST may ask for.
+#[tokio::test]
+async fn a_changed_time_in_the_token_is_bounded() {
+    let gateway =
+        Launch::embedded().flag("--max-ttl", "2s").flag("--default-ttl", "2s").start().await;
+    let lease = Lease::from(&gateway.post("job", json!({})).await);
+    let longer = lease.token.replacen("1.", "2-86400000.", 1);
+    assert_eq!(gateway.delete("job", &longer).await.status, 204);
+    let refused = gateway.post("job", json!({})).await;
+    if refused.status != 201 {
+        let left = refused.problem(409, "lock_held")["expires_in_ms"].as_u64().expect("a time");
+        assert!(left <= 2_000, "{left}");
+    }
+}
+
 /// Fifty jobs fire within a moment of each other through three gateways. Each job is over at once,
 /// and still only one of them runs in each period.
 #[tokio::test(flavor = "multi_thread")]

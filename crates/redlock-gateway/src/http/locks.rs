@@ -251,6 +251,8 @@ pub(super) async fn resolve(
     verb: Verb,
     token: LockToken,
 ) -> Result<ResolvedToken, ApiError> {
+    // The time to hold is in the token, so a client can change it. It is bounded as in a POST.
+    let token = token.holding(token.hold().min(access.limits().max_ttl.duration()));
     let Some(principal) = caller.principal() else { return Ok(ResolvedToken::of(token)) };
     let may_force = caller.may(Verb::Force, name);
     let releases = verb == Verb::Release;
