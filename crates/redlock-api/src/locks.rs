@@ -159,7 +159,7 @@ pub struct HeldLock {
     pub expires_in_ms: Option<u64>,
 }
 
-/// The results of a release of a set, if they differ.
+/// The results of a release of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "results": [
     { "name": "env/staging", "status": 204 },

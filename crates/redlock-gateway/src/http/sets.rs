@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use axum::extract::FromRequestParts;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use futures_util::future::join_all;
 use http::request::Parts;
 use http::{StatusCode, Uri};
@@ -217,9 +217,8 @@ fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease
 
 /// Release a set of locks
 ///
-/// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
-/// that error. Otherwise the answer is 200 with one result for each name, in the order of the
-/// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+/// Releases each of 1 to 32 locks. The answer is 200 with one result for each name, in the order of
+/// the request: 204 if the lock was released. If all releases failed alike, the answer is that error. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
 /// `POST /locks`, with the same names.
 #[utoipa::path(
     delete, path = "/locks", operation_id = "releaseLocks", tag = "locks",
@@ -229,8 +228,7 @@ fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
-        (status = 200, description = "The results differ: one for each name. Perhaps no lock was released.", body = ReleaseSetResults),
-        (status = 204, description = "All locks were released"),
+        (status = 200, description = "One result for each name", body = ReleaseSetResults),
         (status = 400, description = "invalid_name, invalid_parameter, missing_token, invalid_token"),
         CommonErrors,
         (status = 404, description = "lock_not_found: all were released or have expired"),
@@ -245,7 +243,7 @@ pub(super) async fn release_set(
 ) -> Result<Response, ApiError> {
     note(&access, set.names());
     let result = release_each(&access, &set, &by).await;
-    ended(&access, &result, StatusCode::NO_CONTENT);
+    ended(&access, &result, StatusCode::OK);
     result
 }
 
@@ -271,13 +269,12 @@ async fn release_each(
         })
         .collect();
     let results = join_all(releases).await;
+    // If all failed alike, the answer is that error.
     let code_of = |result: &Result<(), ApiError>| result.as_ref().err().map(ApiError::code);
     let first = code_of(&results[0]);
-    if results.iter().all(|result| code_of(result) == first) {
-        let result = results.into_iter().next().unwrap_or(Ok(()));
-        return result
-            .map(|()| StatusCode::NO_CONTENT.into_response())
-            .map_err(|error| error.about(set.names()[0].as_str()));
+    if first.is_some() && results.iter().all(|result| code_of(result) == first) {
+        let error = results.into_iter().find_map(Result::err);
+        return Err(error.expect("all failed").about(set.names()[0].as_str()));
     }
     let result = |(name, released): (&LockName, Result<(), ApiError>)| {
         let problem = released.err().map(ApiError::problem);

@@ -664,7 +664,7 @@ type ReleaseResult struct {
 	Status int32 `json:"status"`
 }
 
-// ReleaseSetResults The results of a release of a set, if they differ.
+// ReleaseSetResults The results of a release of a set.
 type ReleaseSetResults struct {
 	// Results One result for each name, in the order of the request.
 	Results []ReleaseResult `json:"results"`
@@ -886,9 +886,8 @@ type ClientInterface interface {
 
 	// ReleaseLocks Release a set of locks
 	//
-	// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
-	// that error. Otherwise the answer is 200 with one result for each name, in the order of the
-	// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+	// Releases each of 1 to 32 locks. The answer is 200 with one result for each name, in the order of
+	// the request: 204 if the lock was released. If all releases failed alike, the answer is that error. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
 	// `POST /locks`, with the same names.
 	//
 	// Corresponds with DELETE /locks (the `ReleaseLocks` operationId).
@@ -1112,9 +1111,8 @@ func (c *Client) GetLiveness(ctx context.Context, reqEditors ...RequestEditorFn)
 
 // ReleaseLocks Release a set of locks
 //
-// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
-// that error. Otherwise the answer is 200 with one result for each name, in the order of the
-// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+// Releases each of 1 to 32 locks. The answer is 200 with one result for each name, in the order of
+// the request: 204 if the lock was released. If all releases failed alike, the answer is that error. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
 // `POST /locks`, with the same names.
 //
 // Corresponds with DELETE /locks (the `ReleaseLocks` operationId).
@@ -2131,9 +2129,8 @@ type ClientWithResponsesInterface interface {
 
 	// ReleaseLocksWithResponse Release a set of locks
 	//
-	// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
-	// that error. Otherwise the answer is 200 with one result for each name, in the order of the
-	// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+	// Releases each of 1 to 32 locks. The answer is 200 with one result for each name, in the order of
+	// the request: 204 if the lock was released. If all releases failed alike, the answer is that error. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
 	// `POST /locks`, with the same names.
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -3718,9 +3715,8 @@ func (c *ClientWithResponses) GetLivenessWithResponse(ctx context.Context, reqEd
 
 // ReleaseLocksWithResponse Release a set of locks
 //
-// Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
-// that error. Otherwise the answer is 200 with one result for each name, in the order of the
-// request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+// Releases each of 1 to 32 locks. The answer is 200 with one result for each name, in the order of
+// the request: 204 if the lock was released. If all releases failed alike, the answer is that error. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
 // `POST /locks`, with the same names.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -4095,9 +4091,6 @@ func ParseReleaseLocksResponse(rsp *http.Response) (*ReleaseLocksResponse, error
 			return nil, err
 		}
 		response.JSON200 = &dest
-
-	case rsp.StatusCode == 204:
-		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
 		var dest Problem

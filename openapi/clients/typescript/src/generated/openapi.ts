@@ -98,9 +98,8 @@ export interface paths {
         post: operations["acquireLocks"];
         /**
          * Release a set of locks
-         * @description Releases each of 1 to 32 locks. 204 when all were released. If all failed alike, the answer is
-         *     that error. Otherwise the answer is 200 with one result for each name, in the order of the
-         *     request. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
+         * @description Releases each of 1 to 32 locks. The answer is 200 with one result for each name, in the order of
+         *     the request: 204 if the lock was released. If all releases failed alike, the answer is that error. Instead of the token, a client that never got it sends the `Idempotency-Key` of its
          *     `POST /locks`, with the same names.
          */
         delete: operations["releaseLocks"];
@@ -840,7 +839,7 @@ export interface components {
             status: number;
         };
         /**
-         * @description The results of a release of a set, if they differ.
+         * @description The results of a release of a set.
          * @example {
          *       "results": [
          *         {
@@ -1744,7 +1743,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The results differ: one for each name. Perhaps no lock was released. */
+            /** @description One result for each name */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -1752,13 +1751,6 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["ReleaseSetResults"];
                 };
-            };
-            /** @description All locks were released */
-            204: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
             };
             /** @description invalid_name, invalid_parameter, missing_token, invalid_token */
             400: {

@@ -16,7 +16,7 @@ T = TypeVar("T", bound="ReleaseSetResults")
 
 @_attrs_define
 class ReleaseSetResults:
-    """The results of a release of a set, if they differ.
+    """The results of a release of a set.
 
     Example:
         {'results': [{'name': 'env/staging', 'status': 204}, {'name': 'env/production', 'status': 404, 'code':
