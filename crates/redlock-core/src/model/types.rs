@@ -423,11 +423,12 @@ impl LockToken {
         }
         let hold = match version.strip_prefix(Self::WITH_HOLD) {
             None if version == Self::VERSION => 0,
-            // Only one text is a token: without a sign, and without zeros in front.
+            // Only one text is a token: without a sign, and without zeros in front. Eight digits at
+            // most are a form that a pattern can state; a release bounds the time.
             Some(millis) => millis
                 .parse::<u32>()
                 .ok()
-                .filter(|hold| (1..=Ttl::MAX.millis()).contains(hold))
+                .filter(|hold| (1..100_000_000).contains(hold))
                 .filter(|hold| hold.to_string() == millis)?,
             None => return None,
         };

@@ -116,6 +116,17 @@ pub fn document(generated: &utoipa::openapi::OpenApi) -> Value {
     for (schema, property, labels) in labels() {
         document["components"]["schemas"][schema]["properties"][property]["enum"] = labels.into();
     }
+    // The names of a set, in a body and in a query. Each of them may be there once.
+    for names in [
+        "/components/schemas/AcquireSetBody/properties/names",
+        "/paths/~1locks/delete/parameters/0/schema",
+    ] {
+        if let Some(names) = document.pointer_mut(names) {
+            let pattern = LockName::PATTERN;
+            names["items"] = json!({ "type": "string", "minLength": 1, "maxLength": LockName::MAX_LEN, "pattern": pattern });
+            names["uniqueItems"] = true.into();
+        }
+    }
     let paths = document["paths"].take();
     document["paths"] = ordered(paths);
     let paths = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
