@@ -19,7 +19,8 @@ pub(crate) enum ExitOutcome {
     Usage(String),
     /// Somebody else holds the lock. The number is the exit code.
     Held(String, u8),
-    /// A newer request waits for the lock instead. The number is the exit code.
+    /// Superseded: a newer request with `queue` newest waits for the lock. The number is the exit
+    /// code.
     Superseded(String, u8),
     Unavailable(String),
     Denied(String),

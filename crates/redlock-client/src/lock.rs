@@ -158,8 +158,8 @@ impl Lock {
         Self { margin: Some(margin), ..self }
     }
 
-    /// Keeps the lock from everybody until this time has passed since the grant, although the guard
-    /// releases it earlier. So a job runs once although the clocks of its hosts differ. At most the
+    /// How long nobody else gets the lock, counted from its grant, even if the guard releases it
+    /// earlier. So a job runs once although the clocks of its hosts differ. At most the
     /// longest TTL of the gateway.
     pub fn at_least(self, at_least: Duration) -> Self {
         Self { at_least, ..self }

@@ -1,9 +1,9 @@
 //! Guards of one client renew together: one `PATCH /locks` extends all leases that are due at about
 //! the same time.
 //!
-//! Each guard enters its lease, and waits here until the lease is due. The first guard whose lease
-//! is due takes along the others that are due soon. It sends one request in a task of its own, so
-//! that a release of this guard does not end it. Each guard still watches its own deadline. A lease
+//! Each guard registers its lease here, and waits until the lease is due. When the first lease is
+//! due, its guard extends the leases that are due soon with it, by one request. The request runs in
+//! a task of its own, so a release of that guard does not end it. Each guard still watches its own deadline. A lease
 //! that the joint request did not decide is extended by its guard alone.
 
 use std::time::Duration;

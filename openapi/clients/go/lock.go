@@ -89,9 +89,9 @@ func Margin(margin time.Duration) Option {
 	return func(r *request) { r.margin, r.hasMargin = margin, true }
 }
 
-// AtLeast keeps the lock from everybody until this time has passed since the grant, although the
-// guard releases it earlier. So a job runs once although the clocks of its hosts differ. At most the
-// longest TTL of the gateway.
+// AtLeast is how long nobody else gets the lock, counted from its grant, even if the guard releases
+// it earlier. So a job runs once although the clocks of its hosts differ. At most the longest TTL of
+// the gateway.
 func AtLeast(atLeast time.Duration) Option {
 	return func(r *request) { r.atLeast = atLeast }
 }

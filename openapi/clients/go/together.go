@@ -26,8 +26,8 @@ const (
 // together renews the leases of one client: one PATCH /locks extends all that are due at about the
 // same time.
 //
-// Each guard enters its lease and waits until it is due. The first guard whose lease is due takes
-// along the others that are due soon. Each guard still watches its own deadline. A lease that the
+// Each guard registers its lease and waits until it is due. When the first lease is due, its guard
+// extends the leases that are due soon with it. Each guard still watches its own deadline. A lease that the
 // joint request did not decide is extended by its guard alone.
 type together struct {
 	mutex   sync.Mutex

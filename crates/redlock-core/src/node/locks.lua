@@ -99,7 +99,7 @@ local function failed(reply)
 end
 
 local GRANTED, RELEASED, MISSING, QUARANTINED, CLOCK = '\1', '\5', '\6', '\8', '\9'
-local HELD, FOUND, OTHER_GRANT = 2, 7, 11
+local HELD, FOUND, OTHER_GRANT, OF_SET = 2, 7, 11, 12
 
 local function held(code, lock, record)
   local pttl = call('PTTL', lock)
@@ -392,7 +392,7 @@ end
 local function of_lock(place, vote)
   local code = byte(vote)
   if place == 1 or code ~= HELD and code ~= OTHER_GRANT then return vote end
-  return pack('<BB', 12, place - 1) .. vote
+  return pack('<BB', OF_SET, place - 1) .. vote
 end
 
 local function watermark_of(lock)

@@ -62,7 +62,7 @@ impl Keys {
         Self { others: (!others.is_empty()).then_some(others), ..self }
     }
 
-    /// The same set with this lock as the first. The order of the others stays.
+    /// The same set, with the lock at this place moved to the front.
     pub(crate) fn led_by(&self, at: usize) -> Self {
         let (mut others, mut first) = (Vec::with_capacity(self.count() - 1), None);
         for (index, keys) in self.each().enumerate() {
@@ -147,7 +147,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The keys.
+    /// The keys of the lock, or of all locks of a set.
     pub fn keys(&self) -> &Keys {
         match self {
             Self::Acquire { keys, .. }
@@ -245,9 +245,7 @@ impl Vote {
             Self::Failed(failure) => failure.reason.as_str(),
         }
     }
-}
 
-impl Vote {
     /// The vote as one about this lock of a set.
     pub(crate) fn of_lock(mut self, at: usize) -> Self {
         if let Self::Yours(holding) | Self::Held(holding) | Self::Found(holding) = &mut self {

@@ -94,11 +94,11 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
         Op::Repair { keys, record, ttl, began_micros } => {
             node.repair(keys, record, *ttl, *began_micros)
         }
+        // A release runs even if the marker does not stand: deleting a lock, or keeping it free, can
+        // never produce a second holder.
         Op::Release { keys, record, scope: ReleaseScope::HolderKeeping(life), .. } => {
             node.keep_free(keys, record, *life)
         }
-        // A release runs even if the marker does not stand: deleting a lock can never produce a
-        // second holder.
         Op::Release { keys, record, scope, .. } if keys.others.is_some() => {
             node.release_set(keys, record, *scope)
         }

@@ -122,7 +122,9 @@ pub(crate) async fn acquire_set_within(
 ) -> Result<Lease, LockError> {
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let names: Vec<_> = params.keys.each().map(|keys| keys.lock.clone()).collect();
-    for moves in 1.. {
+    let mut moves = 0;
+    loop {
+        moves += 1;
         let waits_for = names.iter().position(|name| *name == params.keys.lock).unwrap_or_default();
         let mut has_waited = false;
         let begins_to_wait = || {
@@ -149,7 +151,6 @@ pub(crate) async fn acquire_set_within(
             sleep_until((Instant::now() + pause).min(deadline)).await;
         }
     }
-    unreachable!("the loop has no end of its own")
 }
 
 /// Acquires, and waits in the queue of the lock for up to `patience`.

@@ -1,8 +1,8 @@
 //! Waiters of the kind [`QueueMode::Newest`]: when one begins to wait, it supersedes the older ones.
 //!
-//! An owner is as old as its first request. A request that takes up a kept place is as old as the
-//! request that left the place, and a copy is as old as the original. So a repeated request
-//! supersedes only what its first request would have superseded.
+//! Whether a request is newer counts from the first request of its owner. A request that takes up a
+//! kept place counts from the request that left the place. A copy counts from the original. So a
+//! repeated request supersedes only what its first request would have superseded.
 //!
 //! A superseded waiter takes no further step, and its place is not kept. An attempt that is already
 //! in flight may still get the lock. The queue notes a superseded owner for [`KEPT`], so that a

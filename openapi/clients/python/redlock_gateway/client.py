@@ -127,8 +127,8 @@ class Client:
             on_waiting: Called while the acquisition waits, with the place in line and the holder:
                 after a second, and then after each request. It runs in a thread of its own; while a
                 call runs, there is no other.
-            at_least: Keeps the lock from everybody until so many seconds have passed since the grant,
-                although it is released earlier. So a job runs once although the clocks of its hosts
+            at_least: How many seconds from its grant on nobody else gets the lock, even if the guard
+                releases it earlier. So a job runs once although the clocks of its hosts
                 differ. At most the longest TTL of the gateway.
             priority: How early the request is served while it waits: 0 to 9, and 9 is served first.
                 By default 5.

@@ -93,8 +93,8 @@ export interface LockOptions {
    */
   readonly owner?: string | undefined;
   /**
-   * Keeps the lock from everybody until this time has passed since the grant, in milliseconds,
-   * although the guard releases it earlier. So a job runs once although the clocks of its hosts
+   * How long nobody else gets the lock, in milliseconds from its grant, even if the guard releases
+   * it earlier. So a job runs once although the clocks of its hosts
    * differ. At most the longest TTL of the gateway.
    */
   readonly atLeastMs?: number | undefined;
