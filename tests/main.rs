@@ -52,6 +52,7 @@ mod core {
     mod recovery;
     mod repair;
     mod same_owner;
+    mod slots;
     mod suspended;
     mod waiting;
     mod waiting_polls;

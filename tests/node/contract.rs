@@ -87,6 +87,7 @@ contract! {
     a_set_is_granted_whole_or_leaves_no_trace
     a_release_that_keeps_the_lock_free_admits_nobody_and_no_repair
     a_set_is_released_lock_by_lock
+    the_locks_of_a_set_that_stand_are_read_together
     without_its_marker_a_node_only_releases
     records_keep_their_text_labels
 }
@@ -182,6 +183,29 @@ async fn a_set_is_released_lock_by_lock(kind: Kind) {
         assert_eq!(subject.ask(lock.inspect()).await, Vote::Missing);
     }
     assert_eq!(subject.ask(set.release(1, t)).await, Vote::Missing);
+}
+
+async fn the_locks_of_a_set_that_stand_are_read_together(kind: Kind) {
+    let subject = kind.subject().await;
+    let locks: Vec<_> = (0..256).map(|at| Lock::new(&format!("set-{at}"))).collect();
+    let set = locks[0].with(&locks[1..]);
+    assert_eq!(subject.ask(set.inspect()).await, Vote::FoundOfSet(Vec::new()));
+    let t = now();
+    for at in [0, 7, 255] {
+        assert_eq!(subject.ask(locks[at].acquire(1, t, LONG_MS)).await, Vote::Granted);
+    }
+    let Vote::FoundOfSet(stand) = subject.ask(set.inspect()).await else { panic!("not read") };
+    assert_eq!(stand.iter().map(|holding| holding.at).collect::<Vec<_>>(), [0, 7, 255]);
+    for holding in stand {
+        assert_eq!(holding.record, record(1, t));
+        assert_lives(holding.expires_in, LONG_MS);
+    }
+    assert_eq!(subject.ask(set.acquire(2, t + 1, LONG_MS)).await.name(), "held");
+    assert_eq!(subject.ask(set.release(1, t)).await, Vote::Released);
+    assert_eq!(subject.ask(set.inspect()).await, Vote::FoundOfSet(Vec::new()));
+    assert_eq!(subject.ask(set.acquire(2, t + 1, LONG_MS)).await, Vote::Granted);
+    let Vote::FoundOfSet(stand) = subject.ask(set.inspect()).await else { panic!("not read") };
+    assert_eq!(stand.len(), 256);
 }
 
 async fn a_lock_of_another_owner_is_held_with_its_remaining_life(kind: Kind) {

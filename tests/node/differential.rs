@@ -253,6 +253,10 @@ impl Pair {
             (Vote::Held(memory), Vote::Held(redis))
             | (Vote::Yours(memory), Vote::Yours(redis))
             | (Vote::Found(memory), Vote::Found(redis)) => are_alike(memory, redis),
+            (Vote::FoundOfSet(memory), Vote::FoundOfSet(redis)) => {
+                memory.len() == redis.len()
+                    && memory.iter().zip(redis).all(|(memory, redis)| are_alike(memory, redis))
+            }
             (Vote::Extended { expires_in: memory }, Vote::Extended { expires_in: redis }) => {
                 memory.abs_diff(*redis) < TOLERANCE
             }
@@ -332,6 +336,8 @@ impl Pair {
             self.settle(&lock).await?;
             self.both(lock.inspect_fence()).await?;
         }
+        // Now no lock of the set is about to expire.
+        self.both(lock.inspect()).await?;
         Ok(())
     }
 

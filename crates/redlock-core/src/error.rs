@@ -134,6 +134,10 @@ pub struct HeldBy {
     /// Whether the holder is an earlier request for the same set, with the same owner, and the rest
     /// of that set is no longer held.
     pub is_part_of_own_set: bool,
+    /// If the lock has several slots: the holders of those that are taken, in the order of the
+    /// slots. The other fields are about the holder whose end frees as many slots as the request
+    /// takes.
+    pub holders: Box<[SlotHolder]>,
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
@@ -149,6 +153,15 @@ pub struct LinePlace {
     /// For how long the place is kept for the next request of the same owner; `None` if it is not
     /// kept.
     pub kept_for: Option<Duration>,
+}
+
+/// The holder of one slot of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlotHolder {
+    /// The slot's number, from 1.
+    pub slot: u16,
+    /// The holder.
+    pub by: HeldBy,
 }
 
 impl HeldBy {
@@ -172,6 +185,7 @@ impl HeldBy {
                 expires_in,
                 lock_of_set,
                 is_part_of_own_set: false,
+                holders: Box::default(),
                 line: None,
                 owner: Some(*token.owner()),
             },

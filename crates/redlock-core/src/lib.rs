@@ -141,15 +141,16 @@ mod wait;
 pub use builder::RedlockBuilder;
 pub use cluster::bootstrap::Bootstrap;
 pub use cluster::reconfigure;
-pub use error::{HeldBy, LinePlace, LockError, NodeAnswer, NodeReport, WaitLimit};
+pub use error::{HeldBy, LinePlace, LockError, NodeAnswer, NodeReport, SlotHolder, WaitLimit};
 pub use guard::LockGuard;
 pub use model::retry::RetryPolicy;
+pub use model::slots::{SlotSet, Slots, SlotsError};
 pub use model::types::{
     FencingToken, Info, InfoTooLong, InvalidFencingToken, InvalidToken, InvalidTtl, LockName,
     LockSet, LockToken, NameError, Nonce, Owner, SetError, Ttl,
 };
 pub use model::validity::Lease;
-pub use model::{clock, quorum, retry, types, validity};
+pub use model::{clock, quorum, retry, slots, types, validity};
 pub use operations::acquire::{AcquireOptions, OwnerChoice};
 pub use operations::inspect::{Inspection, NodeView};
 pub use operations::list::{InvalidCursor, ListCursor, LockPage};

@@ -6,10 +6,12 @@
 //! | [`clock`] | time and randomness as traits, and the clock that mints fencing tokens |
 //! | [`quorum`] | whether enough votes have arrived, and whether they still can |
 //! | [`validity`] | how long a grant is valid |
+//! | [`slots`] | how many may hold a lock at once, and which of them hold it |
 //! | [`retry`] | when a refused acquire tries again |
 
 pub mod clock;
 pub mod quorum;
 pub mod retry;
+pub mod slots;
 pub mod types;
 pub mod validity;

@@ -15,6 +15,7 @@ use crate::cluster::bootstrap::{self, Bootstrap};
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Quorum;
 use crate::model::retry::RetryPolicy;
+use crate::model::slots::Slots;
 use crate::model::types::{FencingToken, LockName, LockSet, LockToken, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
@@ -72,7 +73,7 @@ impl Redlock {
         ttl: Ttl,
         options: AcquireOptions,
     ) -> Result<Lease, LockError> {
-        let params = AcquireParams::new(&self.shared, self.shared.keys(name), ttl, options)?;
+        let params = AcquireParams::of_lock(&self.shared, name, ttl, options)?;
         let place = self.place_of(&params);
         let result = acquire::acquire(&self.shared, params, None).await;
         if let (Ok(_), Some((lock, owner))) = (&result, place) {
@@ -101,7 +102,7 @@ impl Redlock {
     ) -> Result<Lease, LockError> {
         acquire::acquire(
             &self.shared,
-            AcquireParams::new(&self.shared, self.shared.keys(name), ttl, options)?,
+            AcquireParams::of_lock(&self.shared, name, ttl, options)?,
             Some(policy),
         )
         .await
@@ -134,7 +135,7 @@ impl Redlock {
         on_wait: impl FnOnce() -> Result<T, LockError> + Send,
     ) -> Result<Lease, LockError> {
         let line = (options.priority, options.queue);
-        let params = AcquireParams::new(&self.shared, self.shared.keys(name), ttl, options)?;
+        let params = AcquireParams::of_lock(&self.shared, name, ttl, options)?;
         acquire::acquire_within(&self.shared, &self.waiters, params, line, patience, on_wait).await
     }
 
@@ -224,10 +225,14 @@ impl Redlock {
         if *token.owner() == Owner::NOBODY {
             return Err(LockError::Lost);
         }
-        extend::extend(&self.shared, self.shared.keys(name), token, ttl).await
+        let keys = self.shared.keys_of_slots(name, token.slots());
+        if keys.others.is_some() {
+            return extend::extend_slots(&self.shared, &keys, token, ttl).await;
+        }
+        extend::extend(&self.shared, keys, token, ttl).await
     }
 
-    /// Releases a lock. Returns when a majority has released it; nodes that did not answer are
+    /// Releases a lock, or the slots of it that the token has. Returns when a majority has released it; nodes that did not answer are
     /// asked again in the background.
     ///
     /// # Errors
@@ -261,7 +266,25 @@ impl Redlock {
             return Err(LockError::Lost);
         }
         self.waiters.give_up(&self.shared.keys(name).lock, owner);
-        release::release_owner(&self.shared, &self.waiters, name, owner).await
+        release::release_owner(&self.shared, &self.waiters, (name, 1), owner).await
+    }
+
+    /// The same for a lock with `slots` slots: releases every grant of the owner on any of them.
+    ///
+    /// # Errors
+    /// As for [`Redlock::release_owner`], without [`LockError::NotHolder`].
+    pub async fn release_owner_of_slots(
+        &self,
+        name: &LockName,
+        slots: Slots,
+        owner: &Owner,
+    ) -> Result<FencingToken, LockError> {
+        if *owner == Owner::NOBODY {
+            return Err(LockError::Lost);
+        }
+        self.waiters.give_up(&self.shared.keys(name).lock, owner);
+        let lock = (name, slots.count());
+        release::release_owner_of_slots(&self.shared, &self.waiters, lock, owner).await
     }
 
     /// Releases a lock whoever holds it. The former holder learns of the release only when it
@@ -279,7 +302,21 @@ impl Redlock {
         name: &LockName,
         on_found: impl FnOnce(&HeldBy) + Send,
     ) -> Result<(), LockError> {
-        release::force_release(&self.shared, &self.waiters, name, on_found).await
+        self.force_release_slot(name, 1, on_found).await
+    }
+
+    /// The same for one slot of a lock, from 1. The other slots stay as they are, also those of the
+    /// same grant.
+    ///
+    /// # Errors
+    /// As for [`Redlock::force_release`].
+    pub async fn force_release_slot(
+        &self,
+        name: &LockName,
+        slot: u16,
+        on_found: impl FnOnce(&HeldBy) + Send,
+    ) -> Result<(), LockError> {
+        release::force_release(&self.shared, &self.waiters, (name, slot), on_found).await
     }
 
     /// Undoes a grant that nobody will use, because the answer could not be delivered to the
@@ -289,29 +326,35 @@ impl Redlock {
     /// confirmed, by extending it, is left alone too.
     pub fn abandon(&self, name: &LockName, lease: &Lease) {
         if !lease.replayed {
-            release::release_and_hand_off(
-                &self.shared,
-                &self.waiters,
-                self.shared.keys(name),
-                &lease.token,
-                ReleaseScope::Proposal,
-            );
+            self.begin_release(name, lease, ReleaseScope::Proposal);
         }
     }
 
     pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
-        release::release_and_hand_off(
-            &self.shared,
-            &self.waiters,
-            self.shared.keys(name),
-            &lease.token,
-            ReleaseScope::Holder,
-        );
+        self.begin_release(name, lease, ReleaseScope::Holder);
+    }
+
+    fn begin_release(&self, name: &LockName, lease: &Lease, scope: ReleaseScope) {
+        for slot in lease.token.slots().iter() {
+            let slot = (name, slot);
+            release::release_and_hand_off(&self.shared, &self.waiters, slot, &lease.token, scope);
+        }
     }
 
     /// Reads a lock without changing it.
     pub async fn inspect(&self, name: &LockName) -> Inspection {
         inspect::inspect(&self.shared, name).await
+    }
+
+    /// Reads the first `count` slots of a lock, from 1 to 256, in one call for each node. The state
+    /// is that of slot 1, and [`Inspection::holders`] are the holders of all of them.
+    pub async fn inspect_slots(&self, name: &LockName, count: u16) -> Inspection {
+        inspect::inspect_slots(&self.shared, name, count.clamp(1, Slots::MAX)).await
+    }
+
+    /// Reads one slot of a lock, from 1.
+    pub async fn inspect_slot(&self, name: &LockName, slot: u16) -> Inspection {
+        inspect::inspect(&self.shared, &name.of_slot(slot)).await
     }
 
     /// Returns a page of held locks whose names begin with `prefix` and satisfy `passes`. Reads

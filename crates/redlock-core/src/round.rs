@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use self::pending_releases::PendingReleases;
 use crate::model::quorum::{Decision, Quorum, Tally};
 use crate::node::{
-    Effect, Failure, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter,
+    Effect, Failure, Keys, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter,
 };
 
 pub(crate) struct Round {
@@ -68,7 +68,7 @@ fn may_have_granted(vote: &Vote) -> bool {
         Vote::Granted => true,
         Vote::Failed(failure) => failure.effect == Effect::Possible,
         Vote::Held(_) | Vote::Yours(_) | Vote::Stale { .. } | Vote::Extended { .. } => false,
-        Vote::Released | Vote::Missing | Vote::Found(_) => false,
+        Vote::Released | Vote::Missing | Vote::Found(_) | Vote::FoundOfSet(_) => false,
     }
 }
 
@@ -365,15 +365,18 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
             // In an inspection, the nodes that agree on a holder count as yes. They are counted
             // below.
             (Op::Inspect { .. }, Vote::Found(_)) => {}
+            // The locks of a set are read together, so each answer counts.
+            (Op::Inspect { keys }, Vote::FoundOfSet(_)) if keys.others.is_some() => tally.yes += 1,
             // These answers do not refuse the owner for good. After `Stale`, a larger T may be
             // granted; `Yours` shows another grant of the same owner. See `acquire/attempt.rs`.
             (_, Vote::Failed(_) | Vote::Stale { .. } | Vote::Yours(_)) => tally.failed += 1,
             // A vote that answers another question counts as a failure.
             (_, Vote::Granted | Vote::Held(_) | Vote::Extended { .. }) => tally.failed += 1,
             (_, Vote::Released | Vote::Missing | Vote::Found(_)) => tally.failed += 1,
+            (_, Vote::FoundOfSet(_)) => tally.failed += 1,
         }
     }
-    if let Op::Inspect { .. } = op {
+    if let Op::Inspect { keys: Keys { others: None, .. } } = op {
         let found = votes::found(votes).count();
         tally.yes = votes::agreeing(votes).map_or(0, |(_, count)| count);
         tally.failed += found - tally.yes;

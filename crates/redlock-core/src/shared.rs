@@ -10,6 +10,7 @@ use crate::cluster::{catch_up, recovery};
 use crate::error::{LockError, NodeAnswer, NodeReport};
 use crate::model::clock::HybridClock;
 use crate::model::quorum::Quorum;
+use crate::model::slots::SlotSet;
 use crate::model::types::{LockName, LockSet, LockToken, Ttl};
 use crate::model::validity::{self, Lease};
 use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
@@ -84,6 +85,13 @@ impl Shared {
     pub(crate) fn keys_of(&self, names: &LockSet) -> Keys {
         let mut all = names.names().iter().map(|name| self.keys(name));
         let first = all.next().expect("a set has a name");
+        first.with(all)
+    }
+
+    /// The keys of these slots of a lock.
+    pub(crate) fn keys_of_slots(&self, name: &LockName, slots: SlotSet) -> Keys {
+        let mut all = slots.iter().map(|slot| self.keys(&name.of_slot(slot)));
+        let first = all.next().unwrap_or_else(|| self.keys(name));
         first.with(all)
     }
 

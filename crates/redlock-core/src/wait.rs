@@ -190,12 +190,12 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         Waiting { waiters, locks }
     }
 
-    /// Plans the release of the grant with the token `t`. `hints_arrive` returns whether any node
+    /// Plans a release. A hint about it gets the token `t`. `hints_arrive` returns whether any node
     /// passes on hints.
     pub(crate) fn plan_handoff(
         &self,
         lock: &Bytes,
-        t: FencingToken,
+        t: impl FnOnce() -> FencingToken,
         hints_arrive: impl FnOnce() -> bool,
     ) -> Handoff<P, A> {
         let now = Instant::now();
@@ -213,7 +213,7 @@ impl<P: Clone, A> WaitRegistry<P, A> {
             Next::Nobody | Next::Yielded | Next::Competing | Next::Away => {}
         }
         let waiting = !matches!(plan.next, Next::Nobody);
-        plan.hint = quota.others_wait().then(|| self.fairness.released(lock, t, waiting));
+        plan.hint = quota.others_wait().then(|| self.fairness.released(lock, t(), waiting));
         plan
     }
 }

@@ -33,7 +33,7 @@ pub fn vote_kind(vote: &Vote) -> VoteKind {
         Vote::Extended { .. } => VoteKind::Extended,
         Vote::Released => VoteKind::Released,
         Vote::Missing => VoteKind::Missing,
-        Vote::Found(_) => VoteKind::Found,
+        Vote::Found(_) | Vote::FoundOfSet(_) => VoteKind::Found,
         Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => VoteKind::Quarantined,
         Vote::Failed(Failure { reason: Reason::Clock, .. }) => VoteKind::Clock,
         Vote::Failed(_) => VoteKind::Error,

@@ -12,6 +12,8 @@ use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
+use super::slots::{SlotSet, Slots};
+
 /// A lock's name: 1 to 255 bytes of `[A-Za-z0-9._:@/+~-]`. No segment between slashes is empty, `.`
 /// or `..`.
 ///
@@ -57,13 +59,41 @@ impl LockName {
         }
     }
 
-    /// Takes a name that a node stores. Earlier versions allowed names with segments that are
-    /// refused now. Recovery must not leave out a lock with such a name, because the lock could
-    /// then be granted twice.
-    #[cfg(feature = "redis")]
+    /// Takes a name that a node stores, also that of a slot. Earlier versions allowed names with
+    /// segments that are refused now. Recovery must not leave out a lock with such a name, because
+    /// the lock could then be granted twice.
     pub(crate) fn stored(text: &str) -> Option<Self> {
-        Self::check_part(text).ok().map(|()| Self(text.into()))
+        let name = Self(text.into());
+        Self::check_part(name.split_slot().0).ok().map(|()| name)
     }
+
+    /// The name under which nodes store a slot of this lock. Slot 1 has the lock's own name.
+    pub(crate) fn of_slot(&self, slot: u16) -> Self {
+        match slot {
+            1 => self.clone(),
+            slot => Self(format!("{}{}{slot}", self.0, Self::SLOT).into()),
+        }
+    }
+
+    /// The lock's name and the number of the slot: a listing shows a slot of a lock under a name
+    /// that no request can have.
+    pub fn lock_and_slot(&self) -> (Self, u16) {
+        let (name, slot) = self.split_slot();
+        (Self(name.into()), slot)
+    }
+
+    /// Splits the name of a slot. Only the text that [`LockName::of_slot`] writes is one.
+    fn split_slot(&self) -> (&str, u16) {
+        let slot = self.0.rsplit_once(Self::SLOT).and_then(|(name, digits)| {
+            let slot = digits.parse::<u16>().ok()?;
+            let is_one = (2..=Slots::MAX).contains(&slot) && slot.to_string() == digits;
+            is_one.then_some((name, slot))
+        });
+        slot.unwrap_or((&self.0, 1))
+    }
+
+    /// Separates a lock's name from the number of a slot. No name that a request sends has it.
+    const SLOT: char = '#';
 }
 
 impl FromStr for LockName {
@@ -217,6 +247,21 @@ impl Owner {
         Self::of_parts(cluster, parts.map(str::as_bytes))
     }
 
+    /// The owner of all requests with one idempotency key for slots of a lock. Requests for another
+    /// number of slots have another owner, so a repetition always finds as many slots as it asks
+    /// for.
+    pub fn derive_of_slots(
+        cluster: &str,
+        principal: &str,
+        (name, slots): (&LockName, Slots),
+        idempotency_key: &str,
+    ) -> Self {
+        let numbers = format!("{} of {}", slots.take(), slots.count());
+        let parts =
+            ["redlock owner of slots v1", principal, name.as_str(), &numbers, idempotency_key];
+        Self::of_parts(cluster, parts.map(str::as_bytes))
+    }
+
     /// The owner of all requests with one idempotency key for a set of locks. The order of the
     /// names does not matter.
     pub fn derive_of_set(
@@ -255,6 +300,13 @@ impl Owner {
 
     fn parse(text: &[u8]) -> Option<Self> {
         read_hex(text).map(Self)
+    }
+
+    /// A number that spreads owners evenly, always the same for one owner.
+    pub(crate) fn spread(&self) -> usize {
+        self.0
+            .iter()
+            .fold(0, |sum: usize, digit| sum.wrapping_mul(31).wrapping_add((*digit).into()))
     }
 }
 
@@ -373,19 +425,22 @@ pub struct LockToken {
     fencing: FencingToken,
     /// See [`LockToken::holding`], in milliseconds.
     hold: u32,
+    /// See [`LockToken::on_slots`].
+    slots: SlotSet,
 }
 
 impl LockToken {
     const VERSION: &'static str = "1";
-    /// The version of a token with a time to hold. The time follows, in milliseconds.
-    const WITH_HOLD: &'static str = "2-";
+    /// The version of a token with a time to hold, or with other slots than slot 1. The time
+    /// follows, in milliseconds, and then the slots.
+    const EXTENDED: &'static str = "2-";
     const TEXT_LEN: usize = Self::VERSION.len() + 1 + FencingToken::TEXT_LEN + 1 + Self::GRANT_LEN;
     /// Characters of owner and nonce, which stand side by side without a separator.
     pub const GRANT_LEN: usize = Owner::TEXT_LEN + Nonce::TEXT_LEN;
 
     /// The token of a grant.
     pub fn new(owner: Owner, nonce: Nonce, fencing: FencingToken) -> Self {
-        Self { owner, nonce, fencing, hold: 0 }
+        Self { owner, nonce, fencing, hold: 0, slots: SlotSet::FIRST }
     }
 
     /// The same token, with which a release keeps the lock from everybody until `hold` has passed
@@ -400,6 +455,18 @@ impl LockToken {
     /// How long the lock is kept at least, counted from its grant.
     pub fn hold(&self) -> Duration {
         Duration::from_millis(self.hold.into())
+    }
+
+    /// The same token, as one of a grant of these slots of the lock. The masters do not store which
+    /// slots belong together.
+    #[must_use]
+    pub fn on_slots(self, slots: SlotSet) -> Self {
+        Self { slots, ..self }
+    }
+
+    /// The slots of the lock that the grant has.
+    pub fn slots(&self) -> SlotSet {
+        self.slots
     }
 
     /// The token as its client shows it, if the nodes store a bound owner: the same grant with the
@@ -421,18 +488,25 @@ impl LockToken {
         if parts.next().is_some() {
             return None;
         }
-        let hold = match version.strip_prefix(Self::WITH_HOLD) {
-            None if version == Self::VERSION => 0,
-            // Only one text is a token: without a sign, and without zeros in front. Eight digits at
-            // most are a form that a pattern can state; a release bounds the time.
-            Some(millis) => millis
-                .parse::<u32>()
-                .ok()
-                .filter(|hold| (1..100_000_000).contains(hold))
-                .filter(|hold| hold.to_string() == millis)?,
+        let (hold, slots) = match version.strip_prefix(Self::EXTENDED) {
+            None if version == Self::VERSION => (0, SlotSet::FIRST),
+            Some(rest) => {
+                let (millis, slots) = rest
+                    .split_once('-')
+                    .map_or((rest, None), |(millis, slots)| (millis, Some(slots)));
+                let slots = slots.map_or(Some(SlotSet::FIRST), |slots| {
+                    SlotSet::parse(slots).filter(|slots| *slots != SlotSet::FIRST)
+                })?;
+                // Only one text is a token: without a sign, and without zeros in front. Eight
+                // digits at most are a form that a pattern can state; a release bounds the time.
+                let is_needed = |hold: &u32| *hold > 0 || slots != SlotSet::FIRST;
+                let hold = millis.parse::<u32>().ok().filter(|hold| *hold < 100_000_000);
+                let hold = hold.filter(is_needed).filter(|hold| hold.to_string() == millis)?;
+                (hold, slots)
+            }
             None => return None,
         };
-        Some(Self { hold, ..Self::of_texts(fencing.as_bytes(), grant.as_bytes())? })
+        Some(Self { hold, slots, ..Self::of_texts(fencing.as_bytes(), grant.as_bytes())? })
     }
 
     /// Parses a T and a grant (owner and nonce) as a node stores them.
@@ -443,15 +517,17 @@ impl LockToken {
             nonce: Nonce(read_hex(nonce)?),
             fencing: FencingToken::parse(fencing)?,
             hold: 0,
+            slots: SlotSet::FIRST,
         })
     }
 
     /// The token's text, for its holder and nobody else.
     pub fn expose(&self) -> String {
         let mut text = Vec::with_capacity(Self::TEXT_LEN);
-        let version = match self.hold {
-            0 => Cow::Borrowed(Self::VERSION),
-            hold => format!("{}{hold}", Self::WITH_HOLD).into(),
+        let version = match (self.hold, self.slots) {
+            (0, SlotSet::FIRST) => Cow::Borrowed(Self::VERSION),
+            (hold, SlotSet::FIRST) => format!("{}{hold}", Self::EXTENDED).into(),
+            (hold, slots) => format!("{}{hold}-{}", Self::EXTENDED, slots.text()).into(),
         };
         for part in [version.as_bytes(), b".", &self.fencing.text(), b"."] {
             text.extend_from_slice(part);
@@ -467,6 +543,11 @@ impl LockToken {
 
     pub(crate) fn owner(&self) -> &Owner {
         &self.owner
+    }
+
+    /// Whether both tokens are of one grant: owner, nonce and T are the same.
+    pub(crate) fn is_grant_of(&self, other: &Self) -> bool {
+        (self.owner, self.nonce, self.fencing) == (other.owner, other.nonce, other.fencing)
     }
 
     pub(crate) fn write_grant(&self, text: &mut Vec<u8>) {
@@ -633,6 +714,7 @@ mod tests {
             let is_matched = pattern.is_match(&text) && text.len() <= LockName::MAX_LEN;
             prop_assert_eq!(is_matched, is_part && is_kept);
             prop_assert_eq!(LockName::stored(&text).is_some(), is_part);
+            prop_assert_eq!(LockName::stored(&format!("{text}#2")).is_some(), is_part);
             match text.parse::<LockName>() {
                 Ok(name) => prop_assert!(is_part && is_kept && name.as_str() == text),
                 Err(NameError::BadSegment { .. }) => prop_assert!(is_part && !is_kept),
@@ -700,6 +782,44 @@ mod tests {
     }
 
     #[test]
+    fn a_token_knows_its_slots_and_its_time() {
+        let token = grant(Owner::from_bytes([0xa5; 16]), FencingToken::MIN);
+        let rest = &token.expose()[1..];
+        let slots = SlotSet::new([3, 256]).unwrap();
+        let of_slots = format!("2-0-8{}4{rest}", "0".repeat(62));
+        for (token, text) in [
+            (token.on_slots(slots), of_slots),
+            (token.on_slots(SlotSet::FIRST), format!("1{rest}")),
+            (token.holding(Duration::from_secs(1)), format!("2-1000{rest}")),
+            (
+                token.holding(Duration::from_secs(1)).on_slots(SlotSet::new([2]).unwrap()),
+                format!("2-1000-2{rest}"),
+            ),
+        ] {
+            assert_eq!((token.expose(), text.parse()), (text, Ok(token)));
+        }
+        for bad in
+            ["2-0-1", "2-1000-1", "2-0", "2-0-", "2-00-2", "2-0-02", "2-0-A", "2-0-2-2", "2--2"]
+        {
+            assert_eq!(format!("{bad}{rest}").parse::<LockToken>(), Err(InvalidToken), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_slot_has_a_name_that_no_request_can_have() {
+        let name = "a/b".parse::<LockName>().unwrap();
+        for slot in [1, 2, 256] {
+            let of_slot = name.of_slot(slot);
+            assert_eq!(of_slot.lock_and_slot(), (name.clone(), slot));
+            assert_eq!(of_slot.as_str().parse::<LockName>().is_ok(), slot == 1);
+            assert_eq!(LockName::stored(of_slot.as_str()), Some(of_slot));
+        }
+        for other in ["a#1", "a#0", "a#02", "a#257", "a#", "#2", "a#2#3", "a#x"] {
+            assert_eq!(LockName::stored(other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn debug_output_never_shows_the_owner() {
         let token = grant(Owner::from_bytes([0xa5; 16]), FencingToken::MIN);
         assert!(!format!("{token:?} {:?}", token.owner()).contains("a5"));
@@ -733,6 +853,13 @@ mod tests {
             Owner::derive("c", "pn", &name("n"), "k"),
         ] {
             assert_ne!(base, other);
+        }
+        let of_slots = |count, take| {
+            Owner::derive_of_slots("c", "p", (&name("n"), Slots::new(count, take).unwrap()), "k")
+        };
+        let all = [base, of_slots(4, 1), of_slots(4, 2), of_slots(5, 1), of_slots(24, 1)];
+        for (i, owner) in all.iter().enumerate() {
+            assert!(all[..i].iter().all(|other| other != owner), "number {i} is there twice");
         }
     }
 

@@ -5,7 +5,7 @@
 //! and that many bytes.
 //!
 //! ```text
-//! call        version u8 = 3 | marker key text | incarnation text | hint channel text
+//! call        version u8 = 4 | marker key text | incarnation text | hint channel text
 //!             | max_clock_skew in µs u64 | watermark grace in ms u64 | count u16 | operations
 //! operation   code u8 | lock key text | record text | ttl in ms u32
 //!             | W N V: hint text; H: began in µs since 1970 u64
@@ -17,10 +17,10 @@
 //!   I inspect
 //!   The record is whole for A W H, `T:grant` for E R N U V X, empty for I; `T:grant` for K too.
 //!   The ttl is 0 for operations without one.
-//!   a w r n u v x: the same on a set of locks. At the end: count u8 | the other lock keys, each
+//!   a w r n u v x i: the same on a set of locks. At the end: count u8 | the other lock keys, each
 //!   as text. All locks get the same record.
 //!
-//! answer      version u8 = 3 | node's time in µs u64 | whether the marker stands u8
+//! answer      version u8 = 4 | node's time in µs u64 | whether the marker stands u8
 //!             | a vote for each operation; without operations: text of the write error, or empty
 //! vote        code u8, then
 //!   1 granted   5 released   6 missing   8 quarantined   9 clock     nothing
@@ -28,6 +28,8 @@
 //!                                 ms left i64, negative without expiry | record value
 //!   3 stale    watermark text     4 extended   ms left i64     10 error   text
 //!   12 of a set: which of its locks the vote is about u8, from 1 (0 is left out) | that vote
+//!   13 found of a set: count u16 | for each lock that stands: which one u8, from 0
+//!                                 | ms left i64 | record value, at most 4,160 bytes
 //! ```
 //!
 //! A call that is cut off or malformed is refused before any of its operations runs.
@@ -45,15 +47,21 @@ use super::rules::NodeSettings;
 use crate::model::types::{FencingToken, Ttl};
 
 /// The version of the format. A master with another version refuses the call.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 /// The code in front of a vote about another lock of a set than its first.
 const OF_SET: u8 = 12;
+/// The code of a vote with the locks of a set that stand.
+const FOUND_OF_SET: u8 = 13;
 
 /// The longest stored value of a lock, in bytes. It has room for a label and for 8 KiB of metadata,
 /// which earlier versions accepted. Another client's value can be longer; a vote then contains only
 /// its first bytes.
 pub(crate) const LONGEST_VALUE: usize = 8 * 1024 + 256;
+
+/// The longest value of a lock in a vote about the locks of a set that stand, in bytes: with room
+/// for the longest [`Info`](crate::Info). A longer value of another client is cut.
+const LONGEST_OF_SET: usize = 4 * 1024 + 64;
 
 /// The encoded part that is equal in every call of a session.
 #[derive(Debug, Clone)]
@@ -223,7 +231,7 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         _ => false,
     };
     let is_set = sent != code;
-    if !fits || is_set && matches!(code, b'E' | b'H' | b'I' | b'K') {
+    if !fits || is_set && matches!(code, b'E' | b'H' | b'K') {
         return None;
     }
     let release =
@@ -257,7 +265,8 @@ fn unpack_op(bytes: &mut Bytes) -> Option<Op> {
         for _ in 0..count {
             others.push(Keys::of_lock_key(&take_text(bytes)?));
         }
-        let (Op::Acquire { keys, .. } | Op::Release { keys, .. }) = &mut op else {
+        let (Op::Acquire { keys, .. } | Op::Release { keys, .. } | Op::Inspect { keys }) = &mut op
+        else {
             return None;
         };
         keys.others = Some(others.into());
@@ -297,17 +306,21 @@ impl AnswerPacker {
             at => answer.extend([OF_SET, at]),
         }
         let mut holding = |code, holding: &Holding| {
-            let record = holding.record.as_bytes();
-            let record = &record[..record.len().min(LONGEST_VALUE)];
             answer.push(code);
-            answer.extend(holding.expires_in.map_or(-1, millis).to_le_bytes());
-            answer.extend((record.len() as u32).to_le_bytes());
-            answer.extend_from_slice(record);
+            put_holding(answer, holding, LONGEST_VALUE);
         };
         match vote {
             Vote::Held(held) => holding(2, held),
             Vote::Yours(held) => holding(11, held),
             Vote::Found(held) => holding(7, held),
+            Vote::FoundOfSet(stand) => {
+                answer.push(FOUND_OF_SET);
+                answer.extend((stand.len() as u16).to_le_bytes());
+                for holding in stand {
+                    answer.push(holding.at);
+                    put_holding(answer, holding, LONGEST_OF_SET);
+                }
+            }
             Vote::Granted => answer.push(1),
             Vote::Released => answer.push(5),
             Vote::Missing => answer.push(6),
@@ -332,6 +345,14 @@ impl AnswerPacker {
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
+}
+
+fn put_holding(answer: &mut Vec<u8>, holding: &Holding, longest: usize) {
+    let record = holding.record.as_bytes();
+    let record = &record[..record.len().min(longest)];
+    answer.extend(holding.expires_in.map_or(-1, millis).to_le_bytes());
+    answer.extend((record.len() as u32).to_le_bytes());
+    answer.extend_from_slice(record);
 }
 
 fn millis(time: Duration) -> i64 {
@@ -371,6 +392,16 @@ fn unpack_one_vote(bytes: &mut Bytes) -> Option<Vote> {
         2 => Vote::Held(take_holding(bytes)?),
         11 => Vote::Yours(take_holding(bytes)?),
         7 => Vote::Found(take_holding(bytes)?),
+        FOUND_OF_SET => {
+            let count = usize::from(bytes.try_get_u16_le().ok()?);
+            // The count may be wrong, so it alone does not decide how much memory is reserved.
+            let mut stand = Vec::with_capacity(count.min(bytes.len() / 13));
+            for _ in 0..count {
+                let at = bytes.try_get_u8().ok()?;
+                stand.push(Holding { at, ..take_holding(bytes)? });
+            }
+            Vote::FoundOfSet(stand)
+        }
         // A mark (`+` or `!`) may follow the token.
         3 => match take_text(bytes)?.get(..FencingToken::TEXT_LEN).and_then(FencingToken::parse) {
             Some(fence) => Vote::Stale { fence },

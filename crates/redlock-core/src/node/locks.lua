@@ -36,10 +36,12 @@ local MALFORMED = redis.error_reply('ERR the call is malformed')
 -- The longest value of a lock in a vote, in bytes. Another client's value may be longer, and is
 -- cut.
 local LONGEST_VALUE = 8448
+-- The same in a vote about the locks of a set that stand.
+local LONGEST_OF_SET = 4160
 
 local packed = ARGV[1]
-if byte(packed) ~= 3 then
-  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 3')
+if byte(packed) ~= 4 then
+  return redis.error_reply('ERR the call has version ' .. (byte(packed) or 'none') .. ' and not 4')
 end
 -- The whole call is decoded before any operation runs. A call that is cut off makes unpack fail.
 local _, marker_key, marker, channel, max_skew, grace, count, at =
@@ -60,7 +62,7 @@ for i = 1, count do
   if is_set then code = code - 32 end
   local takes = TAKES[code]
   if takes == RECORD and #record < 58 or takes == GRANT and #record ~= 57
-    or takes == NONE and record ~= '' or not takes or is_set and (code == E or code == H or code == I or code == K) then
+    or takes == NONE and record ~= '' or not takes or is_set and (code == E or code == H or code == K) then
     return MALFORMED
   end
   if (takes == RECORD or code == E or code == K) and (ttl < 10 or ttl > 86400000) then return MALFORMED end
@@ -99,7 +101,7 @@ local function failed(reply)
 end
 
 local GRANTED, RELEASED, MISSING, QUARANTINED, CLOCK = '\1', '\5', '\6', '\8', '\9'
-local HELD, FOUND, OTHER_GRANT, OF_SET = 2, 7, 11, 12
+local HELD, FOUND, OTHER_GRANT, OF_SET, FOUND_OF_SET = 2, 7, 11, 12, 13
 
 local function held(code, lock, record)
   local pttl = call('PTTL', lock)
@@ -388,6 +390,24 @@ local function inspect(lock)
   return held(FOUND, lock, current)
 end
 
+-- Reads every lock of a set. The vote has those that stand. If one cannot be read, its error is the
+-- vote.
+local function inspect_set(set)
+  local stand = { '' }
+  for place, lock in ipairs(set) do
+    local current = call('GET', lock)
+    if failed(current) then return error_of(current) end
+    if current then
+      local pttl = call('PTTL', lock)
+      current = sub(current, 1, LONGEST_OF_SET)
+      stand[#stand + 1] =
+        pack('<Bi8I4c0', place - 1, failed(pttl) and 0 or pttl, #current, current)
+    end
+  end
+  stand[1] = pack('<BI2', FOUND_OF_SET, #stand - 1)
+  return table.concat(stand)
+end
+
 -- The vote of a set, about its lock at this place. Only votes that show a holder name the lock.
 local function of_lock(place, vote)
   local code = byte(vote)
@@ -437,7 +457,7 @@ local function publish(vote, when, hint)
   return vote
 end
 
-local out = { pack('<BI8B', 3, now, admitted and 1 or 0) }
+local out = { pack('<BI8B', 4, now, admitted and 1 or 0) }
 for i = 1, count do
   local code, lock, record = codes[i], locks[i], records[i]
   local set, watermark, vote = sets[i], watermark_of(lock), nil
@@ -450,7 +470,7 @@ for i = 1, count do
   elseif code == H then
     vote = repair(lock, watermark, record, ttls[i], t_nums[i], extras[i])
   elseif code == I then
-    vote = inspect(lock)
+    vote = set and inspect_set(set) or inspect(lock)
   elseif code == K then
     vote = keep_free(lock, watermark, record, ttls[i], t_nums[i])
   else

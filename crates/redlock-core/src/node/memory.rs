@@ -128,7 +128,7 @@ impl MemoryNode {
         let mut keys: Vec<_> = store.entries.keys().map(|(_, key)| key.clone()).collect();
         keys.sort_unstable();
         let lock = |key: Bytes| {
-            let name = std::str::from_utf8(&key).ok()?.strip_prefix(prefix)?.parse().ok()?;
+            let name = LockName::stored(std::str::from_utf8(&key).ok()?.strip_prefix(prefix)?)?;
             let record = Record::foreign(store.value(&key)?);
             Some(Stored {
                 name,

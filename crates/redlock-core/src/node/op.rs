@@ -20,8 +20,8 @@ pub struct Keys {
     pub lock: Bytes,
     /// The token watermark: `{<prefix><name>}:fence`.
     pub fence: Bytes,
-    /// The other locks of a set, for an acquire and a release; `None` for a single lock. An acquire
-    /// sets all locks of a set or none. A release runs for each lock by itself.
+    /// The other locks of a set, for an acquire, a release and an inspection; `None` for a single
+    /// lock. An acquire sets all locks of a set or none. A release runs for each lock by itself.
     pub others: Option<Arc<[Keys]>>,
 }
 
@@ -139,7 +139,7 @@ pub enum Op {
         /// The hint to publish when the lock was released.
         tell: Option<Hint>,
     },
-    /// Reads the stored lock.
+    /// Reads the stored lock, or all stored locks of a set.
     Inspect {
         /// The lock's keys.
         keys: Keys,
@@ -226,6 +226,8 @@ pub enum Vote {
     Missing,
     /// The lock as it stands.
     Found(Holding),
+    /// The locks of a set that stand, in the order of [`Keys::each`]. See [`Holding::at`].
+    FoundOfSet(Vec<Holding>),
     /// No usable answer; the failure states whether the operation may have run.
     Failed(Failure),
 }
@@ -241,7 +243,7 @@ impl Vote {
             Self::Extended { .. } => "extended",
             Self::Released => "released",
             Self::Missing => "missing",
-            Self::Found(_) => "found",
+            Self::Found(_) | Self::FoundOfSet(_) => "found",
             Self::Failed(failure) => failure.reason.as_str(),
         }
     }
@@ -259,7 +261,7 @@ impl Vote {
         match self {
             Self::Yours(holding) | Self::Held(holding) | Self::Found(holding) => holding.at,
             Self::Granted | Self::Stale { .. } | Self::Extended { .. } => 0,
-            Self::Released | Self::Missing | Self::Failed(_) => 0,
+            Self::Released | Self::Missing | Self::FoundOfSet(_) | Self::Failed(_) => 0,
         }
     }
 }

@@ -103,6 +103,7 @@ pub fn run(space: &mut impl KeySpace, settings: &NodeSettings, admitted: bool, o
             node.release_set(keys, record, *scope)
         }
         Op::Release { keys, record, scope, .. } => node.release(keys, record, *scope),
+        Op::Inspect { keys } if keys.others.is_some() => node.inspect_set(keys),
         Op::Inspect { keys } => node.inspect(keys),
     };
     vote.unwrap_or_else(Vote::from)
@@ -229,6 +230,17 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
             Some(value) => Vote::Found(self.holding(keys, value)),
             None => Vote::Missing,
         })
+    }
+
+    /// Reads every lock of a set. If one cannot be read, its error is the vote.
+    fn inspect_set(&mut self, keys: &Keys) -> Result<Vote, KeyError> {
+        let mut stand = Vec::new();
+        for (at, lock) in keys.each().enumerate() {
+            if let Vote::Found(holding) = self.inspect(lock)?.of_lock(at) {
+                stand.push(holding);
+            }
+        }
+        Ok(Vote::FoundOfSet(stand))
     }
 
     /// Marks the lock first and then the watermark, because the second write may fail for lack of

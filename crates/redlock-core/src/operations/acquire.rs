@@ -19,9 +19,11 @@ use self::attempts::{Retries, until_granted};
 use self::queued::{Queued, WakeReason};
 use crate::error::LockError;
 use crate::model::retry::RetryPolicy;
-use crate::model::types::{Info, Owner, Ttl};
+use crate::model::slots::Slots;
+use crate::model::types::{Info, LockName, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::Keys;
+use crate::operations::slots::SlottedLock;
 use crate::shared::Shared;
 use crate::wait::WaitRegistry;
 use crate::wait::order::{Priority, QueueMode};
@@ -53,6 +55,10 @@ pub struct AcquireOptions {
     pub priority: Priority,
     /// Which waiters of the lock wait at the same time.
     pub queue: QueueMode,
+    /// How many may hold the lock at once, and how many of these slots the request takes; `None`
+    /// for a lock with one holder. All requests for a lock should give the same number of slots:
+    /// the largest one that is in use is the bound. Ignored for a set of locks.
+    pub slots: Option<Slots>,
 }
 
 /// Who owns a grant.
@@ -76,8 +82,7 @@ impl AcquireParams {
         options: AcquireOptions,
     ) -> Result<Self, LockError> {
         shared.check_ttl(ttl)?;
-        let AcquireOptions { info, owner: choice, hold_at_least, max_hold, priority: _, queue: _ } =
-            options;
+        let AcquireOptions { info, owner: choice, hold_at_least, max_hold, .. } = options;
         // A repeated request must be able to return its standing grant, however slow rounds have
         // become.
         if !matches!(choice, OwnerChoice::Shared(_)) {
@@ -90,7 +95,29 @@ impl AcquireParams {
         };
         let owner_is_shared = matches!(choice, OwnerChoice::Shared(_));
         let nonce = Some(nonce);
-        Ok(Self { keys, owner, nonce, owner_is_shared, hold_at_least, max_hold, info, ttl })
+        let slotted = None;
+        Ok(Self {
+            keys,
+            slotted,
+            owner,
+            nonce,
+            owner_is_shared,
+            hold_at_least,
+            max_hold,
+            info,
+            ttl,
+        })
+    }
+
+    /// Parameters for one lock, or for slots of it.
+    pub(crate) fn of_lock(
+        shared: &Shared,
+        name: &LockName,
+        ttl: Ttl,
+        options: AcquireOptions,
+    ) -> Result<Self, LockError> {
+        let slotted = options.slots.and_then(|slots| SlottedLock::new(shared, name, slots));
+        Ok(Self { slotted, ..Self::new(shared, shared.keys(name), ttl, options)? })
     }
 }
 
@@ -166,7 +193,8 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
     let shared_owner = params.owner_is_shared.then_some(params.owner);
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
     let round_limit = shared.round_limit(params.ttl);
-    let terms = PlaceTerms { shared_owner, round_limit, priority, mode };
+    let is_slotted = params.slotted.is_some();
+    let terms = PlaceTerms { shared_owner, round_limit, priority, mode, is_slotted };
     let (ticket, first_try) = waiters.enter(&params.keys.lock, of_queue, terms);
     let on_wait = Some(on_wait);
     let reason = WakeReason::Handed;

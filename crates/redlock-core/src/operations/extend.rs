@@ -18,6 +18,32 @@ use crate::round::votes::not_held;
 use crate::round::{Round, WhenMissing};
 use crate::shared::{ALL_NODES, Shared};
 
+/// Extends every slot that the token has. The lease ends with the first of them.
+pub(crate) async fn extend_slots(
+    shared: &Shared,
+    keys: &Keys,
+    token: &LockToken,
+    ttl: Ttl,
+) -> Result<Lease, LockError> {
+    let mut first: Option<Lease> = None;
+    let mut error = None;
+    for (_, extended) in extend_each(shared, keys, token, ttl).await {
+        match extended {
+            Ok(lease) if first.as_ref().is_none_or(|first| lease.ends_before(first)) => {
+                first = Some(lease);
+            }
+            Ok(_) => {}
+            // A lost slot is certain, and the grant is lost with it. An unknown outcome is not.
+            Err(lost @ (LockError::Lost | LockError::NotHolder(_))) => return Err(lost),
+            Err(unknown) => error = Some(unknown),
+        }
+    }
+    match (error, first) {
+        (None, Some(lease)) => Ok(lease),
+        (error, _) => Err(error.unwrap_or(LockError::Lost)),
+    }
+}
+
 /// Extends each lock of a set by itself.
 pub(crate) async fn extend_each(
     shared: &Shared,

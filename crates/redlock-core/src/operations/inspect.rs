@@ -1,7 +1,11 @@
 //! Inspect: shows a lock to people. No other operation depends on it.
 
+use crate::error::SlotHolder;
+use crate::model::quorum::Decision;
 use crate::model::types::LockName;
-use crate::node::{Effect, Failure, Reason, Vote};
+use crate::node::{Effect, Failure, Op, Reason, Vote};
+use crate::operations::slots;
+use crate::round::tally;
 use crate::round::votes::LockState;
 use crate::shared::Shared;
 
@@ -13,6 +17,8 @@ pub struct Inspection {
     pub state: LockState,
     /// The view of each node, by name.
     pub nodes: Vec<(String, NodeView)>,
+    /// The holders of the slots, in their order; empty unless slots were asked for.
+    pub holders: Vec<SlotHolder>,
 }
 
 /// One node's view of a lock.
@@ -35,20 +41,41 @@ impl NodeView {
             Some(Vote::Found(_) | Vote::Held(_) | Vote::Yours(_)) => Self::Held,
             Some(Vote::Missing) => Self::Free,
             Some(Vote::Failed(failure)) => Self::Failed(failure.clone()),
-            Some(Vote::Granted | Vote::Stale { .. } | Vote::Extended { .. } | Vote::Released) => {
-                Self::Failed(Failure::new(
-                    Reason::Error,
-                    Effect::None,
-                    "an answer to another question",
-                ))
-            }
+            Some(
+                Vote::Granted
+                | Vote::Stale { .. }
+                | Vote::Extended { .. }
+                | Vote::Released
+                | Vote::FoundOfSet(_),
+            ) => Self::Failed(Failure::new(
+                Reason::Error,
+                Effect::None,
+                "an answer to another question",
+            )),
         }
     }
 }
 
 pub(crate) async fn inspect(shared: &Shared, name: &LockName) -> Inspection {
     let outcome = shared.inspect(shared.keys(name), shared.settings.node_timeout).outcome().await;
-    let views = outcome.votes.iter().map(|vote| NodeView::of(vote.as_ref()));
+    seen(shared, outcome.decision, &outcome.votes, Vec::new())
+}
+
+/// Reads the first `count` slots of a lock. The state is that of slot 1.
+pub(crate) async fn inspect_slots(shared: &Shared, name: &LockName, count: u16) -> Inspection {
+    let (votes, holders) = slots::holders(shared, name, count).await;
+    let question = Op::Inspect { keys: shared.keys(name) };
+    let decision = shared.quorum.decide(tally(&question, &votes));
+    seen(shared, decision, &votes, holders)
+}
+
+fn seen(
+    shared: &Shared,
+    decision: Decision,
+    votes: &[Option<Vote>],
+    holders: Vec<SlotHolder>,
+) -> Inspection {
+    let views = votes.iter().map(|vote| NodeView::of(vote.as_ref()));
     let nodes = shared.names().zip(views).collect();
-    Inspection { state: LockState::of(shared.quorum, outcome.decision, &outcome.votes), nodes }
+    Inspection { state: LockState::of(shared.quorum, decision, votes), nodes, holders }
 }

@@ -4,10 +4,12 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
+
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
 use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner, Ttl};
-use crate::node::{Holding, Keys, Op, Record, ReleaseScope, Vote};
+use crate::node::{Holding, Op, Record, ReleaseScope, Vote};
 use crate::operations::acquire::{Attempt, Waiters};
 use crate::round::votes::{
     LockState, agreeing, count, found, held_by, may_be_held, not_held, same_owner, unheard, without,
@@ -15,28 +17,65 @@ use crate::round::votes::{
 use crate::round::{Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
+/// Releases every slot that the token has.
 pub(crate) async fn release(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    let keys = shared.keys(name);
-    let round = match keeping(shared, token) {
-        None => release_and_hand_off(shared, waiters, keys, token, ReleaseScope::Holder),
+    if token.slots().count() == 1 {
+        let slot = token.slots().iter().next().unwrap_or(1);
+        let round = begin_release(shared, waiters, (name, slot), token);
+        return released(shared, &round).await;
+    }
+    // All releases are sent before the first answer is awaited.
+    let rounds =
+        token.slots().iter().map(|slot| begin_release(shared, waiters, (name, slot), token));
+    let mut result = Ok(());
+    for round in rounds.collect::<Vec<_>>() {
+        result = worse(result, released(shared, &round).await);
+    }
+    result
+}
+
+/// Of the results for two locks of one grant, the one that its holder must know.
+fn worse(one: Result<(), LockError>, other: Result<(), LockError>) -> Result<(), LockError> {
+    let rank = |result: &Result<(), LockError>| match result {
+        Ok(()) => 0,
+        Err(LockError::Lost) => 1,
+        Err(LockError::NotHolder(_)) => 2,
+        Err(_) => 3,
+    };
+    if rank(&other) > rank(&one) { other } else { one }
+}
+
+fn begin_release(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    slot: (&LockName, u16),
+    token: &LockToken,
+) -> Arc<Round> {
+    match keeping(shared, token) {
+        None => release_and_hand_off(shared, waiters, slot, token, ReleaseScope::Holder),
         // Nobody can have the lock yet, so it is handed to nobody.
         Some(life) => {
+            let keys = shared.keys(&slot.0.of_slot(slot.1));
             let record = Record::new(token, &Info::default());
             let scope = ReleaseScope::HolderKeeping(life);
             shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES)
         }
-    };
+    }
+}
+
+/// The result of a release that has been sent.
+async fn released(shared: &Arc<Shared>, round: &Round) -> Result<(), LockError> {
     let outcome = round.outcome().await;
     let released = count(&outcome.votes, |vote| matches!(vote, Vote::Released));
     let refused = count(&outcome.votes, |vote| matches!(vote, Vote::Held(_) | Vote::Missing));
     match outcome.decision {
         Decision::Yes => Ok(()),
-        Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(&round).await)),
+        Decision::No => Err(not_held(shared.quorum, &shared.clear_votes(round).await)),
         // At least one node stored our grant and has released it, so the grant may have been on a
         // majority. A majority has answered now, and none of these nodes stores the grant any more.
         // So no majority can store it.
@@ -64,10 +103,11 @@ pub(crate) fn keeping(shared: &Shared, token: &LockToken) -> Option<Ttl> {
 pub(crate) async fn force_release(
     shared: &Arc<Shared>,
     waiters: &Waiters,
-    name: &LockName,
+    slot: (&LockName, u16),
     on_found: impl FnOnce(&HeldBy) + Send,
 ) -> Result<(), LockError> {
-    let round = shared.inspect(shared.keys(name), shared.settings.node_timeout);
+    let keys = shared.keys(&slot.0.of_slot(slot.1));
+    let round = shared.inspect(keys, shared.settings.node_timeout);
     round.votes_until(|_| false).await;
     let outcome = round.outcome().await;
     let keeps_free = |holding: &&Holding| holding.record.is_placeholder();
@@ -78,7 +118,7 @@ pub(crate) async fn force_release(
     let state = LockState::of(shared.quorum, outcome.decision, &outcome.votes);
     let is_held = matches!(&state, LockState::Held(by) if by.owner != Some(Owner::NOBODY));
     if let (Some(t), false) = (kept_free, is_held) {
-        return release_kept_free(shared, waiters, name, &outcome, t, on_found).await;
+        return release_kept_free(shared, waiters, slot, &outcome, t, on_found).await;
     }
     let by = match state {
         LockState::Held(by) => by,
@@ -94,7 +134,7 @@ pub(crate) async fn force_release(
     match tokens.max_by_key(LockToken::fencing) {
         Some(token) => {
             on_found(&by);
-            release(shared, waiters, name, &token).await
+            released(shared, &begin_release(shared, waiters, slot, &token)).await
         }
         None => Err(LockError::NotHolder(by)),
     }
@@ -107,7 +147,7 @@ pub(crate) async fn force_release(
 async fn release_kept_free(
     shared: &Arc<Shared>,
     waiters: &Waiters,
-    name: &LockName,
+    slot: (&LockName, u16),
     outcome: &RoundOutcome,
     t: FencingToken,
     on_found: impl FnOnce(&HeldBy) + Send,
@@ -124,7 +164,7 @@ async fn release_kept_free(
     tokens.retain(|token| owners.insert(*token.owner()));
     on_found(&by);
     for token in &tokens {
-        match release(shared, waiters, name, token).await {
+        match released(shared, &begin_release(shared, waiters, slot, token)).await {
             Ok(()) | Err(LockError::Lost) => {}
             Err(LockError::NotHolder(by)) if by.owner == Some(Owner::NOBODY) => {}
             Err(error) => return Err(error),
@@ -135,8 +175,7 @@ async fn release_kept_free(
         return Err(LockError::Unknown(shared.reports(outcome)));
     }
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
-    let round =
-        release_and_hand_off(shared, waiters, shared.keys(name), &token, ReleaseScope::Holder);
+    let round = release_and_hand_off(shared, waiters, slot, &token, ReleaseScope::Holder);
     let votes = round.votes_until(|_| false).await;
     let is_gone =
         |vote: &Option<Vote>| matches!(vote, Some(Vote::Released | Vote::Missing | Vote::Held(_)));
@@ -156,11 +195,12 @@ async fn release_kept_free(
 pub(crate) async fn release_owner(
     shared: &Arc<Shared>,
     waiters: &Waiters,
-    name: &LockName,
+    slot: (&LockName, u16),
     owner: &Owner,
 ) -> Result<FencingToken, LockError> {
     let minted = shared.tokens.mint();
-    let round = shared.inspect(shared.keys(name), shared.settings.node_timeout);
+    let keys = shared.keys(&slot.0.of_slot(slot.1));
+    let round = shared.inspect(keys, shared.settings.node_timeout);
     let votes = round.votes_until(|_| false).await;
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);
@@ -181,26 +221,53 @@ pub(crate) async fn release_owner(
         }
         (None, None) => return Err(not_held(shared.quorum, &others)),
     };
-    release(shared, waiters, name, &token).await.map(|()| token.fencing())
+    let round = begin_release(shared, waiters, slot, &token);
+    released(shared, &round).await.map(|()| token.fencing())
 }
 
-/// Releases a grant on all nodes. If the plan names a first waiter, the same call asks for the lock
-/// on behalf of that waiter. For a grant that was never returned to a client, `scope` is
-/// [`ReleaseScope::Proposal`].
+/// Releases every grant of an owner on any slot of a lock. Returns the largest T up to which grants
+/// were released.
+pub(crate) async fn release_owner_of_slots(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    (name, count): (&LockName, u16),
+    owner: &Owner,
+) -> Result<FencingToken, LockError> {
+    let slots = (1..=count).map(|slot| release_owner(shared, waiters, (name, slot), owner));
+    let results = join_all(slots).await;
+    if let Some(unknown) =
+        results.iter().find(|result| matches!(result, Err(LockError::Unknown(_))))
+    {
+        return unknown.clone();
+    }
+    let released = results.into_iter().filter_map(Result::ok).max();
+    // Other owners may hold slots. That is no answer to the question whether this one does.
+    released.ok_or(LockError::Lost)
+}
+
+/// Releases a grant of one slot of a lock on all nodes. If the plan names a first waiter, the same
+/// call asks for the slot on behalf of that waiter. For a grant that was never returned to a
+/// client, `scope` is [`ReleaseScope::Proposal`].
 pub(crate) fn release_and_hand_off(
     shared: &Arc<Shared>,
     waiters: &Waiters,
-    keys: Keys,
+    (name, slot): (&LockName, u16),
     token: &LockToken,
     scope: ReleaseScope,
 ) -> Arc<Round> {
+    let keys = shared.keys(&name.of_slot(slot));
+    let queue = if slot == 1 { keys.lock.clone() } else { shared.keys(name).lock };
     let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
-    let plan = waiters.plan_handoff(&keys.lock, token.fencing(), hints_arrive);
+    // Hints about one lock must come with growing T. The slots of a lock are not released in the
+    // order of their grants, so a hint gets a T of now.
+    let t = || shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()));
+    let plan = waiters.plan_handoff(&queue, t, hints_arrive);
     plan.carry_out(|first, hint| {
         let record = Record::new(token, &Info::default());
         let op = Arc::new(Op::Release { keys, record, scope, tell: hint });
-        if let Some(params) = first {
-            let mut attempt = Attempt::new(shared, params.clone());
+        // A waiter that needs more than this slot tries by itself.
+        let attempt = first.and_then(|first| Attempt::for_released(shared, first.clone(), slot));
+        if let Some(mut attempt) = attempt {
             // If the attempt cannot be prepared, the waiter tries by itself, and can report the
             // error.
             if let Ok(next) = attempt.prepare() {

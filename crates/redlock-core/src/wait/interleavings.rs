@@ -158,7 +158,7 @@ enum Gap {
 
 fn terms(shared_owner: Option<Owner>, round_limit: Duration) -> PlaceTerms {
     let priority = Priority::default();
-    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All }
+    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All, is_slotted: false }
 }
 
 fn lock() -> Bytes {
@@ -353,7 +353,10 @@ impl World {
             }
             asked.taken = true;
             self.goes_in(ticket.number().expect("it stands in the queue"));
-            ticket.granted(now, Success { shared_owner: None, ends: now + NEVER, round: ROUND });
+            ticket.granted(
+                now,
+                Success { shared_owner: None, ends: now + NEVER, round: ROUND, is_slotted: false },
+            );
             yield_now().await;
             self.nodes().inside -= 1;
             let number = asked.number;

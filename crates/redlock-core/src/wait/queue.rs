@@ -609,10 +609,16 @@ impl<P, A> WaitQueue<P, A> {
     /// their wakers, to be called after the shard is unlocked.
     pub(super) fn held_by(&mut self, holder: Option<Owner>) -> Vec<Waker> {
         self.holder = holder;
-        if holder.is_none() || self.shared_owners == 0 {
+        holder.map_or_else(Vec::new, |owner| self.ask_for_own(owner))
+    }
+
+    /// Waiters with this owner will ask for its grant. Returns their wakers, to be called after the
+    /// shard is unlocked.
+    pub(super) fn ask_for_own(&mut self, owner: Owner) -> Vec<Waker> {
+        if self.shared_owners == 0 {
             return Vec::new();
         }
-        let own = self.waiters.values_mut().filter(|waiter| waiter.shared_owner == holder);
+        let own = self.waiters.values_mut().filter(|waiter| waiter.shared_owner == Some(owner));
         own.filter_map(|waiter| {
             (waiter.owner_holds, waiter.signalled) = (true, true);
             waiter.waker.take()

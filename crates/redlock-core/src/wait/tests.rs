@@ -34,7 +34,7 @@ fn lock() -> Bytes {
 
 fn terms(shared_owner: Option<Owner>, round_limit: Duration) -> PlaceTerms {
     let priority = Priority::default();
-    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All }
+    PlaceTerms { shared_owner, round_limit, priority, mode: QueueMode::All, is_slotted: false }
 }
 
 /// Enters the queue, whose first poll is due after 25 ms.
@@ -53,7 +53,7 @@ fn refused(ticket: &Ticket, now: Instant) {
 }
 
 fn success(now: Instant) -> Success {
-    Success { shared_owner: None, ends: now + TTL, round: MS }
+    Success { shared_owner: None, ends: now + TTL, round: MS, is_slotted: false }
 }
 
 /// The pause after the handoff quota is used up.
@@ -151,7 +151,10 @@ fn the_expected_expiry_precedes_a_later_poll() {
     let first = enter(&queue, "a", now);
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("poll", None));
-    first.granted(now, Success { shared_owner: None, ends: now + 5 * MS, round: MS });
+    first.granted(
+        now,
+        Success { shared_owner: None, ends: now + 5 * MS, round: MS, is_slotted: false },
+    );
     assert_eq!(step(&second, now), ("until", Some(5 * MS)));
 }
 

@@ -54,6 +54,9 @@ pub(crate) struct PlaceTerms {
     pub(crate) round_limit: Duration,
     pub(crate) priority: Priority,
     pub(crate) mode: QueueMode,
+    /// Whether the lock has several slots. An earlier request of the owner may hold one although
+    /// others hold the rest, so such a waiter asks for that grant before it waits.
+    pub(crate) is_slotted: bool,
 }
 
 /// A place in a queue. Dropping the ticket leaves the queue.
@@ -105,6 +108,8 @@ pub(crate) struct Success {
     /// When the lock ends unless it is released.
     pub(crate) ends: Instant,
     pub(crate) round: Duration,
+    /// Whether the lock has several slots. The next waiter may get another one at once then.
+    pub(crate) is_slotted: bool,
 }
 
 impl<P, A> WaitQueues<P, A> {
@@ -119,7 +124,7 @@ impl<P, A> WaitQueues<P, A> {
         (now, first_try, first_poll): (Instant, Instant, Instant),
     ) -> WaitTicket<P, A> {
         self.entered.fetch_add(1, Ordering::AcqRel);
-        let PlaceTerms { shared_owner, round_limit, priority, mode } = terms;
+        let PlaceTerms { shared_owner, round_limit, priority, mode, is_slotted } = terms;
         let mut shard = self.shard(&lock);
         let Shard { queues, places } = &mut *shard;
         let queue =
@@ -138,7 +143,8 @@ impl<P, A> WaitQueues<P, A> {
             Some((number, place)) => (number, place.since, place.arrival, place.permit),
             None => (ticket, now, arrival, None),
         };
-        let owner_holds = shared_owner.is_some() && shared_owner == queue.holder;
+        let may_hold = shared_owner == queue.holder || is_slotted && !queue.waiters.is_empty();
+        let owner_holds = shared_owner.is_some() && may_hold;
         let mut is_superseded = false;
         if mode == QueueMode::Newest
             && let Some(owner) = shared_owner
@@ -307,7 +313,11 @@ impl<P, A> WaitTicket<P, A> {
         let Some(queue) = queues.get_mut(&self.lock) else { return };
         queue.competing = None;
         queue.round = refusal.round;
-        let holder = if let LockError::Held(by) = &refusal.error { by.owner } else { None };
+        let (mut holder, mut slot_owners) = (None, Vec::new());
+        if let LockError::Held(by) = &refusal.error {
+            holder = by.owner;
+            slot_owners = by.holders.iter().filter_map(|holder| holder.by.owner).collect();
+        }
         let number = queue.number_of(self.ticket);
         self.queues.with_places(places, &self.lock, now, |places| {
             if !refusal.without_quorum {
@@ -318,7 +328,8 @@ impl<P, A> WaitTicket<P, A> {
                 places.forget(&owner);
             }
         });
-        let own = queue.held_by(holder);
+        let mut own = queue.held_by(holder);
+        own.extend(slot_owners.into_iter().flat_map(|owner| queue.ask_for_own(owner)));
         queue.last_refusal = Some((refusal.error, now));
         queue.poll_due = refusal.poll_due;
         let lets_others_pass = refusal.without_quorum
@@ -360,13 +371,18 @@ impl<P, A> WaitTicket<P, A> {
         let mut own = Vec::new();
         self.queues.remove(&self.lock, self.ticket, Leave::Granted { now }, |queue| {
             queue.competing = None;
-            // A release noted during the attempt is older than the grant.
-            queue.released_meanwhile = None;
+            let released = queue.released_meanwhile.take();
             (queue.quick_left, queue.failures, queue.in_vain) = (0, 0, 0);
-            queue.cause = Cause::Poll;
             queue.round = success.round;
-            queue.next_try = success.ends.min(queue.poll_due).max(now);
             queue.last_refusal = None;
+            if success.is_slotted {
+                queue.cause = released.unwrap_or(queue.cause);
+                queue.next_try = now;
+            } else {
+                // A release noted during the attempt is older than the grant.
+                queue.cause = Cause::Poll;
+                queue.next_try = success.ends.min(queue.poll_due).max(now);
+            }
             own = queue.held_by(success.shared_owner);
         });
         own.into_iter().for_each(Waker::wake);

@@ -95,7 +95,7 @@ pub(super) fn vote_index(vote: &Vote) -> usize {
         Vote::Extended { .. } => 4,
         Vote::Released => 5,
         Vote::Missing => 6,
-        Vote::Found(_) => 7,
+        Vote::Found(_) | Vote::FoundOfSet(_) => 7,
         Vote::Failed(Failure { reason, .. }) => 8 + *reason as usize,
     }
 }

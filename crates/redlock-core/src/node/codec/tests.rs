@@ -41,7 +41,7 @@ fn op() -> impl Strategy<Value = Op> {
     (0..5, keys, record(), ttl, tell, scope, any::<u64>()).prop_map(
         |(kind, keys, record, ttl, tell, scope, began_micros)| match kind {
             // These have no form for a set.
-            1 | 2 | 4 if keys.others.is_some() => Op::Acquire { keys, record, ttl, tell },
+            1 | 2 if keys.others.is_some() => Op::Acquire { keys, record, ttl, tell },
             3 if keys.others.is_some() && matches!(scope, ReleaseScope::HolderKeeping(_)) => {
                 Op::Acquire { keys, record, ttl, tell }
             }
@@ -83,9 +83,11 @@ fn vote() -> impl Strategy<Value = Vote> {
     let holding = (vec(any::<u8>(), 0..300), prop::option::of(time()), any::<u8>()).prop_map(
         |(value, expires_in, at)| Holding { record: Record::foreign(value.into()), expires_in, at },
     );
-    (0..10, holding, time(), FencingToken::MIN.get()..FencingToken::MAX.get()).prop_map(
-        |(kind, holding, time, t)| match kind {
+    let stand = vec(holding.clone(), 0..4);
+    (0..11, holding, stand, time(), FencingToken::MIN.get()..FencingToken::MAX.get()).prop_map(
+        |(kind, holding, stand, time, t)| match kind {
             0 => Vote::Granted,
+            9 => Vote::FoundOfSet(stand),
             1 => Vote::Held(holding),
             2 => Vote::Yours(holding),
             3 => Vote::Found(holding),
@@ -186,7 +188,7 @@ fn another_version_is_named_in_the_error() {
     call[0] = 7;
     assert_eq!(
         unpack_call(call.into()).unwrap_err().to_string(),
-        "the call has version 7 and not 3"
+        "the call has version 7 and not 4"
     );
 }
 

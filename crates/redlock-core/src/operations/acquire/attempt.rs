@@ -13,10 +13,12 @@ use std::time::Duration;
 
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
+use crate::model::slots::SlotSet;
 use crate::model::types::{FencingToken, Info, LockToken, Nonce, Owner, Ttl};
 use crate::model::validity::Lease;
 use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
+use crate::operations::slots::{Choice, SlottedLock};
 use crate::round::votes::{OwnGrant, can_hold, found, held_by, is_split, own_grant, unheard};
 use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
@@ -31,6 +33,8 @@ const MAX_PROPOSALS: u32 = 8;
 pub(crate) struct AcquireParams {
     /// A waiting request for a set is in the queue of the first lock.
     pub(crate) keys: Keys,
+    /// All slots, if the request asks for slots of a lock. `keys` is the lock itself then.
+    pub(crate) slotted: Option<SlottedLock>,
     pub(crate) owner: Owner,
     /// The nonce of the first proposal, if owner and nonce were drawn together.
     pub(crate) nonce: Option<Nonce>,
@@ -58,6 +62,16 @@ impl AcquireParams {
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     params: AcquireParams,
+    /// The lock, the set or the slots that the proposals ask for.
+    asked: Keys,
+    /// Which slots of the lock these are.
+    slots: SlotSet,
+    /// Whether the slots are yet to be chosen.
+    chooses_slots: bool,
+    /// Whether the attempt asks only for an earlier grant of its owner.
+    is_for_own: bool,
+    /// The holders of all slots, if too few were free.
+    full: Option<Box<HeldBy>>,
     /// The hint that nodes publish when they refuse.
     hint: Option<Hint>,
     started: Duration,
@@ -93,6 +107,11 @@ impl Attempt {
         let started = shared.env.clock.monotonic();
         Self {
             shared: shared.clone(),
+            asked: params.keys.clone(),
+            slots: SlotSet::FIRST,
+            chooses_slots: params.slotted.is_some(),
+            is_for_own: false,
+            full: None,
             params,
             hint: None,
             started,
@@ -108,6 +127,68 @@ impl Attempt {
         self
     }
 
+    /// Takes no free slot: asks only for an earlier grant of the owner. Without effect on a lock
+    /// with one holder, where only the owner's turn decides.
+    pub(crate) fn for_own(mut self) -> Self {
+        self.is_for_own = true;
+        self
+    }
+
+    /// An attempt to get the slot that a release is about to free. `None` if the request needs
+    /// another slot, or more than one.
+    pub(crate) fn for_released(
+        shared: &Arc<Shared>,
+        params: AcquireParams,
+        slot: u16,
+    ) -> Option<Self> {
+        let slots = match &params.slotted {
+            Some(slotted) if slotted.needs_only(slot) => SlotSet::new([slot])?,
+            None if slot == 1 => SlotSet::FIRST,
+            Some(_) | None => return None,
+        };
+        let mut attempt = Self::new(shared, params);
+        attempt.take_slots(slots, slot);
+        Some(attempt)
+    }
+
+    fn take_slots(&mut self, slots: SlotSet, first: u16) {
+        if let Some(slotted) = &self.params.slotted {
+            (self.asked, self.slots) = (slotted.keys_of(slots, first), slots);
+        }
+        self.chooses_slots = false;
+    }
+
+    /// Chooses the slots to ask for.
+    async fn choose_slots(&mut self) -> Result<(), AttemptError> {
+        let Some(slotted) = self.params.slotted.clone().filter(|_| self.chooses_slots) else {
+            return Ok(());
+        };
+        let AcquireParams { owner, owner_is_shared, ttl, .. } = self.params;
+        let limit = self.shared.round_limit(ttl);
+        let choice = slotted.choose(&self.shared, &owner, owner_is_shared, limit).await;
+        match choice.map_err(|error| self.failed(error, false))? {
+            // A part of a grant is not extended. Repetitions of the request would keep it for ever.
+            Choice::Own(slots) if slots.count() != slotted.take() => {
+                let by = HeldBy { is_part_of_own_set: true, ..HeldBy::default() };
+                return Err(self.failed(LockError::Held(by), false));
+            }
+            Choice::Own(slots) => self.take_slots(slots, 1),
+            Choice::Free(_) if self.is_for_own => {
+                return Err(self.failed(LockError::Held(HeldBy::default()), false));
+            }
+            Choice::Free(slots) => self.take_slots(slots, 1),
+            // The nodes publish that somebody waits when they refuse. So a waiter asks for slots
+            // of which the first is held.
+            Choice::Full(by) if self.hint.is_some() && !self.is_for_own => {
+                let (first, slots) = slotted.with_a_held_one(&by);
+                self.take_slots(slots, first);
+                self.full = Some(Box::new(by));
+            }
+            Choice::Full(by) => return Err(self.failed(LockError::Held(by), false)),
+        }
+        Ok(())
+    }
+
     /// Prepares the round of the first proposal. The caller must ask it on all nodes.
     pub(crate) fn prepare(&mut self) -> Result<PreparedRound, LockError> {
         let (next, round) = self.next_proposal()?;
@@ -121,12 +202,13 @@ impl Attempt {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
             return Err(LockError::NoQuorum(reports));
         };
-        let AcquireParams { keys, owner, nonce, info, ttl, hold_at_least, .. } = &mut self.params;
+        let AcquireParams { owner, nonce, info, ttl, hold_at_least, .. } = &mut self.params;
         let nonce = nonce.take().unwrap_or_else(|| shared.env.entropy.nonce());
         let token = LockToken::new(*owner, nonce, fencing).holding(*hold_at_least);
+        let token = token.on_slots(self.slots);
         let record = Record::new(&token, info);
         let op = Op::Acquire {
-            keys: keys.clone(),
+            keys: self.asked.clone(),
             record: record.clone(),
             ttl: *ttl,
             tell: self.hint.clone(),
@@ -141,6 +223,7 @@ impl Attempt {
     /// Runs the attempt to its end, from the beginning or from a proposal that was asked already.
     pub(crate) async fn run(mut self) -> Result<Lease, AttemptError> {
         if self.current.is_none() {
+            self.choose_slots().await?;
             self.ask()?;
         }
         loop {
@@ -163,6 +246,10 @@ impl Attempt {
             match outcome.decision {
                 Decision::Yes => {
                     let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
+                    if let Err(error) = self.is_only_grant(&lease.token).await {
+                        return Err(self.failed(error, true));
+                    }
+                    let shared = &self.shared;
                     let now = shared.env.clock.monotonic();
                     if !shared.counts(self.started, now) || lease.validity(now).is_none() {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
@@ -179,6 +266,14 @@ impl Attempt {
                     let votes = shared.clear_votes(round).await;
                     let held = held_by(shared.quorum, &votes);
                     let split = !can_hold(shared.quorum, &votes);
+                    if let Some(by) = self.full.take() {
+                        return Err(self.failed(LockError::Held(*by), false));
+                    }
+                    if self.params.slotted.is_some() {
+                        // Somebody else took the slot after it was chosen. Another one may be free.
+                        let held = HeldBy { lock_of_set: 0, ..held };
+                        return Err(self.failed(LockError::Held(held), true));
+                    }
                     return Err(self.failed(LockError::Held(held), split));
                 }
                 Decision::Neither | Decision::Open => {}
@@ -214,6 +309,28 @@ impl Attempt {
         }
     }
 
+    /// Two requests of one owner may have chosen different slots at the same time. Then at least
+    /// one of them sees the other's grant here, gives its own up, and starts over.
+    ///
+    /// # Errors
+    /// Another grant may stand, or too few nodes answered to tell.
+    async fn is_only_grant(&self, token: &LockToken) -> Result<(), LockError> {
+        let Some(slotted) = self.params.slotted.as_ref().filter(|slotted| slotted.has_choice())
+        else {
+            return Ok(());
+        };
+        if !self.params.owner_is_shared {
+            return Ok(());
+        }
+        let limit = self.shared.round_limit(self.params.ttl);
+        match slotted.has_another_grant(&self.shared, token, limit).await {
+            Ok(false) => Ok(()),
+            Ok(true) => Err(LockError::Unknown(Vec::new())),
+            Err(LockError::NoQuorum(reports)) => Err(LockError::Unknown(reports)),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Extends the grant of an earlier request of the same owner. Success proves that the grant
     /// stands. After any other outcome, the earlier request may have returned the grant to its
     /// client all the same.
@@ -223,7 +340,8 @@ impl Attempt {
         self.has_ended = true;
         self.undo();
         let shared = self.shared.clone();
-        let AcquireParams { keys, ttl, max_hold, .. } = self.params.clone();
+        let AcquireParams { ttl, max_hold, .. } = self.params.clone();
+        let keys = self.asked.clone();
         let held = shared.tokens.age(grant.fencing());
         if let Some(max) = max_hold.filter(|max| held > *max) {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
@@ -262,7 +380,7 @@ impl Attempt {
         }
         match (error, first) {
             (None, Some(lease)) => {
-                let token = lease.token.holding(self.params.hold_at_least);
+                let token = lease.token.holding(self.params.hold_at_least).on_slots(self.slots);
                 Ok(Lease { token, replayed: true, rounds: self.proposals + 1, ..lease })
             }
             (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), !is_set)),
@@ -319,7 +437,7 @@ impl Attempt {
 
     fn undo_of(&self, record: Record, hint: Option<Hint>) -> Arc<Op> {
         Arc::new(Op::Release {
-            keys: self.params.keys.clone(),
+            keys: self.asked.clone(),
             record,
             scope: ReleaseScope::Proposal,
             tell: hint,

@@ -153,7 +153,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
                 }
                 Step::AskForOwn => {
                     self.reason = WakeReason::OwnGrant;
-                    Attempt::new(self.shared, self.params.for_attempt())
+                    Attempt::new(self.shared, self.params.for_attempt()).for_own()
                 }
                 Step::Superseded => {
                     self.ticket.end(now);
@@ -265,6 +265,8 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         }
         let ends = self.backoff().after_expiry(now + self.params.ttl.duration());
         let shared_owner = self.params.owner_is_shared.then_some(self.params.owner);
-        self.ticket.granted(now, Success { shared_owner, ends, round: round.max(SHORTEST_ROUND) });
+        let round = round.max(SHORTEST_ROUND);
+        let is_slotted = self.params.slotted.is_some();
+        self.ticket.granted(now, Success { shared_owner, ends, round, is_slotted });
     }
 }

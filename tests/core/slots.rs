@@ -1,0 +1,335 @@
+//! A lock with several slots, through the core's own API and over real masters: the bound holds, a
+//! waiter for many slots is not overtaken, and a repeated request gets its own slots again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redlock_core::node::NodeSettings;
+use redlock_core::{
+    AcquireOptions, Lease, LockError, LockName, LockState, Owner, OwnerChoice, Redlock, Slots,
+};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::waiting::another;
+use crate::support::chance::{Chance, seed};
+use crate::support::harness::{PATIENCE, eventually};
+use crate::support::nodes::{Cluster, LONG_MS, intercepted, name, pass_on, redlock, ttl};
+use crate::support::waiters::median;
+
+fn asking(count: u64, take: u64) -> AcquireOptions {
+    AcquireOptions { slots: Slots::new(count, take).ok(), ..AcquireOptions::default() }
+}
+
+fn for_owner(count: u64, take: u64, owner: u8) -> AcquireOptions {
+    let owner = OwnerChoice::Shared(Owner::from_bytes([owner; 16]));
+    AcquireOptions { owner, ..asking(count, take) }
+}
+
+async fn acquire(locks: &Redlock, lock: &LockName, options: AcquireOptions) -> Lease {
+    locks.acquire(lock, ttl(LONG_MS), options).await.expect("enough slots are free")
+}
+
+fn slots_of(lease: &Lease) -> Vec<u16> {
+    lease.token.slots().iter().collect()
+}
+
+fn held_slots(result: Result<Lease, LockError>) -> Vec<u16> {
+    let Err(LockError::Held(by)) = result else { panic!("{result:?}") };
+    by.holders.iter().map(|holder| holder.slot).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_has_as_many_holders_as_slots_and_no_more() {
+    let cluster = Cluster::start(5).await;
+    let (locks, elsewhere) = (cluster.redlock(), another(&cluster).await);
+    let lock = name("pool");
+    let mut leases = Vec::new();
+    for at in 0..4 {
+        let locks = if at % 2 == 0 { &locks } else { &elsewhere };
+        leases.push(acquire(locks, &lock, asking(4, 1)).await);
+    }
+    let all: BTreeSet<_> = leases.iter().flat_map(slots_of).collect();
+    assert_eq!(all.into_iter().collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let refused = elsewhere.acquire(&lock, ttl(LONG_MS), asking(4, 1)).await;
+    assert_eq!(held_slots(refused), [1, 2, 3, 4]);
+    // A request without slots asks for slot 1.
+    let refused = locks.acquire(&lock, ttl(LONG_MS), AcquireOptions::default()).await;
+    assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+
+    let seen = locks.inspect_slots(&lock, 256).await;
+    let holders: Vec<_> = seen.holders.iter().map(|holder| holder.slot).collect();
+    assert_eq!(holders, [1, 2, 3, 4]);
+    assert!(matches!(seen.state, LockState::Held(_)));
+
+    for lease in &leases {
+        locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.expect("held");
+        elsewhere.release(&lock, &lease.token).await.expect("held");
+        assert_eq!(
+            locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.err(),
+            Some(LockError::Lost)
+        );
+    }
+    assert_eq!(locks.inspect_slots(&lock, 4).await.holders, []);
+}
+
+#[tokio::test]
+async fn a_request_for_many_slots_gets_all_of_them_or_none() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let lock = name("pool");
+    let one = acquire(&locks, &lock, asking(256, 1)).await;
+    let refused = locks.acquire(&lock, ttl(LONG_MS), asking(256, 256)).await;
+    assert_eq!(held_slots(refused), slots_of(&one));
+    let rest = acquire(&locks, &lock, asking(256, 255)).await;
+    assert_eq!(rest.token.slots().count(), 255);
+    let text = rest.token.expose();
+    assert_eq!(text.parse(), Ok(rest.token), "{} characters", text.len());
+    let refused = locks.acquire(&lock, ttl(LONG_MS), asking(256, 1)).await;
+    assert_eq!(held_slots(refused).len(), 256);
+    locks.extend(&lock, &rest.token, ttl(LONG_MS)).await.expect("held");
+    locks.release(&lock, &rest.token).await.expect("held");
+    locks.release(&lock, &one.token).await.expect("held");
+    let all = acquire(&locks, &lock, asking(256, 256)).await;
+    locks.release(&lock, &all.token).await.expect("held");
+}
+
+#[tokio::test]
+async fn a_lost_slot_is_a_lost_grant() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let lock = name("pool");
+    let lease = acquire(&locks, &lock, asking(4, 3)).await;
+    let lost = slots_of(&lease)[1];
+    locks.force_release_slot(&lock, lost, |_| ()).await.expect("held");
+    assert_eq!(locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.err(), Some(LockError::Lost));
+    assert_eq!(locks.release(&lock, &lease.token).await, Err(LockError::Lost));
+    // All other slots were released.
+    let all = acquire(&locks, &lock, asking(4, 4)).await;
+    locks.release(&lock, &all.token).await.expect("held");
+}
+
+#[tokio::test]
+async fn a_repeated_request_gets_its_own_slots_again() {
+    let cluster = Cluster::start(5).await;
+    let (locks, elsewhere) = (cluster.redlock(), another(&cluster).await);
+    let lock = name("pool");
+    let others = acquire(&locks, &lock, asking(8, 3)).await;
+    let first = acquire(&locks, &lock, for_owner(8, 2, 7)).await;
+    // Its first choice may be free by now.
+    locks.release(&lock, &others.token).await.expect("held");
+    for locks in [&locks, &elsewhere] {
+        let again = acquire(locks, &lock, for_owner(8, 2, 7)).await;
+        assert!(again.replayed);
+        assert_eq!(again.token, first.token);
+    }
+    let slots = Slots::new(8, 2).expect("slots");
+    let owner = Owner::from_bytes([7; 16]);
+    elsewhere.release_owner_of_slots(&lock, slots, &owner).await.expect("held");
+    assert_eq!(locks.inspect_slots(&lock, 8).await.holders, []);
+}
+
+/// Requests of one owner at two gateways find different slots free, because others come and go. The
+/// owner must end with one grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_of_a_request_at_two_gateways_get_one_grant() {
+    let seed = seed("REDLOCK_SEED");
+    let mut chance = Chance::of(seed, 0);
+    let cluster = Cluster::start(3).await;
+    let gateways = [cluster.redlock(), another(&cluster).await];
+    for round in 1..=30u8 {
+        let lock = name(&format!("pool-{round}"));
+        let mut others = Vec::new();
+        for _ in 0..chance.below(4) {
+            others.push(acquire(&gateways[0], &lock, asking(5, 1)).await);
+        }
+        let mut tasks = JoinSet::new();
+        for locks in gateways.clone() {
+            let lock = lock.clone();
+            tasks.spawn(async move {
+                locks
+                    .acquire_within(
+                        &lock,
+                        ttl(LONG_MS),
+                        for_owner(5, 1, round),
+                        PATIENCE,
+                        || Ok(()),
+                    )
+                    .await
+            });
+        }
+        for lease in others {
+            gateways[1].release(&lock, &lease.token).await.expect("held");
+        }
+        let tokens: Vec<_> = tasks
+            .join_all()
+            .await
+            .into_iter()
+            .map(|lease| lease.map(|lease| lease.token))
+            .collect();
+        let Ok(token) = tokens[0] else { panic!("round {round}, {seed}: {tokens:?}") };
+        assert_eq!(tokens[1], Ok(token), "round {round}, {seed}");
+        for locks in &gateways {
+            locks.drained().await;
+        }
+        let holders = gateways[0].inspect_slots(&lock, 5).await.holders;
+        let held: Vec<_> = holders.iter().map(|holder| (holder.slot, holder.by.fencing)).collect();
+        let slot = token.slots().iter().next().expect("a slot");
+        assert_eq!(held, [(slot, Some(token.fencing()))], "round {round}, {seed}");
+        gateways[0].release(&lock, &token).await.expect("held");
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_for_many_slots_is_not_overtaken_by_waiters_for_one() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let lock = name("pool");
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(acquire(&locks, &lock, asking(4, 1)).await);
+    }
+    let mut waiters = Vec::new();
+    for take in [3, 1, 1] {
+        let before = locks.waiting().waiters;
+        let (locks, lock) = (locks.clone(), lock.clone());
+        let of_count = locks.clone();
+        waiters.push(tokio::spawn(async move {
+            locks.acquire_within(&lock, ttl(LONG_MS), asking(4, take), PATIENCE, || Ok(())).await
+        }));
+        eventually("one more waits", async || {
+            (of_count.waiting().waiters == before + 1).then_some(())
+        })
+        .await;
+    }
+    // One after the other: the waiter for three slots is first, and gets them.
+    for lease in held.drain(..3) {
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        locks.release(&lock, &lease.token).await.expect("held");
+    }
+    let mut waiters = waiters.into_iter();
+    let heavy = waiters.next().expect("three").await.expect("no panic").expect("granted");
+    assert_eq!(heavy.token.slots().count(), 3);
+    // One release frees the slots of both waiters behind it.
+    locks.release(&lock, &heavy.token).await.expect("held");
+    for waiter in waiters {
+        let light = waiter.await.expect("no panic").expect("granted");
+        locks.release(&lock, &light.token).await.expect("held");
+    }
+}
+
+/// A release at one gateway is announced to the waiters at another. The oldest grant is released
+/// last: hints with the T of the grants would look old.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_passes_between_gateways_without_waiting_for_a_poll() {
+    let cluster = Cluster::start(3).await;
+    let (here, there) = (cluster.redlock(), another(&cluster).await);
+    let lock = name("pool");
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let (mut held, mut taken) = (Vec::new(), Vec::new());
+        for _ in 0..3 {
+            held.push(acquire(&here, &lock, asking(3, 1)).await);
+        }
+        for lease in held.iter().rev() {
+            let waiter = tokio::spawn({
+                let (there, lock) = (there.clone(), lock.clone());
+                async move {
+                    let options = asking(3, 1);
+                    there.acquire_within(&lock, ttl(LONG_MS), options, PATIENCE, || Ok(())).await
+                }
+            });
+            eventually("it waits", async || (there.waiting().waiters == 1).then_some(())).await;
+            // Time for the waiter's hint to arrive. Receivers do not acknowledge hints.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            let began = Instant::now();
+            here.release(&lock, &lease.token).await.expect("held");
+            taken.push(waiter.await.expect("no panic").expect("granted"));
+            times.push(began.elapsed());
+        }
+        for lease in taken {
+            there.release(&lock, &lease.token).await.expect("held");
+        }
+    }
+    println!("{times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
+}
+
+/// Contenders for 1 and for 4 of 8 slots at two gateways: never more than 8 places are held, and
+/// every request is served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contenders_of_several_weights_never_hold_more_than_all_slots() {
+    const SLOTS: u32 = 8;
+    let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
+    let (contenders, seconds) = if is_long { (200, 60) } else { (40, 4) };
+    let cluster = Cluster::start(5).await;
+    let gateways = [cluster.redlock(), another(&cluster).await];
+    let held = Arc::new(AtomicU32::new(0));
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let mut tasks = JoinSet::new();
+    for contender in 0..contenders {
+        let locks = gateways[contender % 2].clone();
+        let held = held.clone();
+        let take = if contender % 10 < 2 { 4 } else { 1 };
+        tasks.spawn(async move {
+            let lock = name("pool");
+            let (mut grants, mut longest) = (0, Duration::ZERO);
+            while Instant::now() < until {
+                let began = Instant::now();
+                let options = asking(SLOTS.into(), take.into());
+                let patience = Duration::from_secs(120);
+                let lease = locks
+                    .acquire_within(&lock, ttl(LONG_MS), options, patience, || Ok(()))
+                    .await
+                    .expect("granted in time");
+                longest = longest.max(began.elapsed());
+                let now = held.fetch_add(take, Ordering::SeqCst) + take;
+                assert!(now <= SLOTS, "{now} slots are held");
+                tokio::task::yield_now().await;
+                held.fetch_sub(take, Ordering::SeqCst);
+                locks.release(&lock, &lease.token).await.expect("held");
+                grants += 1;
+            }
+            (take, grants, longest)
+        });
+    }
+    let results = tasks.join_all().await;
+    for weight in [1, 4] {
+        let of_weight = || results.iter().filter(|(take, ..)| *take == weight);
+        let grants: u32 = of_weight().map(|(_, grants, _)| grants).sum();
+        let least = of_weight().map(|(_, grants, _)| grants).min();
+        let longest = of_weight().map(|(.., longest)| longest).max();
+        println!(
+            "weight {weight}: {grants} grants in {seconds} s, at least {least:?} each, longest wait {longest:?}"
+        );
+        assert!(least >= Some(&1));
+    }
+    for locks in &gateways {
+        locks.drained().await;
+    }
+    assert_eq!(gateways[0].inspect_slots(&name("pool"), 8).await.holders, []);
+}
+
+#[tokio::test]
+async fn one_question_to_each_node_finds_a_full_lock_full() {
+    let cluster = Cluster::start(3).await;
+    let asked = Arc::new(AtomicU32::new(0));
+    let nodes = Cluster::remote_nodes(&cluster.servers, NodeSettings::default()).await.into_iter();
+    let counted = nodes.map(|node| {
+        let asked = asked.clone();
+        intercepted(node, move |node, task| {
+            asked.fetch_add(1, Ordering::SeqCst);
+            pass_on(node, task);
+        })
+    });
+    let locks = redlock(counted.collect(), Duration::from_secs(2));
+    let lock = name("pool");
+    let lease = acquire(&locks, &lock, asking(256, 200)).await;
+    asked.store(0, Ordering::SeqCst);
+    let refused = locks.acquire(&lock, ttl(LONG_MS), asking(256, 100)).await;
+    assert_eq!(held_slots(refused).len(), 200);
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
+    locks.release(&lock, &lease.token).await.expect("held");
+}
