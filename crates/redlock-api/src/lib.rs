@@ -29,7 +29,7 @@ pub use self::health::{Health, NodeHealth};
 pub use self::locks::{
     AcquireBody, AcquireSetBody, ExtendBody, ExtendManyBody, ExtendManyResults, ExtendResult,
     HeldLock, Lease, LeaseRef, LockList, LockState, LockStatus, NodeAnswer, ReleaseResult,
-    ReleaseSetResults, SetLease, Waiter,
+    ReleaseSetResults, SetLease, SlotHolder, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 

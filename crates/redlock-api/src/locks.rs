@@ -35,6 +35,15 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, example = "all"))]
     pub queue: Option<Value>,
+    /// How many may hold the lock at once: from 1 to 256. Every request for a lock should give the
+    /// same number: the largest one in use is the bound. Without it, the lock has one holder.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 1, maximum = 256, example = 4))]
+    pub slots: Option<Value>,
+    /// How many of the slots the request takes, all or none: from 1 to `slots`. Without it, 1.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 1, maximum = 256, example = 1))]
+    pub take: Option<Value>,
     /// How long the lock is kept from its grant on, in milliseconds, although it is released
     /// earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
     /// and nobody gets the lock until then. So a job runs once although the clocks of its hosts
@@ -141,6 +150,31 @@ impl fmt::Debug for SetLease {
             .field("validity_ms", &self.validity_ms)
             .finish_non_exhaustive()
     }
+}
+
+/// The holder of one slot of a lock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "slot": 3, "holder": "build 4711", "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z" })))]
+pub struct SlotHolder {
+    /// The slot's number, from 1.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 256))]
+    pub slot: u32,
+    /// The holder's label.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub holder: Option<String>,
+    /// The holder's fencing token. Absent in the answer to a refused `POST`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub fencing_token: Option<u64>,
+    /// Milliseconds until the slot is free unless it is extended or released.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub expires_in_ms: Option<u64>,
+    /// When the slot was acquired, by the wall clock of the acquiring gateway, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime, required = false))]
+    pub acquired_at: Option<String>,
 }
 
 /// A held lock that kept a set from being granted.
@@ -353,6 +387,15 @@ pub struct Lease {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub waiters: Option<u64>,
+    /// Only in the answer to a `POST` with `slots`: that number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 1, maximum = 256))]
+    pub slots: Option<u32>,
+    /// Which slots of the lock are held. Absent for a lock without slots, and in the answer to a
+    /// `PATCH` for slot 1 alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>, required = false))]
+    pub slots_held: Option<Vec<u32>>,
 }
 
 /// Leaves out the token, which is a secret.
@@ -404,7 +447,21 @@ pub struct LockStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime, required = false))]
     pub acquired_at: Option<String>,
-    /// The answer of each node. Absent in listings.
+    /// In listings: which slot of the lock this is, if it is another one than slot 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 2, maximum = 256))]
+    pub slot: Option<u32>,
+    /// How many may hold the lock at once: the largest number that a holder has asked for. Absent
+    /// when no holder asked for slots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u32, required = false, minimum = 2, maximum = 256))]
+    pub slots: Option<u32>,
+    /// The holder of each slot that is held, in the order of the slots. Absent when no holder asked
+    /// for slots. The fields of the holder beside this list are those of the first one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub holders: Vec<SlotHolder>,
+    /// The answer of each node, about slot 1. Absent in listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]
     pub nodes: Option<Vec<NodeAnswer>>,

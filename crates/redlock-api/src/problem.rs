@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::locks::{HeldLock, NodeAnswer};
+use crate::locks::{HeldLock, NodeAnswer, SlotHolder};
 
 /// The content type of every error body.
 pub const PROBLEM_MEDIA_TYPE: &str = "application/problem+json";
@@ -67,6 +67,10 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<HeldLock>, required = false))]
     pub held: Option<Vec<HeldLock>>,
+    /// The holders of the slots that are taken, in the order of the slots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<SlotHolder>, required = false))]
+    pub holders: Option<Vec<SlotHolder>>,
     /// The answer of each node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<NodeAnswer>, required = false))]

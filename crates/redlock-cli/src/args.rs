@@ -28,6 +28,11 @@ Waiting:
   begins; `--wait forever` asks again until one answers.
   `acquire` tries once, unless --wait says how long to wait.
 
+Several holders:
+  With `--slots 4`, four may hold the lock at once. `--take 2` takes two of the
+  four places, for heavy work. A run that waits for many places is not
+  overtaken at its gateway by runs that need few.
+
 Exit codes (`run` exits as its command does, with 128 + N after signal N):
   1    `nodes`: the gateway is not ready, for example without a quorum
   64   usage error, or the gateway refuses the request
@@ -194,7 +199,12 @@ pub(crate) enum Command {
     Watch { name: String },
     /// Release a lock whoever holds it; the holder is not stopped, so only a resource that checks
     /// fencing tokens refuses its late writes
-    ForceRelease { name: String },
+    ForceRelease {
+        name: String,
+        /// Which slot of the lock to release, as `status` shows them
+        #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+        slot: u32,
+    },
     /// Show the gateway's state and its masters; exits with 1 unless the gateway is ready
     Nodes,
     /// Print a completion script
@@ -239,6 +249,15 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "TEXT", env = "REDLOCK_OWNER")]
     pub(crate) owner: Option<String>,
 
+    /// How many may hold the lock at once: 1 to 256. Everybody who uses the lock should give the
+    /// same number, because the largest one in use is the bound [default: one holder]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) slots: Option<u32>,
+
+    /// How many of the slots to take, all or none: 1 to --slots
+    #[arg(long, value_name = "NUMBER", requires = "slots", default_value_t = 1, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) take: u32,
+
     /// Text stored beside the lock, for people; repeat for several
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) metadata: Vec<(String, String)>,
@@ -271,7 +290,7 @@ impl Command {
             | Self::Release { name, .. }
             | Self::Status { name }
             | Self::Watch { name }
-            | Self::ForceRelease { name } => Some(name),
+            | Self::ForceRelease { name, .. } => Some(name),
             Self::List { .. }
             | Self::Nodes
             | Self::Completions { .. }
@@ -286,6 +305,10 @@ impl Lock {
     pub(crate) fn of(&self, client: &Client, default_owner: &str) -> redlock_client::Lock {
         let lock = client.lock(&self.name).ttl(self.ttl);
         let lock = lock.owner(self.owner.as_deref().unwrap_or(default_owner));
+        let lock = match self.slots {
+            Some(slots) => lock.slots(slots, self.take),
+            None => lock,
+        };
         self.metadata.iter().fold(lock, |lock, (key, value)| lock.metadata(key, value))
     }
 }

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::CommandFactory;
-use redlock_client::{Client, LockStatus, NodeHealth, Waiter, default_owner};
+use redlock_client::{Client, LockStatus, NodeHealth, SlotHolder, Waiter, default_owner};
 use rustix::process::Pid;
 use serde_json::json;
 
@@ -46,12 +46,16 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             Command::Status { name } => {
                 let status = client.status(&name).await?;
                 print(is_json, &status.json, format_args!("{}", in_words(&status)))?;
-                if is_json { Ok(()) } else { print_waiters(&status) }
+                if is_json {
+                    return Ok(());
+                }
+                print_holders(&status)?;
+                print_waiters(&status)
             }
             Command::List { prefix } => list(&client, &prefix, is_json).await,
             Command::Watch { name } => watch(&client, &name, is_json).await,
-            Command::ForceRelease { name } => {
-                client.force_release(&name).await?;
+            Command::ForceRelease { name, slot } => {
+                client.force_release_slot(&name, slot).await?;
                 Ok(())
             }
             Command::Nodes => nodes(&client, is_json).await,
@@ -131,9 +135,13 @@ async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), ExitOut
     let mut last = None;
     loop {
         let status = client.status(name).await?;
-        let now = (status.state, status.fencing_token);
+        let holders = status.holders.iter().map(|holder| (holder.slot, holder.fencing_token));
+        let now = (status.state, status.fencing_token, holders.collect::<Vec<_>>());
         if last.as_ref() != Some(&now) {
             print(is_json, &status.json, format_args!("{}", in_words(&status)))?;
+            if !is_json {
+                print_holders(&status)?;
+            }
             last = Some(now);
         }
         tokio::time::sleep(WATCH_INTERVAL).await;
@@ -155,7 +163,12 @@ async fn nodes(client: &Client, is_json: bool) -> Result<(), ExitOutcome> {
 fn in_words(status: &LockStatus) -> String {
     let LockStatus { name, state, owner, key, fencing_token, expires_in_ms, acquired_at, .. } =
         status;
-    let mut words = format!("{name}: {state}");
+    if let Some(slots) = status.slots.filter(|_| !status.holders.is_empty()) {
+        let held = status.holders.len();
+        return format!("{name}: {held} of {slots} slots are held");
+    }
+    let slot = status.slot.map_or_else(String::new, |slot| format!(" slot {slot}"));
+    let mut words = format!("{name}:{slot} {state}");
     let mut add = |what: &str, value: Option<String>| {
         if let Some(value) = value {
             words += &format!("{what}{value}");
@@ -173,6 +186,21 @@ fn in_words(status: &LockStatus) -> String {
         add(", ", Some(format!("{key:?} = {value:?}")));
     }
     words
+}
+
+/// Prints the holder of each slot of a lock.
+fn print_holders(status: &LockStatus) -> Result<(), ExitOutcome> {
+    for SlotHolder { slot, holder, fencing_token, expires_in_ms, acquired_at } in &status.holders {
+        let label = holder.as_ref().map_or_else(|| "somebody".into(), |label| format!("{label:?}"));
+        let since = acquired_at.as_ref().map_or_else(String::new, |at| format!(" since {at}"));
+        let left = expires_in_ms.map_or_else(String::new, |left| {
+            format!(", expires in {:.1} s unless extended", left as f64 / 1000.0)
+        });
+        let token = fencing_token.map_or_else(String::new, |it| format!(", fencing token {it}"));
+        let words = format!("  slot {slot}: {label}{since}{left}{token}");
+        print(false, &json!(null), format_args!("{words}"))?;
+    }
+    Ok(())
 }
 
 /// Prints the line for a lock at the gateway that answered.

@@ -286,9 +286,13 @@ impl Client {
         &self,
         name: &str,
         idempotency_key: &str,
+        slots: Option<(u32, u32)>,
     ) -> Result<(), Error> {
-        let call =
+        let mut call =
             Call::of_lock(Method::DELETE, name)?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
+        if let Some((slots, take)) = slots {
+            call.path.push_str(&format!("?slots={slots}&take={take}"));
+        }
         let until = Moment::now() + ONE_TRY;
         self.ask::<Value>(&call, until, ONE_TRY, IfUnreachable::Fail).await.map(|_| ())
     }
@@ -298,8 +302,19 @@ impl Client {
     /// # Errors
     /// [`Error::Refused`] with status 404 when the lock is free; [`Error::Unavailable`].
     pub async fn force_release(&self, name: &str) -> Result<(), Error> {
+        self.force_release_slot(name, 1).await
+    }
+
+    /// Releases one slot of a lock, from 1, whoever holds it. Slot 1 is the lock itself.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with status 404 when the slot is free; [`Error::Unavailable`].
+    pub async fn force_release_slot(&self, name: &str, slot: u32) -> Result<(), Error> {
         let mut call = Call::of_lock(Method::DELETE, name)?;
         call.path.push_str("?force=true");
+        if slot != 1 {
+            call.path.push_str(&format!("&slot={slot}"));
+        }
         self.ask_at_once::<Value>(&call).await.map(|_| ())
     }
 

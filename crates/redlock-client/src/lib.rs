@@ -65,7 +65,8 @@ mod together;
 mod waiting;
 
 pub use redlock_api::{
-    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode, Waiter,
+    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode,
+    SlotHolder, Waiter,
 };
 
 pub use self::client::{Answer, Client, ClientBuilder};

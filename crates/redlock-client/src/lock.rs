@@ -54,6 +54,7 @@ pub struct Lock {
     at_least: Duration,
     priority: Option<u8>,
     queue: Option<Queue>,
+    slots: Option<(u32, u32)>,
     on_waiting: Option<Callback>,
 }
 
@@ -101,6 +102,7 @@ impl Client {
             at_least: Duration::ZERO,
             priority: None,
             queue: None,
+            slots: None,
             on_waiting: None,
         }
     }
@@ -178,6 +180,13 @@ impl Lock {
         Self { queue: Some(queue), ..self }
     }
 
+    /// Takes `take` of the lock's `slots` places, all or none: so many may hold the lock at once, up
+    /// to 256. Every request for a lock should give the same `slots`, because the largest number
+    /// in use is the bound. Without this, the lock has one holder.
+    pub fn slots(self, slots: u32, take: u32) -> Self {
+        Self { slots: Some((slots, take)), ..self }
+    }
+
     /// Acquires the lock, and extends it until the guard is released or dropped. Dropping the
     /// future leaves the queue.
     ///
@@ -253,7 +262,8 @@ impl Lock {
         // All repetitions have the same key, so each answer is about the same grant.
         let key = hex::encode(random);
         let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
-        let request = Request { client: self.client.clone(), name: self.name.clone(), key };
+        let (client, name, slots) = (self.client.clone(), self.name.clone(), self.slots);
+        let request = Request { client, name, key, slots };
         let mut unanswered = Unanswered(Some(request.clone()));
         let mut route = self.client.route();
         let answer = tokio::select! {
@@ -397,6 +407,8 @@ impl Lock {
                 Queue::All => "all".into(),
                 Queue::Newest => "newest".into(),
             }),
+            slots: self.slots.map(|(slots, _)| slots.into()),
+            take: self.slots.map(|(_, take)| take.into()),
             owner: Some(self.owner.clone().unwrap_or_else(owner::of_this_process).into()),
             metadata: (!self.metadata.is_empty()).then(|| json!(self.metadata)),
         }
@@ -418,12 +430,13 @@ struct Request {
     client: Client,
     name: String,
     key: String,
+    slots: Option<(u32, u32)>,
 }
 
 impl Request {
     async fn release(&self) {
-        let Self { client, name, key } = self;
-        if let Err(error) = client.release_by_key(name, key).await {
+        let Self { client, name, key, slots } = self;
+        if let Err(error) = client.release_by_key(name, key, *slots).await {
             let name = name.clone();
             log::write(move || {
                 tracing::debug!(

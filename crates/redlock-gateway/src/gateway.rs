@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
-    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockSet, LockState,
-    NodeReport, PlacePermit, Priority, QueueMode, Redlock, Ttl, Waiter,
+    AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
+    PlacePermit, Priority, QueueMode, Redlock, Ttl, Waiter,
 };
 use tokio::sync::Notify;
 
@@ -23,7 +23,7 @@ pub use self::grant::{GrantGuard, LeaseView};
 use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
-pub use self::tokens::{PresentedToken, ResolvedToken};
+pub use self::tokens::{PresentedToken, ResolvedToken, Target};
 use crate::config::Limits;
 use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
@@ -58,10 +58,7 @@ pub struct Gateway {
 /// An acquire with checked arguments.
 #[derive(Debug)]
 pub struct AcquireRequest {
-    /// The lock, or the first one of `set`.
-    pub name: LockName,
-    /// All locks, if the request is for a set. No place in a queue is kept for such a request.
-    pub set: Option<LockSet>,
+    pub target: Target,
     pub ttl: Ttl,
     pub info: Info,
     /// The only principal that may use the token. With `None`, anybody with the token may.
@@ -219,8 +216,7 @@ impl Gateway {
         }
         let AcquireRequest {
             started,
-            name,
-            set,
+            target,
             ttl,
             info,
             principal,
@@ -234,10 +230,10 @@ impl Gateway {
         } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let terms = self.memory.terms(&self.locks);
-        let others = set.as_ref().map_or(&[][..], |set| &set.names()[1..]);
-        let mut reservations = Vec::with_capacity(1 + others.len());
-        for name in std::iter::once(&name).chain(others) {
-            let terms = terms.clone();
+        let name = target.name().clone();
+        let mut reservations = Vec::with_capacity(target.count());
+        for at in 0..target.count() {
+            let (name, terms) = (target.counted(at), terms.clone());
             match client.reserve(name.as_str(), info.as_bytes().len(), until, terms) {
                 Ok(reservation) => reservations.push(reservation),
                 Err(exceeded) => {
@@ -252,7 +248,7 @@ impl Gateway {
         let (owner, shown) = tokens::owner(
             &self.locks,
             &self.cluster,
-            (&name, set.as_ref()),
+            &target,
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
@@ -263,19 +259,25 @@ impl Gateway {
             max_hold: Some(max_hold),
             priority,
             queue,
+            slots: match &target {
+                Target::Slots(_, slots) => Some(*slots),
+                Target::Lock(_) | Target::Set(_) => None,
+            },
         };
         let result = match wait {
-            None => match &set {
-                None => self.locks.acquire(&name, ttl, options).await,
+            None => match &target {
+                Target::Lock(_) | Target::Slots(..) => {
+                    self.locks.acquire(&name, ttl, options).await
+                }
                 // Boxed, because an unboxed future would make the future of every request larger.
-                Some(set) => {
+                Target::Set(set) => {
                     Box::pin(self.locks.acquire_set(set, ttl, options, None, |_| Ok(()))).await
                 }
             },
             Some(patience) => {
                 let acquired = async {
                     let mut place = None;
-                    let Some(set) = &set else {
+                    let Target::Set(set) = &target else {
                         let waits = || {
                             place = Some(self.wait_share.take(&client, &name)?);
                             in_flight.wait();
@@ -319,15 +321,15 @@ impl Gateway {
                 // The request that got the grant has counted the lock's memory. A replay renews the
                 // TTL, so only the end of the lock is counted anew.
                 let terms = self.memory.terms(&self.locks);
-                let names = set.as_ref().map_or(std::slice::from_ref(&name), LockSet::names);
-                names.iter().for_each(|name| client.extended(name.as_str(), until, &terms));
+                for at in 0..target.count() {
+                    client.extended(target.counted(at).as_str(), until, &terms);
+                }
             }
             let guard = GrantGuard {
                 locks: self.locks.clone(),
                 memory: self.memory.clone(),
                 client,
-                lock: Some((name, lease.clone())),
-                others: set.map_or_else(Vec::new, |set| set.names()[1..].to_vec()),
+                grant: Some((target, lease.clone())),
             };
             // The validity is computed again. If the lease has run out since the votes, the client
             // does not get it: the guard is dropped and releases the lock.
@@ -398,7 +400,10 @@ impl Gateway {
         if let Ok(view) = &result {
             self.in_flight.record_round(view.elapsed);
             let until = Instant::now() + ttl.duration().max(view.validity);
-            client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
+            let terms = self.memory.terms(&self.locks);
+            for _ in 0..view.token.slots().count() {
+                client.extended(name.as_str(), until, &terms);
+            }
         }
         self.counted(name, Operation::Extend, OutcomeLabel::Extended, result)
     }
@@ -414,13 +419,18 @@ impl Gateway {
         let release = self.within_share(client.begin_release(name.as_str(), terms))?;
         let kept_for = self.locks.kept_for(&token.known);
         let result = self.locks.release(name, &token.known).await;
+        let slots = token.known.slots().count();
+        let terms = self.memory.terms(&self.locks);
         match (&result, kept_for) {
-            (Ok(()), None) => release.succeeded(),
+            (Ok(()), None) => {
+                release.succeeded();
+                (1..slots).for_each(|_| client.released(name.as_str(), &terms));
+            }
             // The masters store the lock until then.
             (Ok(()), Some(kept_for)) => {
                 release.keeps_the_lock();
                 let until = Instant::now() + kept_for;
-                client.extended(name.as_str(), until, &self.memory.terms(&self.locks));
+                (0..slots).for_each(|_| client.extended(name.as_str(), until, &terms));
             }
             (Err(_), _) => drop(release),
         }
@@ -428,20 +438,25 @@ impl Gateway {
     }
 
     /// Releases every grant of one idempotency key of this principal, for a client without the
-    /// token.
-    ///
-    /// `set`: all locks of the request that had the key, if it was for a set.
+    /// token. `target`: what the request with the key asked for. `name`: this lock of it.
     pub async fn release_by_key(
         &self,
         name: &LockName,
-        set: Option<&LockSet>,
+        target: &Target,
         (principal, idempotency_key): (Option<&str>, &str),
         client: &Client,
     ) -> Result<(), Refusal> {
         let terms = self.memory.terms(&self.locks);
         let release = self.within_share(client.begin_release(name.as_str(), terms))?;
-        let owner = tokens::owner_of_key(&self.cluster, (name, set), principal, idempotency_key);
-        let result = self.locks.release_owner(name, &owner).await.map(|_| ());
+        let owner = tokens::owner_of_key(&self.cluster, target, principal, idempotency_key);
+        let released = match target {
+            Target::Slots(_, slots) => {
+                // Boxed, because an unboxed future would make the future of every request larger.
+                Box::pin(self.locks.release_owner_of_slots(name, *slots, &owner)).await
+            }
+            Target::Lock(_) | Target::Set(_) => self.locks.release_owner(name, &owner).await,
+        };
+        let result = released.map(|_| ());
         if result.is_ok() {
             release.succeeded();
         }
@@ -452,18 +467,18 @@ impl Gateway {
         result.inspect_err(|_| self.telemetry.quota_exceeded()).map_err(Refusal::Quota)
     }
 
-    /// Releases a lock, whoever holds it. Calls `found` with the holder before the release is sent
-    /// to the nodes.
+    /// Releases a slot of a lock, whoever holds it. Calls `found` with the holder before the release
+    /// is sent to the nodes.
     pub async fn force_release(
         &self,
-        name: &LockName,
+        (name, slot): (&LockName, u16),
         found: impl FnOnce(&HeldBy) + Send,
     ) -> Result<(), Refusal> {
         self.counted(
             name,
             Operation::Release,
             OutcomeLabel::Released,
-            self.locks.force_release(name, found).await,
+            self.locks.force_release_slot(name, slot, found).await,
         )
     }
 
@@ -501,9 +516,10 @@ impl Gateway {
         self.locks.line_length(name)
     }
 
-    /// Reads the lock's state from the nodes. The metrics count this as an operation.
-    pub async fn inspect(&self, name: &LockName) -> Inspection {
-        let inspection = self.locks.inspect(name).await;
+    /// Reads the lock's state from the nodes, and that of its first `slots` slots. The metrics count
+    /// this as an operation.
+    pub async fn inspect(&self, name: &LockName, slots: u16) -> Inspection {
+        let inspection = self.locks.inspect_slots(name, slots).await;
         let outcome = match &inspection.state {
             LockState::Held(_) => OutcomeLabel::Found,
             LockState::Free => OutcomeLabel::Free,

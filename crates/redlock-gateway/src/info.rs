@@ -18,6 +18,9 @@ pub struct LockMetadata {
     /// The name of the key that acquired the lock. `None` where there are no keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
+    /// How many slots the lock has, as the request that acquired it said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u16>,
 }
 
 impl LockMetadata {
@@ -51,8 +54,12 @@ mod tests {
     #[test]
     fn what_is_stored_is_read_again() {
         let metadata = BTreeMap::from([("k".to_owned(), "v".to_owned())]);
-        let stored =
-            LockMetadata { owner: Some("a \"b\"".into()), metadata, key: Some("ci".into()) };
+        let stored = LockMetadata {
+            owner: Some("a \"b\"".into()),
+            metadata,
+            key: Some("ci".into()),
+            slots: Some(4),
+        };
         assert_eq!(LockMetadata::read(stored.write().unwrap().as_bytes()), stored);
         assert_eq!(LockMetadata::read(b"not ours"), LockMetadata::default());
         assert_eq!(LockMetadata::default().write().unwrap().as_bytes(), b"");

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlock_core::{Lease, LockName, LockToken, Redlock, Ttl};
+use redlock_core::{Lease, LockToken, Redlock, Ttl};
+
+use super::tokens::Target;
 
 use crate::overload::MasterMemory;
 use crate::overload::clients::Client;
@@ -31,29 +33,35 @@ pub struct GrantGuard {
     pub(super) locks: Redlock,
     pub(super) memory: Arc<MasterMemory>,
     pub(super) client: Arc<Client>,
-    pub(super) lock: Option<(LockName, Lease)>,
-    /// The other locks of a set.
-    pub(super) others: Vec<LockName>,
+    pub(super) grant: Option<(Target, Lease)>,
 }
 
 impl GrantGuard {
     /// Disarms the guard: the connection has taken the answer.
     pub fn delivered(mut self) {
-        self.lock = None;
+        self.grant = None;
     }
 }
 
 impl Drop for GrantGuard {
     fn drop(&mut self) {
-        if let Some((name, lease)) = self.lock.take() {
-            tracing::debug!(lock = %name, "a grant could not be delivered and is released");
+        if let Some((target, lease)) = self.grant.take() {
+            let lock = target.name();
+            tracing::debug!(%lock, "a grant could not be delivered and is released");
             // A replayed grant stays, on the masters and in the quota: an earlier answer may have
             // delivered it.
-            for name in std::iter::once(&name).chain(&self.others) {
-                if !lease.replayed {
-                    self.client.released(name.as_str(), &self.memory.terms(&self.locks));
+            if !lease.replayed {
+                let terms = self.memory.terms(&self.locks);
+                for at in 0..target.count() {
+                    self.client.released(target.counted(at).as_str(), &terms);
                 }
-                self.locks.abandon(name, &lease);
+            }
+            match &target {
+                Target::Set(set) => {
+                    set.names().iter().for_each(|name| self.locks.abandon(name, &lease));
+                }
+                // The token knows the slots.
+                Target::Lock(name) | Target::Slots(name, _) => self.locks.abandon(name, &lease),
             }
         }
     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use redlock_core::{
-    LockError, LockName, LockSet, LockState, LockToken, Owner, OwnerChoice, Redlock,
+    LockError, LockName, LockSet, LockState, LockToken, Owner, OwnerChoice, Redlock, Slots,
 };
 
 use crate::info::LockMetadata;
@@ -39,15 +39,49 @@ impl ResolvedToken {
     }
 }
 
-/// What a request asks for: a lock, or all locks of a set.
-pub(super) type Asked<'a> = (&'a LockName, Option<&'a LockSet>);
+/// What an acquire asks for.
+#[derive(Debug, Clone)]
+pub enum Target {
+    Lock(LockName),
+    /// Slots of a lock with several.
+    Slots(LockName, Slots),
+    /// All locks of a set. No place in a queue is kept for such a request.
+    Set(LockSet),
+}
+
+impl Target {
+    /// The lock, or the first one of a set.
+    pub fn name(&self) -> &LockName {
+        match self {
+            Self::Lock(name) | Self::Slots(name, _) => name,
+            Self::Set(set) => &set.names()[0],
+        }
+    }
+
+    /// How many locks the masters store for a grant.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Lock(_) => 1,
+            Self::Slots(_, slots) => slots.take().into(),
+            Self::Set(set) => set.names().len(),
+        }
+    }
+
+    /// The name of each of these locks, as the client's use of the masters' memory counts it.
+    pub(super) fn counted(&self, at: usize) -> &LockName {
+        match self {
+            Self::Lock(name) | Self::Slots(name, _) => name,
+            Self::Set(set) => &set.names()[at],
+        }
+    }
+}
 
 /// Returns the owner to send to the nodes. If the client will see another owner in its token,
 /// returns that one too.
 pub(super) fn owner(
     locks: &Redlock,
     cluster: &str,
-    lock: Asked<'_>,
+    lock: &Target,
     principal: Option<&str>,
     idempotency_key: Option<&str>,
 ) -> (OwnerChoice, Option<Owner>) {
@@ -67,7 +101,7 @@ pub(super) fn owner(
 /// The owner on the nodes for all requests of this principal with one idempotency key.
 pub(super) fn owner_of_key(
     cluster: &str,
-    lock: Asked<'_>,
+    lock: &Target,
     principal: Option<&str>,
     idempotency_key: &str,
 ) -> Owner {
@@ -79,14 +113,17 @@ pub(super) fn owner_of_key(
 /// idempotency key, so a client may send its retry to any gateway.
 fn derived_owner(
     cluster: &str,
-    lock: Asked<'_>,
+    lock: &Target,
     principal: Option<&str>,
     idempotency_key: &str,
 ) -> Owner {
     let principal = principal.unwrap_or("anonymous");
     match lock {
-        (name, None) => Owner::derive(cluster, principal, name, idempotency_key),
-        (_, Some(set)) => Owner::derive_of_set(cluster, principal, set, idempotency_key),
+        Target::Lock(name) => Owner::derive(cluster, principal, name, idempotency_key),
+        Target::Slots(name, slots) => {
+            Owner::derive_of_slots(cluster, principal, (name, *slots), idempotency_key)
+        }
+        Target::Set(set) => Owner::derive_of_set(cluster, principal, set, idempotency_key),
     }
 }
 
@@ -111,7 +148,8 @@ pub(super) async fn resolve(
         return Ok(own);
     }
     let is_of_the_future = shown.fencing().get() > locks.wall_micros();
-    match locks.inspect(name).await.state {
+    let slot = shown.slots().iter().next().unwrap_or(1);
+    match locks.inspect_slot(name, slot).await.state {
         LockState::Held(by) => {
             // The comparison uses the owner. The text beside the lock also names the principal, but
             // a repair may have lost the text.

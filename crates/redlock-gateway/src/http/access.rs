@@ -108,7 +108,7 @@ impl Route {
 
 /// Whether a release takes the lock from whoever holds it.
 pub(super) fn is_forced(uri: &Uri) -> bool {
-    uri.query() == Some("force=true")
+    uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "force=true"))
 }
 
 /// A caller with the permission that its route needs.
@@ -242,24 +242,25 @@ impl Access {
         Ok(self.app.gateway.enter_lease(&self.client).await?)
     }
 
-    /// Charges a request for a set for its locks after the first, all together or not at all: for
-    /// each, one request off the rate of the key and a turn in the fair queue.
-    pub(super) async fn charge_set(&self, locks: usize) -> Result<(), ApiError> {
+    /// Charges a request for several locks, or slots of a lock, for those after the first, all
+    /// together or not at all: for each, one request off the rate of the key and a turn in the fair
+    /// queue.
+    pub(super) async fn charge_locks(&self, locks: usize) -> Result<(), ApiError> {
         let Some(more) = u32::try_from(locks - 1).ok().and_then(NonZeroU32::new) else {
             return Ok(());
         };
         self.caller.check_rate_of_many(more).map_err(|exceeded| match exceeded {
             RateExceeded::Until(pause) => {
                 let detail = format!(
-                    "a set of {locks} names counts as {locks} requests, and the API key has used up its rate \
+                    "a request for {locks} names or slots counts as {locks} requests, and the API key has used up its rate \
                      (`rate` and `burst` in the keys file)"
                 );
                 RATE_LIMITED.because(detail).retry_after(pause)
             }
             RateExceeded::BeyondBurst(burst) => {
                 let detail = format!(
-                    "a set of {locks} names counts as {locks} requests, and the API key has a `burst` of {burst}; raise \
-                     `burst` in the keys file, or ask for fewer names"
+                    "a request for {locks} names or slots counts as {locks} requests, and the API key has a `burst` of \
+                     {burst}; raise `burst` in the keys file, or ask for fewer"
                 );
                 RATE_LIMITED.because(detail).retry_after(LONG_PAUSE)
             }

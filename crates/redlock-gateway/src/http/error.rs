@@ -18,7 +18,7 @@ use redlock_api::{HeldLock, NodeAnswer, PROBLEM_MEDIA_TYPE, Problem, ProblemCode
 use redlock_core::{HeldBy, LinePlace, LockError, NodeReport, Ttl, WaitLimit};
 
 pub(super) use self::kinds::*;
-use super::wire::{json_line, node_answer, rfc3339};
+use super::wire::{json_line, node_answer, rfc3339, slot_holder};
 use crate::auth::AuthError;
 use crate::config::show;
 use crate::gateway::{Refusal, TooManyListings};
@@ -126,6 +126,7 @@ impl ProblemKind {
             queue_position: None,
             queue_place_expires_ms: None,
             held: None,
+            holders: None,
             nodes: None,
             runbook: self.runbook().map(Into::into),
         };
@@ -248,6 +249,8 @@ impl ApiError {
         let kept_for = by.line.as_ref().and_then(|line| line.kept_for);
         self.report.problem.queue_place_expires_ms =
             kept_for.map(|kept_for| kept_for.as_millis() as u64);
+        let holders = by.holders.iter().map(|holder| slot_holder(holder, false)).collect();
+        self.report.problem.holders = Some(holders).filter(|holders: &Vec<_>| !holders.is_empty());
         self
     }
 
@@ -434,6 +437,7 @@ fn describe(by: &HeldBy) -> String {
             let left = left.as_millis();
             format!("nobody holds it, but it stays closed for {left} ms more")
         }
+        _ if !by.holders.is_empty() => describe_slots(by),
         _ => describe_holder(by),
     };
     match by.line.as_deref().copied() {
@@ -446,6 +450,18 @@ fn describe(by: &HeldBy) -> String {
             format!("{holds}; {} in line, the place is not kept", ordinal(position))
         }
         None => holds,
+    }
+}
+
+fn describe_slots(by: &HeldBy) -> String {
+    let taken = by.holders.len();
+    let slots = if taken == 1 { "1 slot is taken" } else { &format!("{taken} slots are taken") };
+    match by.expires_in {
+        Some(left) => {
+            let left = left.as_millis();
+            format!("{slots}, too many for this request; enough may expire in {left} ms")
+        }
+        None => format!("{slots}, too many for this request"),
     }
 }
 

@@ -11,13 +11,13 @@ use http::request::Parts;
 use http::{HeaderMap, Uri};
 use redlock_api::AcquireBody;
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN, PREFER};
-use redlock_core::{Info, LockName, LockToken, Priority, QueueMode, Ttl};
+use redlock_core::{Info, LockName, LockToken, Priority, QueueMode, Slots, SlotsError, Ttl};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
 
 pub(super) use self::body::Json;
-use super::access::{Route, is_forced, no_secret};
+use super::access::{Route, no_secret};
 use super::error::{
     ApiError, INVALID_BODY, INVALID_PARAMETER, INVALID_TOKEN, INVALID_TTL, INVALID_WAIT,
     MISSING_TOKEN, TTL_WAYS_OUT,
@@ -90,8 +90,12 @@ impl<S: Send + Sync> FromRequestParts<S> for ExtendHead {
 
 /// What entitles a DELETE to release the lock.
 pub(super) enum ReleaseBy {
-    Holder(TokenOrKey),
-    Force,
+    Token(LockToken),
+    /// The idempotency key of the acquire, from a client that never got the token, and the slots
+    /// that the acquire asked for.
+    IdempotencyKey(String, Option<Slots>),
+    /// Nothing but the permission to take this slot from whoever holds it.
+    Force(u16),
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
@@ -99,19 +103,106 @@ impl<S: Send + Sync> FromRequestParts<S> for ReleaseBy {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let refused = |detail: &str| Err(INVALID_PARAMETER.because(detail));
-        let has_token = parts.headers.contains_key(&LOCK_TOKEN);
-        match parts.uri.query() {
-            _ if is_forced(&parts.uri) && has_token => {
-                refused("force=true and a Lock-Token exclude each other")
+        let ReleaseQuery { force, slot, slots, take } = release_query(&parts.uri)?;
+        if force {
+            if parts.headers.contains_key(&LOCK_TOKEN) {
+                return refused("force=true and a Lock-Token exclude each other");
+            }
+            if slots.is_some() || take.is_some() {
+                return refused(
+                    "slots and take belong to an Idempotency-Key; force=true takes slot=N",
+                );
             }
             // A malformed key is refused here too, although it is not used.
-            _ if is_forced(&parts.uri) => idempotency_key(&parts.headers).map(|_| Self::Force),
-            None | Some("" | "force=false") => token_or_key(&parts.headers).map(Self::Holder),
-            // Other parameters are refused. A misspelt `force=true` must not turn a forced release
-            // into a release by token.
-            Some(_) => refused(
-                "the only query parameter here is force=true, for a key with the force permission",
-            ),
+            return idempotency_key(&parts.headers).map(|_| Self::Force(slot.unwrap_or(1)));
+        }
+        if slot.is_some() {
+            return refused("slot=N belongs to force=true");
+        }
+        match token_or_key(&parts.headers)? {
+            // The token knows its slots.
+            TokenOrKey::Token(token) => Ok(Self::Token(token)),
+            TokenOrKey::IdempotencyKey(key) => {
+                let slots = match (slots, take) {
+                    (None, None) => None,
+                    (None, Some(_)) => return refused("take belongs to slots=K"),
+                    (Some(slots), take) => {
+                        let slots = Slots::new(slots.into(), take.unwrap_or(1).into());
+                        Some(slots.map_err(|error| INVALID_PARAMETER.because(error.to_string()))?)
+                    }
+                };
+                Ok(Self::IdempotencyKey(key, slots))
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct ReleaseQuery {
+    force: bool,
+    slot: Option<u16>,
+    slots: Option<u16>,
+    take: Option<u16>,
+}
+
+/// The query of a release. Unknown and repeated parameters are refused: a misspelt `force=true`
+/// must not turn a forced release into a release by token.
+fn release_query(uri: &Uri) -> Result<ReleaseQuery, ApiError> {
+    let mut query = ReleaseQuery::default();
+    let mut seen = Vec::new();
+    for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let place = match name {
+            "force" => None,
+            "slot" => Some(&mut query.slot),
+            "slots" => Some(&mut query.slots),
+            "take" => Some(&mut query.take),
+            _ => {
+                return Err(INVALID_PARAMETER.because(
+                    "the query parameters here are force=true and slot=N, for a key with the force permission, and \
+                     slots=K and take=W beside an Idempotency-Key",
+                ));
+            }
+        };
+        if seen.contains(&name) {
+            return Err(INVALID_PARAMETER.because(format!("{name} is there more than once")));
+        }
+        seen.push(name);
+        match place {
+            Some(place) => *place = Some(slot_number(name, value)?),
+            None if matches!(value, "true" | "false") => query.force = value == "true",
+            None => {
+                let detail = "force is neither true nor false; send force=true to release the lock whoever holds it";
+                return Err(INVALID_PARAMETER.because(detail));
+            }
+        }
+    }
+    Ok(query)
+}
+
+/// A number of slots, or of a slot, in a query.
+fn slot_number(name: &str, value: &str) -> Result<u16, ApiError> {
+    let number = value.parse().ok().filter(|number| (1..=Slots::MAX).contains(number));
+    number.ok_or_else(|| {
+        let given: String = value.chars().take(40).collect();
+        INVALID_PARAMETER.because(format!("{name} is {given:?}; allowed are 1 to {}", Slots::MAX))
+    })
+}
+
+/// The query of an inspection: how many slots to read, and all that a lock can have without it.
+pub(super) struct InspectQuery(pub(super) u16);
+
+impl<S: Send + Sync> FromRequestParts<S> for InspectQuery {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        match parts.uri.query() {
+            None | Some("") => Ok(Self(Slots::MAX)),
+            Some(query) => match query.split_once('=') {
+                Some(("slots", value)) => slot_number("slots", value).map(Self),
+                _ => Err(INVALID_PARAMETER
+                    .because("the only query parameter here is slots=K: how many slots to read")),
+            },
         }
     }
 }
@@ -318,6 +409,41 @@ pub fn requested_priority(value: Option<&Value>) -> Result<Priority, ApiError> {
     })
 }
 
+/// How many may hold the lock at once, and how many of these slots the request takes, as a body
+/// asks. `None` if it asks for a lock with one holder.
+pub fn requested_slots(
+    slots: Option<&Value>,
+    take: Option<&Value>,
+) -> Result<Option<Slots>, ApiError> {
+    let number = |what: &str, value: &Value, allowed: &str| {
+        whole(value).ok_or_else(|| {
+            let given = shortened(value);
+            INVALID_BODY.because(format!("{what} is {given}; allowed are {allowed}"))
+        })
+    };
+    let take = take.map(|take| number("take", take, "1 to the number of slots")).transpose()?;
+    let Some(slots) = slots else {
+        return match take {
+            None => Ok(None),
+            Some(take) => Err(INVALID_BODY.because(format!(
+                "take is {take}, but slots is missing; send how many slots the lock has, such as {{\"slots\": 4, \
+                 \"take\": {take}}}"
+            ))),
+        };
+    };
+    let slots = number("slots", slots, &format!("1 to {}", Slots::MAX))?;
+    Slots::new(slots, take.unwrap_or(1)).map(Some).map_err(|error| {
+        INVALID_BODY.because(match error {
+            SlotsError::Count { given } => {
+                format!("slots is {given}; allowed are 1 to {}", Slots::MAX)
+            }
+            SlotsError::Take { given, count } => {
+                format!("take is {given}; allowed are 1 to {count}, the number of slots")
+            }
+        })
+    })
+}
+
 /// Which requests wait at the same time, as a body asks, or all.
 pub fn requested_queue(value: Option<&Value>) -> Result<QueueMode, ApiError> {
     match value.map(|value| (value, value.as_str())) {
@@ -369,7 +495,7 @@ pub fn metadata(body: AcquireBody, principal: Option<&str>) -> Result<LockMetada
             format!("metadata has {size} bytes in keys and values; allowed are {MAX_METADATA}");
         return Err(INVALID_BODY.because(detail));
     }
-    Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned) })
+    Ok(LockMetadata { owner, metadata, key: principal.map(str::to_owned), slots: None })
 }
 
 /// Whether a character makes a text look like another one: line separators, and the marks,

@@ -7,20 +7,20 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
 use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
-use redlock_core::{HeldBy, LockName, LockToken};
+use redlock_core::{HeldBy, LockName, LockToken, Slots};
 
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, Json, ListQuery, ReleaseBy, TokenOrKey, metadata, requested_hold,
-    requested_priority, requested_queue, requested_ttl, stored,
+    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, metadata, requested_hold,
+    requested_priority, requested_queue, requested_slots, requested_ttl, stored,
 };
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::wire::{lease, lock_list, lock_status};
 use crate::auth::{Caller, Verb};
-use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken};
-use crate::info::label_of;
+use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken, Target};
+use crate::info::{LockMetadata, label_of};
 use crate::overload::in_flight::RequestClass;
 
 /// Acquire a lock
@@ -36,6 +36,13 @@ use crate::overload::in_flight::RequestClass;
 /// gateway tries again only when several contenders divided the nodes' votes so that none got a
 /// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 /// request leaves the queue, and a lock that was granted to it is released.
+///
+/// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+/// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+/// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+/// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+/// Such a request counts once for each slot in the rate of the key and in the client's share of the
+/// masters' memory.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
@@ -55,7 +62,7 @@ use crate::overload::in_flight::RequestClass;
         (status = 400, description = "invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
-        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
+        (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, with slots holders, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
         (status = 429, description = "too_many_waiters (in all, for this lock, or of this client), rate_limited, quota_exceeded"),
         (status = 503, description = "quorum_unavailable: nothing is held; outcome_unknown: an earlier request with the same Idempotency-Key may hold it, try again; draining, overloaded, audit_unavailable"),
     )
@@ -76,11 +83,16 @@ pub(super) async fn acquire(
     let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
     let queue = requested_queue(body.queue.as_ref())?;
+    let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
+    access.charge_locks(slots.map_or(1, |slots| slots.take().into())).await?;
     let metadata = metadata(body, access.caller().principal())?;
+    let metadata = LockMetadata { slots: slots.map(Slots::count).filter(|it| *it > 1), ..metadata };
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
     let request = AcquireRequest {
-        name: name.clone(),
-        set: None,
+        target: match slots {
+            None => Target::Lock(name.clone()),
+            Some(slots) => Target::Slots(name.clone(), slots),
+        },
         hold_at_least,
         ttl,
         info: stored(&metadata)?,
@@ -98,7 +110,11 @@ pub(super) async fn acquire(
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
 
-    let lease = lease(name, &view, metadata.owner);
+    let lease = Lease {
+        slots: slots.map(|slots| slots.count().into()),
+        slots_held: slots.map(|_| view.token.slots().iter().map(u32::from).collect()),
+        ..lease(name, &view, metadata.owner)
+    };
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
     // Only slashes are encoded: no other character that a name may have ends a segment of a path.
@@ -137,7 +153,7 @@ pub(super) fn add_grant_headers(
     patch, path = "/locks/{name}", operation_id = "extendLock", tag = "locks",
     params(
         LockPath,
-        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>", pattern = r"^(1|2-[1-9][0-9]{0,7})\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Lock-Token" = String, Header, description = "The token that acquiring the lock returned, bare or as <token>", pattern = r"^(1|2-[1-9][0-9]{0,7}|2-(0|[1-9][0-9]{0,7})-([2-9a-f]|[1-9a-f][0-9a-f]{1,63}))\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
     ),
     request_body = ExtendBody,
     responses(
@@ -161,6 +177,7 @@ pub(super) async fn extend(
     let caller = lock.check_again()?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
+    access.charge_locks(token.slots().count().into()).await?;
     let token = lock.resolve(&caller, token).await?;
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
@@ -182,13 +199,17 @@ pub(super) async fn extend(
 /// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 /// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
 /// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+/// If the `POST` had `slots` and `take`, send the same numbers in the query.
 /// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 #[utoipa::path(
     delete, path = "/locks/{name}", operation_id = "releaseLock", tag = "locks",
     params(
         LockPath,
-        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key.", pattern = r"^(1|2-[1-9][0-9]{0,7})\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key.", pattern = r"^(1|2-[1-9][0-9]{0,7}|2-(0|[1-9][0-9]{0,7})-([2-9a-f]|[1-9a-f][0-9a-f]{1,63}))\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("force" = Option<bool>, Query, nullable = false, description = "Release the lock whoever holds it, without a token. Needs a key with the force permission."),
+        ("slot" = Option<u32>, Query, nullable = false, description = "With force=true: which slot of the lock to release. Without it, slot 1, which is the lock itself.", minimum = 1, maximum = 256),
+        ("slots" = Option<u32>, Query, nullable = false, description = "With an Idempotency-Key: `slots` of the POST, if it had any.", minimum = 1, maximum = 256),
+        ("take" = Option<u32>, Query, nullable = false, description = "With an Idempotency-Key: `take` of the POST, if it had any.", minimum = 1, maximum = 256),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token or force=true.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
@@ -205,26 +226,33 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Held).await?;
     match by {
-        ReleaseBy::Holder(TokenOrKey::Token(token)) => {
+        ReleaseBy::Token(token) => {
+            access.charge_locks(token.slots().count().into()).await?;
             let token = lock.resolve(access.caller(), token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
-        ReleaseBy::Holder(TokenOrKey::IdempotencyKey(key)) => {
+        ReleaseBy::IdempotencyKey(key, slots) => {
+            access.charge_locks(slots.map_or(1, |slots| slots.count().into())).await?;
             let whose = (access.caller().principal(), key.as_str());
+            let target = match slots {
+                None => Target::Lock(name.clone()),
+                Some(slots) => Target::Slots(name.clone(), slots),
+            };
             // Boxed, because an unboxed future would make the future of every request larger.
             let released =
-                Box::pin(access.gateway().release_by_key(name, None, whose, access.client())).await;
+                Box::pin(access.gateway().release_by_key(name, &target, whose, access.client()))
+                    .await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
-        ReleaseBy::Force => {
+        ReleaseBy::Force(slot) => {
             let found = |by: &HeldBy| {
                 access.note(|entry| {
                     entry.owner = label_of(&by.info);
                     entry.is_sent = true;
                 });
             };
-            let released = Box::pin(access.gateway().force_release(name, found)).await;
+            let released = Box::pin(access.gateway().force_release((name, slot), found)).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
     }
@@ -266,22 +294,30 @@ pub(super) async fn resolve(
 /// Inspect a lock
 ///
 /// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-/// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-/// the state may have changed before the answer arrives.
+/// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+/// its holders are shown. For people and dashboards only: the state may have changed before the
+/// answer arrives.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
-    params(LockPath),
+    params(
+        LockPath,
+        ("slots" = Option<u32>, Query, nullable = false, description = "How many slots to read. Without it, all 256 that a lock can have; with it the masters read fewer.", minimum = 1, maximum = 256),
+    ),
     responses(
         (status = 200, description = "The lock: held, free or unknown", body = LockStatus),
-        (status = 400, description = "invalid_name"),
+        (status = 400, description = "invalid_name, invalid_parameter"),
         CommonErrors,
         (status = 503, description = "overloaded"),
     )
 )]
-pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
+pub(super) async fn inspect(
+    lock: LockAccess,
+    InspectQuery(slots): InspectQuery,
+) -> Result<Response, ApiError> {
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Other).await?;
-    let inspection = access.gateway().inspect(name).await;
+    // Boxed, because an unboxed future would make the future of every request larger.
+    let inspection = Box::pin(access.gateway().inspect(name, slots)).await;
     let waiters = access.gateway().waiters(name);
     json_response(StatusCode::OK, &lock_status(name, inspection, waiters, access.sees_nodes()))
 }
@@ -309,7 +345,8 @@ pub(super) async fn inspect(lock: LockAccess) -> Result<Response, ApiError> {
 )]
 pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, ApiError> {
     let _in_flight = access.enter(RequestClass::Other).await?;
-    let is_listed = |name: &_| access.caller().may(Verb::List, name);
+    // A slot is listed for a key that may list its lock.
+    let is_listed = |name: &LockName| access.caller().may(Verb::List, &name.lock_and_slot().0);
     let request = ListRequest {
         client: access.client(),
         principal: access.caller().principal(),

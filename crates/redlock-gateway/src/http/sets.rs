@@ -26,7 +26,7 @@ use super::render::{grant_response, json_response};
 use super::wire::lease;
 use crate::audit::AuditPart;
 use crate::auth::Verb;
-use crate::gateway::{AcquireRequest, LeaseView, Refusal};
+use crate::gateway::{AcquireRequest, LeaseView, Refusal, Target};
 use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
 
@@ -87,7 +87,7 @@ async fn acquire(
 ) -> Result<Response, ApiError> {
     let mut in_flight = access.enter(RequestClass::Other).await?;
     check_again(access, Verb::Acquire, set.names())?;
-    access.charge_set(set.names().len()).await?;
+    access.charge_locks(set.names().len()).await?;
     let limits = access.limits();
     let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
@@ -98,8 +98,7 @@ async fn acquire(
     let metadata = metadata(body, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
     let request = AcquireRequest {
-        name: set.names()[0].clone(),
-        set: Some(set.clone()),
+        target: Target::Set(set.clone()),
         ttl,
         info: stored(&metadata)?,
         principal: access.caller().principal().map(Into::into),
@@ -224,7 +223,7 @@ fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease
     delete, path = "/locks", operation_id = "releaseLocks", tag = "locks",
     params(
         ("name" = Vec<String>, Query, explode = true, description = "The name of a lock: 1 to 32 times. Slashes need no percent-encoding here.", min_items = 1, max_items = 32),
-        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.", pattern = r"^(1|2-[1-9][0-9]{0,7})\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
+        ("Lock-Token" = Option<String>, Header, nullable = false, description = "The token that acquiring the set returned, bare or as <token>. Required without Idempotency-Key.", pattern = r"^(1|2-[1-9][0-9]{0,7}|2-(0|[1-9][0-9]{0,7})-([2-9a-f]|[1-9a-f][0-9a-f]{1,63}))\.[1-8][0-9]{15}\.[0-9a-f]{40}$"),
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "The key of the POST, for a client that never got the token. Ignored beside a Lock-Token.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
     ),
     responses(
@@ -254,7 +253,7 @@ async fn release_each(
 ) -> Result<Response, ApiError> {
     let _in_flight = access.enter(RequestClass::Held).await?;
     check_again(access, Verb::Release, set.names())?;
-    access.charge_set(set.names().len()).await?;
+    access.charge_locks(set.names().len()).await?;
     let releases: Vec<_> = (0..set.names().len())
         .map(|index| {
             Box::pin(async move {
@@ -308,7 +307,8 @@ async fn release(
         }
         TokenOrKey::IdempotencyKey(key) => {
             let whose = (access.caller().principal(), key.as_str());
-            gateway.release_by_key(name, Some(set), whose, access.client()).await
+            let target = Target::Set(set.clone());
+            gateway.release_by_key(name, &target, whose, access.client()).await
         }
     };
     released.map_err(|refusal| access.refused_on(name, refusal))

@@ -3,9 +3,11 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redlock_api::{Health, Lease, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Waiter};
+use redlock_api::{
+    Health, Lease, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, SlotHolder, Waiter,
+};
 use redlock_core::node::NodeStatus;
-use redlock_core::{HeldBy, Inspection, LockName, NodeReport, NodeView, Priority};
+use redlock_core::{HeldBy, Inspection, LockName, NodeReport, NodeView, Priority, SlotSet};
 use serde::Serialize;
 
 use crate::gateway::{LeaseView, ListView, Readiness};
@@ -27,6 +29,23 @@ pub fn lease(name: &LockName, view: &LeaseView, owner: Option<String>) -> Lease 
         nodes_granted: view.nodes_granted as u32,
         nodes_total: view.nodes_total as u32,
         waiters: None,
+        slots: None,
+        slots_held: Some(view.token.slots())
+            .filter(|slots| *slots != SlotSet::FIRST)
+            .map(|slots| slots.iter().map(u32::from).collect()),
+    }
+}
+
+/// The holder of a slot. `with_token`: whether the fencing token is shown.
+pub(super) fn slot_holder(holder: &redlock_core::SlotHolder, with_token: bool) -> SlotHolder {
+    let redlock_core::SlotHolder { slot, by } = holder;
+    let fencing = by.fencing.filter(|_| !by.is_kept_free());
+    SlotHolder {
+        slot: (*slot).into(),
+        holder: label_of(&by.info),
+        fencing_token: fencing.filter(|_| with_token).map(|token| token.get()),
+        expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
+        acquired_at: fencing.map(|token| rfc3339(token.get())),
     }
 }
 
@@ -80,21 +99,40 @@ pub(super) fn lock_status(
         is_away: waiter.is_away,
         priority: Some(waiter.priority).filter(|it| *it != Priority::default()).map(Priority::get),
     };
+    let holders = inspection.holders;
+    let asked = holders.iter().filter_map(|holder| LockMetadata::read(&holder.by.info).slots);
+    let slots = asked.chain(holders.iter().map(|holder| holder.slot)).max().filter(|it| *it > 1);
+    // Of a lock with slots, slot 1 may be free although others are held.
+    let state = match (inspection.state, holders.first()) {
+        (redlock_core::LockState::Free | redlock_core::LockState::Unknown, Some(first)) => {
+            redlock_core::LockState::Held(first.by.clone())
+        }
+        (state, _) => state,
+    };
     LockStatus {
         nodes: Some(nodes.collect()),
         waiters: waiters.into_iter().map(waiter).collect(),
         waiters_total: Some(total as u64).filter(|total| *total > 0),
-        ..majority_view(name, inspection.state)
+        slots: slots.map(u32::from),
+        holders: match slots {
+            None => Vec::new(),
+            Some(_) => holders.iter().map(|holder| slot_holder(holder, true)).collect(),
+        },
+        ..majority_view(name, state)
     }
 }
 
 /// A page of held locks. `shows`: whether the caller may see more of a lock than that it is held.
 pub(super) fn lock_list(page: ListView, shows: impl Fn(&LockName) -> bool) -> LockList {
-    let status = |(name, state)| match state {
-        redlock_core::LockState::Held(_) if !shows(&name) => {
-            status_of(&name, LockState::Held, HeldBy::default())
-        }
-        state => majority_view(&name, state),
+    let status = |(stored, state): (LockName, _)| {
+        let (name, slot) = stored.lock_and_slot();
+        let status = match state {
+            redlock_core::LockState::Held(_) if !shows(&name) => {
+                status_of(&name, LockState::Held, HeldBy::default())
+            }
+            state => majority_view(&name, state),
+        };
+        LockStatus { slot: Some(slot.into()).filter(|slot| *slot > 1), ..status }
     };
     LockList { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next }
 }
@@ -109,7 +147,7 @@ fn majority_view(name: &LockName, state: redlock_core::LockState) -> LockStatus 
 }
 
 fn status_of(name: &LockName, state: LockState, by: HeldBy) -> LockStatus {
-    let LockMetadata { owner, key, metadata } = LockMetadata::read(&by.info);
+    let LockMetadata { owner, key, metadata, slots } = LockMetadata::read(&by.info);
     LockStatus {
         name: name.as_str().into(),
         state,
@@ -119,6 +157,9 @@ fn status_of(name: &LockName, state: LockState, by: HeldBy) -> LockStatus {
         fencing_token: by.fencing.map(|token| token.get()),
         expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
         acquired_at: by.fencing.map(|token| rfc3339(token.get())),
+        slot: None,
+        slots: slots.map(u32::from),
+        holders: Vec::new(),
         nodes: None,
         waiters: Vec::new(),
         waiters_total: None,
