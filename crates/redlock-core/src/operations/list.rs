@@ -215,8 +215,12 @@ pub(crate) async fn list(
 }
 
 fn names_of(keys: &[Bytes], key_prefix: &str) -> Vec<LockName> {
-    let name_of =
-        |key: &Bytes| std::str::from_utf8(key).ok()?.strip_prefix(key_prefix)?.parse().ok();
+    let name_of = |key: &Bytes| {
+        let stored = LockName::stored(std::str::from_utf8(key).ok()?.strip_prefix(key_prefix)?)?;
+        // Names of earlier versions that no request can have now are not shown.
+        let (lock, _) = stored.lock_and_slot();
+        lock.as_str().parse::<LockName>().is_ok().then_some(stored)
+    };
     keys.iter().filter_map(name_of).collect()
 }
 

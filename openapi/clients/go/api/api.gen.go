@@ -296,6 +296,13 @@ type AcquireBody struct {
 	// wait there for the same lock are answered 409 `superseded`.
 	Queue *AcquireBodyQueue `json:"queue,omitempty"`
 
+	// Slots How many may hold the lock at once: from 1 to 256. Every request for a lock should give the
+	// same number: the largest one in use is the bound. Without it, the lock has one holder.
+	Slots *int32 `json:"slots,omitempty"`
+
+	// Take How many of the slots the request takes, all or none: from 1 to `slots`. Without it, 1.
+	Take *int32 `json:"take,omitempty"`
+
 	// TTLMs How long the lock lives without an extension, in milliseconds: from 10 to the configured
 	// maximum (300000 by default). Without it the configured default applies (30000).
 	TTLMs *int32 `json:"ttl_ms,omitempty"`
@@ -453,6 +460,13 @@ type Lease struct {
 	// Owner The label from the request.
 	Owner *string `json:"owner,omitempty"`
 
+	// Slots Only in the answer to a `POST` with `slots`: that number.
+	Slots *int32 `json:"slots,omitempty"`
+
+	// SlotsHeld Which slots of the lock are held. Absent for a lock without slots, and in the answer to a
+	// `PATCH` for slot 1 alone.
+	SlotsHeld []int32 `json:"slots_held,omitempty"`
+
 	// Token The secret to send as `Lock-Token` to extend or release.
 	Token string `json:"token"`
 
@@ -502,6 +516,10 @@ type LockStatus struct {
 	// FencingToken The holder's fencing token. Absent when another Redlock client holds the lock.
 	FencingToken *int64 `json:"fencing_token,omitempty"`
 
+	// Holders The holder of each slot that is held, in the order of the slots. Absent when no holder asked
+	// for slots. The fields of the holder beside this list are those of the first one.
+	Holders []SlotHolder `json:"holders,omitempty"`
+
 	// Key The name of the API key that acquired the lock. Absent where there are no keys.
 	Key *string `json:"key,omitempty"`
 
@@ -511,11 +529,18 @@ type LockStatus struct {
 	// Name The lock's name.
 	Name string `json:"name"`
 
-	// Nodes The answer of each node. Absent in listings.
+	// Nodes The answer of each node, about slot 1. Absent in listings.
 	Nodes []NodeAnswer `json:"nodes,omitempty"`
 
 	// Owner The holder's label.
 	Owner *string `json:"owner,omitempty"`
+
+	// Slot In listings: which slot of the lock this is, if it is another one than slot 1.
+	Slot *int32 `json:"slot,omitempty"`
+
+	// Slots How many may hold the lock at once: the largest number that a holder has asked for. Absent
+	// when no holder asked for slots.
+	Slots *int32 `json:"slots,omitempty"`
 
 	// State Held by a majority; free: nobody can have a majority; unknown: too few nodes answered.
 	State LockState `json:"state"`
@@ -613,6 +638,9 @@ type Problem struct {
 	// Holder The holder's label.
 	Holder *string `json:"holder,omitempty"`
 
+	// Holders The holders of the slots that are taken, in the order of the slots.
+	Holders []SlotHolder `json:"holders,omitempty"`
+
 	// Nodes The answer of each node.
 	Nodes []NodeAnswer `json:"nodes,omitempty"`
 
@@ -706,6 +734,24 @@ type SetLease struct {
 	ValidityMs int32 `json:"validity_ms"`
 }
 
+// SlotHolder The holder of one slot of a lock.
+type SlotHolder struct {
+	// AcquiredAt When the slot was acquired, by the wall clock of the acquiring gateway, RFC 3339.
+	AcquiredAt *time.Time `json:"acquired_at,omitempty"`
+
+	// ExpiresInMs Milliseconds until the slot is free unless it is extended or released.
+	ExpiresInMs *int64 `json:"expires_in_ms,omitempty"`
+
+	// FencingToken The holder's fencing token. Absent in the answer to a refused `POST`.
+	FencingToken *int64 `json:"fencing_token,omitempty"`
+
+	// Holder The holder's label.
+	Holder *string `json:"holder,omitempty"`
+
+	// Slot The slot's number, from 1.
+	Slot int32 `json:"slot"`
+}
+
 // Waiter A request that waits for a lock at this gateway.
 type Waiter struct {
 	// IsAway Whether the last request has ended and the gateway keeps its place for the next one.
@@ -761,11 +807,26 @@ type ReleaseLockParams struct {
 	// Force Release the lock whoever holds it, without a token. Needs a key with the force permission.
 	Force *bool `form:"force,omitempty" json:"force,omitempty"`
 
+	// Slot With force=true: which slot of the lock to release. Without it, slot 1, which is the lock itself.
+	Slot *int32 `form:"slot,omitempty" json:"slot,omitempty"`
+
+	// Slots With an Idempotency-Key: `slots` of the POST, if it had any.
+	Slots *int32 `form:"slots,omitempty" json:"slots,omitempty"`
+
+	// Take With an Idempotency-Key: `take` of the POST, if it had any.
+	Take *int32 `form:"take,omitempty" json:"take,omitempty"`
+
 	// LockToken The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key.
 	LockToken *string `json:"Lock-Token,omitempty"`
 
 	// IdempotencyKey The key of the POST, for a client that never got the token. Ignored beside a Lock-Token or force=true.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
+}
+
+// GetLockParams defines parameters for GetLock.
+type GetLockParams struct {
+	// Slots How many slots to read. Without it, all 256 that a lock can have; with it the masters read fewer.
+	Slots *int32 `form:"slots,omitempty" json:"slots,omitempty"`
 }
 
 // ExtendLockParams defines parameters for ExtendLock.
@@ -983,6 +1044,7 @@ type ClientInterface interface {
 	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
 	// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+	// If the `POST` had `slots` and `take`, send the same numbers in the query.
 	// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
 	// Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
@@ -991,11 +1053,12 @@ type ClientInterface interface {
 	// GetLock Inspect a lock
 	//
 	// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-	// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-	// the state may have changed before the answer arrives.
+	// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+	// its holders are shown. For people and dashboards only: the state may have changed before the
+	// answer arrives.
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
-	GetLock(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*http.Response, error)
+	GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ExtendLockWithBody Extend a lock
 	//
@@ -1033,6 +1096,13 @@ type ClientInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
+	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+	// Such a request counts once for each slot in the rate of the key and in the client's share of the
+	// masters' memory.
+	//
 	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /locks/{name} (the `AcquireLock` operationId).
@@ -1051,6 +1121,13 @@ type ClientInterface interface {
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
+	//
+	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+	// Such a request counts once for each slot in the rate of the key and in the client's share of the
+	// masters' memory.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1268,6 +1345,7 @@ func (c *Client) AcquireLocks(ctx context.Context, params *AcquireLocksParams, b
 // node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 // on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
 // the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+// If the `POST` had `slots` and `take`, send the same numbers in the query.
 // With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //
 // Corresponds with DELETE /locks/{name} (the `ReleaseLock` operationId).
@@ -1286,12 +1364,13 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 // GetLock Inspect a lock
 //
 // Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-// the state may have changed before the answer arrives.
+// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+// its holders are shown. For people and dashboards only: the state may have changed before the
+// answer arrives.
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
-func (c *Client) GetLock(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewGetLockRequest(c.Server, name)
+func (c *Client) GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetLockRequest(c.Server, name, params)
 	if err != nil {
 		return nil, err
 	}
@@ -1358,6 +1437,13 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
+// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+// Such a request counts once for each slot in the rate of the key and in the client's share of the
+// masters' memory.
+//
 // Takes any type of body and a specified content type.
 //
 // Corresponds with POST /locks/{name} (the `AcquireLock` operationId).
@@ -1386,6 +1472,13 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 // gateway tries again only when several contenders divided the nodes' votes so that none got a
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
+//
+// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+// Such a request counts once for each slot in the rate of the key and in the client's share of the
+// masters' memory.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -1803,6 +1896,42 @@ func NewReleaseLockRequest(server string, name string, params *ReleaseLockParams
 
 		}
 
+		if params.Slot != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "slot", *params.Slot, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Slots != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "slots", *params.Slots, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if params.Take != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "take", *params.Take, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
 		if encoded := queryValues.Encode(); encoded != "" {
 			rawQueryFragments = append(rawQueryFragments, encoded)
 		}
@@ -1844,7 +1973,7 @@ func NewReleaseLockRequest(server string, name string, params *ReleaseLockParams
 }
 
 // NewGetLockRequest constructs an http.Request for the GetLock method
-func NewGetLockRequest(server string, name string) (*http.Request, error) {
+func NewGetLockRequest(server string, name string, params *GetLockParams) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -1867,6 +1996,33 @@ func NewGetLockRequest(server string, name string) (*http.Request, error) {
 	queryURL, err := serverURL.Parse(operationPath)
 	if err != nil {
 		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if params.Slots != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "slots", *params.Slots, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
@@ -2230,6 +2386,7 @@ type ClientWithResponsesInterface interface {
 	// node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 	// on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
 	// the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+	// If the `POST` had `slots` and `take`, send the same numbers in the query.
 	// With a `Lock-Token` or `force=true`, the gateway ignores the key.
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -2240,13 +2397,14 @@ type ClientWithResponsesInterface interface {
 	// GetLockWithResponse Inspect a lock
 	//
 	// Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-	// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-	// the state may have changed before the answer arrives.
+	// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+	// its holders are shown. For people and dashboards only: the state may have changed before the
+	// answer arrives.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
-	GetLockWithResponse(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*GetLockResponse, error)
+	GetLockWithResponse(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*GetLockResponse, error)
 
 	// ExtendLockWithBodyWithResponse Extend a lock
 	//
@@ -2284,6 +2442,13 @@ type ClientWithResponsesInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
+	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+	// Such a request counts once for each slot in the rate of the key and in the client's share of the
+	// masters' memory.
+	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /locks/{name} (the `AcquireLock` operationId).
@@ -2302,6 +2467,13 @@ type ClientWithResponsesInterface interface {
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
+	//
+	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+	// Such a request counts once for each slot in the rate of the key and in the client's share of the
+	// masters' memory.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -3852,6 +4024,7 @@ func (c *ClientWithResponses) AcquireLocksWithResponse(ctx context.Context, para
 // node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
 // on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
 // the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+// If the `POST` had `slots` and `take`, send the same numbers in the query.
 // With a `Lock-Token` or `force=true`, the gateway ignores the key.
 //
 // Returns a wrapper object for the known response body format(s).
@@ -3868,14 +4041,15 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 // GetLockWithResponse Inspect a lock
 //
 // Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-// this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-// the state may have changed before the answer arrives.
+// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+// its holders are shown. For people and dashboards only: the state may have changed before the
+// answer arrives.
 //
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
-func (c *ClientWithResponses) GetLockWithResponse(ctx context.Context, name string, reqEditors ...RequestEditorFn) (*GetLockResponse, error) {
-	rsp, err := c.GetLock(ctx, name, reqEditors...)
+func (c *ClientWithResponses) GetLockWithResponse(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*GetLockResponse, error) {
+	rsp, err := c.GetLock(ctx, name, params, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -3930,6 +4104,13 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
+// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+// Such a request counts once for each slot in the rate of the key and in the client's share of the
+// masters' memory.
+//
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /locks/{name} (the `AcquireLock` operationId).
@@ -3954,6 +4135,13 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 // gateway tries again only when several contenders divided the nodes' votes so that none got a
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
+//
+// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+// or none. Every request for a lock should give the same `slots`: the largest number in use is the
+// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+// Such a request counts once for each slot in the rate of the key and in the client's share of the
+// masters' memory.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

@@ -14,8 +14,9 @@ export interface paths {
         /**
          * Inspect a lock
          * @description Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-         *     this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-         *     the state may have changed before the answer arrives.
+         *     this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+         *     its holders are shown. For people and dashboards only: the state may have changed before the
+         *     answer arrives.
          */
         get: operations["getLock"];
         put?: never;
@@ -32,6 +33,13 @@ export interface paths {
          *     gateway tries again only when several contenders divided the nodes' votes so that none got a
          *     majority: a few times, within milliseconds. When the client disconnects before the answer, the
          *     request leaves the queue, and a lock that was granted to it is released.
+         *
+         *     With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+         *     or none. Every request for a lock should give the same `slots`: the largest number in use is the
+         *     bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+         *     gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+         *     Such a request counts once for each slot in the rate of the key and in the client's share of the
+         *     masters' memory.
          */
         post: operations["acquireLock"];
         /**
@@ -47,6 +55,7 @@ export interface paths {
          *     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
          *     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
          *     the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+         *     If the `POST` had `slots` and `take`, send the same numbers in the query.
          *     With a `Lock-Token` or `force=true`, the gateway ignores the key.
          */
         delete: operations["releaseLock"];
@@ -250,6 +259,19 @@ export interface components {
              * @enum {string}
              */
             queue?: "all" | "newest";
+            /**
+             * Format: int32
+             * @description How many may hold the lock at once: from 1 to 256. Every request for a lock should give the
+             *     same number: the largest one in use is the bound. Without it, the lock has one holder.
+             * @example 4
+             */
+            slots?: number;
+            /**
+             * Format: int32
+             * @description How many of the slots the request takes, all or none: from 1 to `slots`. Without it, 1.
+             * @example 1
+             */
+            take?: number;
             /**
              * Format: int32
              * @description How long the lock lives without an extension, in milliseconds: from 10 to the configured
@@ -527,6 +549,16 @@ export interface components {
             nodes_total: number;
             /** @description The label from the request. */
             owner?: string;
+            /**
+             * Format: int32
+             * @description Only in the answer to a `POST` with `slots`: that number.
+             */
+            slots?: number;
+            /**
+             * @description Which slots of the lock are held. Absent for a lock without slots, and in the answer to a
+             *     `PATCH` for slot 1 alone.
+             */
+            slots_held?: number[];
             /** @description The secret to send as `Lock-Token` to extend or release. */
             token: string;
             /**
@@ -632,6 +664,11 @@ export interface components {
              * @description The holder's fencing token. Absent when another Redlock client holds the lock.
              */
             fencing_token?: number;
+            /**
+             * @description The holder of each slot that is held, in the order of the slots. Absent when no holder asked
+             *     for slots. The fields of the holder beside this list are those of the first one.
+             */
+            holders?: components["schemas"]["SlotHolder"][];
             /** @description The name of the API key that acquired the lock. Absent where there are no keys. */
             key?: string;
             /** @description The holder's metadata. */
@@ -640,10 +677,21 @@ export interface components {
             };
             /** @description The lock's name. */
             name: string;
-            /** @description The answer of each node. Absent in listings. */
+            /** @description The answer of each node, about slot 1. Absent in listings. */
             nodes?: components["schemas"]["NodeAnswer"][];
             /** @description The holder's label. */
             owner?: string;
+            /**
+             * Format: int32
+             * @description In listings: which slot of the lock this is, if it is another one than slot 1.
+             */
+            slot?: number;
+            /**
+             * Format: int32
+             * @description How many may hold the lock at once: the largest number that a holder has asked for. Absent
+             *     when no holder asked for slots.
+             */
+            slots?: number;
             /** @description Held by a majority; free: nobody can have a majority; unknown: too few nodes answered. */
             state: components["schemas"]["LockState"];
             /**
@@ -777,6 +825,8 @@ export interface components {
             held?: components["schemas"]["HeldLock"][];
             /** @description The holder's label. */
             holder?: string;
+            /** @description The holders of the slots that are taken, in the order of the slots. */
+            holders?: components["schemas"]["SlotHolder"][];
             /** @description The answer of each node. */
             nodes?: components["schemas"]["NodeAnswer"][];
             /**
@@ -924,6 +974,39 @@ export interface components {
             validity_ms: number;
         };
         /**
+         * @description The holder of one slot of a lock.
+         * @example {
+         *       "slot": 3,
+         *       "holder": "build 4711",
+         *       "expires_in_ms": 21400,
+         *       "acquired_at": "2025-11-21T11:39:25.123Z"
+         *     }
+         */
+        SlotHolder: {
+            /**
+             * Format: date-time
+             * @description When the slot was acquired, by the wall clock of the acquiring gateway, RFC 3339.
+             */
+            acquired_at?: string;
+            /**
+             * Format: int64
+             * @description Milliseconds until the slot is free unless it is extended or released.
+             */
+            expires_in_ms?: number;
+            /**
+             * Format: int64
+             * @description The holder's fencing token. Absent in the answer to a refused `POST`.
+             */
+            fencing_token?: number;
+            /** @description The holder's label. */
+            holder?: string;
+            /**
+             * Format: int32
+             * @description The slot's number, from 1.
+             */
+            slot: number;
+        };
+        /**
          * @description A request that waits for a lock at this gateway.
          * @example {
          *       "owner": "hourly-report on host-3",
@@ -959,7 +1042,10 @@ export type $defs = Record<string, never>;
 export interface operations {
     getLock: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description How many slots to read. Without it, all 256 that a lock can have; with it the masters read fewer. */
+                slots?: number;
+            };
             header?: never;
             path: {
                 /**
@@ -981,7 +1067,7 @@ export interface operations {
                     "application/json": components["schemas"]["LockStatus"];
                 };
             };
-            /** @description invalid_name */
+            /** @description invalid_name, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -1138,7 +1224,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
+            /** @description lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, with slots holders, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long */
             409: {
                 headers: {
                     /** @description Seconds after which a retry makes sense */
@@ -1214,6 +1300,12 @@ export interface operations {
             query?: {
                 /** @description Release the lock whoever holds it, without a token. Needs a key with the force permission. */
                 force?: boolean;
+                /** @description With force=true: which slot of the lock to release. Without it, slot 1, which is the lock itself. */
+                slot?: number;
+                /** @description With an Idempotency-Key: `slots` of the POST, if it had any. */
+                slots?: number;
+                /** @description With an Idempotency-Key: `take` of the POST, if it had any. */
+                take?: number;
             };
             header?: {
                 /** @description The token that acquiring the lock returned, bare or as <token>. Required without force and Idempotency-Key. */

@@ -29,6 +29,7 @@ from .problem_code import ProblemCode
 from .release_result import ReleaseResult
 from .release_set_results import ReleaseSetResults
 from .set_lease import SetLease
+from .slot_holder import SlotHolder
 from .waiter import Waiter
 
 __all__ = (
@@ -60,5 +61,6 @@ __all__ = (
     "ReleaseResult",
     "ReleaseSetResults",
     "SetLease",
+    "SlotHolder",
     "Waiter",
 )

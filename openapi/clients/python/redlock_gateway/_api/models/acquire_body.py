@@ -43,6 +43,10 @@ class AcquireBody:
             requests with
             `newest`, only the newest waits. When it begins to wait at a gateway, the older ones that
             wait there for the same lock are answered 409 `superseded`. Example: all.
+        slots (int | Unset): How many may hold the lock at once: from 1 to 256. Every request for a lock should give the
+            same number: the largest one in use is the bound. Without it, the lock has one holder. Example: 4.
+        take (int | Unset): How many of the slots the request takes, all or none: from 1 to `slots`. Without it, 1.
+            Example: 1.
         ttl_ms (int | Unset): How long the lock lives without an extension, in milliseconds: from 10 to the configured
             maximum (300000 by default). Without it the configured default applies (30000). Example: 30000.
         wait_ms (int | Unset): How long to wait while the lock is held, in milliseconds, up to the configured
@@ -56,6 +60,8 @@ class AcquireBody:
     owner: str | Unset = UNSET
     priority: int | Unset = UNSET
     queue: AcquireBodyQueue | Unset = UNSET
+    slots: int | Unset = UNSET
+    take: int | Unset = UNSET
     ttl_ms: int | Unset = UNSET
     wait_ms: int | Unset = UNSET
 
@@ -74,6 +80,10 @@ class AcquireBody:
         if not isinstance(self.queue, Unset):
             queue = self.queue.value
 
+        slots = self.slots
+
+        take = self.take
+
         ttl_ms = self.ttl_ms
 
         wait_ms = self.wait_ms
@@ -91,6 +101,10 @@ class AcquireBody:
             field_dict["priority"] = priority
         if queue is not UNSET:
             field_dict["queue"] = queue
+        if slots is not UNSET:
+            field_dict["slots"] = slots
+        if take is not UNSET:
+            field_dict["take"] = take
         if ttl_ms is not UNSET:
             field_dict["ttl_ms"] = ttl_ms
         if wait_ms is not UNSET:
@@ -123,6 +137,10 @@ class AcquireBody:
         else:
             queue = AcquireBodyQueue(_queue)
 
+        slots = d.pop("slots", UNSET)
+
+        take = d.pop("take", UNSET)
+
         ttl_ms = d.pop("ttl_ms", UNSET)
 
         wait_ms = d.pop("wait_ms", UNSET)
@@ -133,6 +151,8 @@ class AcquireBody:
             owner=owner,
             priority=priority,
             queue=queue,
+            slots=slots,
+            take=take,
             ttl_ms=ttl_ms,
             wait_ms=wait_ms,
         )

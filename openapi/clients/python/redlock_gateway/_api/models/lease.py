@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from attrs import define as _attrs_define
 from attrs import field as _attrs_field
@@ -40,6 +40,10 @@ class Lease:
             round trip − `elapsed_ms`). More than `ttl_ms` after an extension that was shorter than the
             time left.
         owner (str | Unset): The label from the request.
+        slots (int | Unset): Only in the answer to a `POST` with `slots`: that number.
+        slots_held (list[int] | Unset): Which slots of the lock are held. Absent for a lock without slots, and in the
+            answer to a
+            `PATCH` for slot 1 alone.
         waiters (int | Unset): Only in the answer to `PATCH`: how many wait for this lock at this gateway, so that a
             holder
             may release it early.
@@ -55,6 +59,8 @@ class Lease:
     ttl_ms: int
     validity_ms: int
     owner: str | Unset = UNSET
+    slots: int | Unset = UNSET
+    slots_held: list[int] | Unset = UNSET
     waiters: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
 
@@ -79,6 +85,12 @@ class Lease:
 
         owner = self.owner
 
+        slots = self.slots
+
+        slots_held: list[int] | Unset = UNSET
+        if not isinstance(self.slots_held, Unset):
+            slots_held = self.slots_held
+
         waiters = self.waiters
 
         field_dict: dict[str, Any] = {}
@@ -98,6 +110,10 @@ class Lease:
         )
         if owner is not UNSET:
             field_dict["owner"] = owner
+        if slots is not UNSET:
+            field_dict["slots"] = slots
+        if slots_held is not UNSET:
+            field_dict["slots_held"] = slots_held
         if waiters is not UNSET:
             field_dict["waiters"] = waiters
 
@@ -128,6 +144,10 @@ class Lease:
 
         owner = d.pop("owner", UNSET)
 
+        slots = d.pop("slots", UNSET)
+
+        slots_held = cast(list[int], d.pop("slots_held", UNSET))
+
         waiters = d.pop("waiters", UNSET)
 
         lease = cls(
@@ -141,6 +161,8 @@ class Lease:
             ttl_ms=ttl_ms,
             validity_ms=validity_ms,
             owner=owner,
+            slots=slots,
+            slots_held=slots_held,
             waiters=waiters,
         )
 

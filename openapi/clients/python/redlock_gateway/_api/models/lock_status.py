@@ -14,6 +14,7 @@ from ..types import UNSET, Unset
 if TYPE_CHECKING:
     from ..models.lock_status_metadata import LockStatusMetadata
     from ..models.node_answer import NodeAnswer
+    from ..models.slot_holder import SlotHolder
     from ..models.waiter import Waiter
 
 
@@ -38,10 +39,16 @@ class LockStatus:
         expires_in_ms (int | Unset): Time until the majority's lock ends unless it is extended. Absent when it has no
             expiry.
         fencing_token (int | Unset): The holder's fencing token. Absent when another Redlock client holds the lock.
+        holders (list[SlotHolder] | Unset): The holder of each slot that is held, in the order of the slots. Absent when
+            no holder asked
+            for slots. The fields of the holder beside this list are those of the first one.
         key (str | Unset): The name of the API key that acquired the lock. Absent where there are no keys.
         metadata (LockStatusMetadata | Unset): The holder's metadata.
-        nodes (list[NodeAnswer] | Unset): The answer of each node. Absent in listings.
+        nodes (list[NodeAnswer] | Unset): The answer of each node, about slot 1. Absent in listings.
         owner (str | Unset): The holder's label.
+        slot (int | Unset): In listings: which slot of the lock this is, if it is another one than slot 1.
+        slots (int | Unset): How many may hold the lock at once: the largest number that a holder has asked for. Absent
+            when no holder asked for slots.
         waiters (list[Waiter] | Unset): The first 100 in this gateway's line for the lock, in order. Absent when nobody
             waits here,
             and in listings.
@@ -53,10 +60,13 @@ class LockStatus:
     acquired_at: datetime.datetime | Unset = UNSET
     expires_in_ms: int | Unset = UNSET
     fencing_token: int | Unset = UNSET
+    holders: list[SlotHolder] | Unset = UNSET
     key: str | Unset = UNSET
     metadata: LockStatusMetadata | Unset = UNSET
     nodes: list[NodeAnswer] | Unset = UNSET
     owner: str | Unset = UNSET
+    slot: int | Unset = UNSET
+    slots: int | Unset = UNSET
     waiters: list[Waiter] | Unset = UNSET
     waiters_total: int | Unset = UNSET
     additional_properties: dict[str, Any] = _attrs_field(init=False, factory=dict)
@@ -74,6 +84,13 @@ class LockStatus:
 
         fencing_token = self.fencing_token
 
+        holders: list[dict[str, Any]] | Unset = UNSET
+        if not isinstance(self.holders, Unset):
+            holders = []
+            for holders_item_data in self.holders:
+                holders_item = holders_item_data.to_dict()
+                holders.append(holders_item)
+
         key = self.key
 
         metadata: dict[str, Any] | Unset = UNSET
@@ -88,6 +105,10 @@ class LockStatus:
                 nodes.append(nodes_item)
 
         owner = self.owner
+
+        slot = self.slot
+
+        slots = self.slots
 
         waiters: list[dict[str, Any]] | Unset = UNSET
         if not isinstance(self.waiters, Unset):
@@ -112,6 +133,8 @@ class LockStatus:
             field_dict["expires_in_ms"] = expires_in_ms
         if fencing_token is not UNSET:
             field_dict["fencing_token"] = fencing_token
+        if holders is not UNSET:
+            field_dict["holders"] = holders
         if key is not UNSET:
             field_dict["key"] = key
         if metadata is not UNSET:
@@ -120,6 +143,10 @@ class LockStatus:
             field_dict["nodes"] = nodes
         if owner is not UNSET:
             field_dict["owner"] = owner
+        if slot is not UNSET:
+            field_dict["slot"] = slot
+        if slots is not UNSET:
+            field_dict["slots"] = slots
         if waiters is not UNSET:
             field_dict["waiters"] = waiters
         if waiters_total is not UNSET:
@@ -131,6 +158,7 @@ class LockStatus:
     def from_dict(cls: type[T], src_dict: Mapping[str, Any]) -> T:
         from ..models.lock_status_metadata import LockStatusMetadata
         from ..models.node_answer import NodeAnswer
+        from ..models.slot_holder import SlotHolder
         from ..models.waiter import Waiter
 
         d = dict(src_dict)
@@ -150,6 +178,15 @@ class LockStatus:
         expires_in_ms = d.pop("expires_in_ms", UNSET)
 
         fencing_token = d.pop("fencing_token", UNSET)
+
+        _holders = d.pop("holders", UNSET)
+        holders: list[SlotHolder] | Unset = UNSET
+        if _holders is not UNSET:
+            holders = []
+            for holders_item_data in _holders:
+                holders_item = SlotHolder.from_dict(holders_item_data)
+
+                holders.append(holders_item)
 
         key = d.pop("key", UNSET)
 
@@ -171,6 +208,10 @@ class LockStatus:
 
         owner = d.pop("owner", UNSET)
 
+        slot = d.pop("slot", UNSET)
+
+        slots = d.pop("slots", UNSET)
+
         _waiters = d.pop("waiters", UNSET)
         waiters: list[Waiter] | Unset = UNSET
         if _waiters is not UNSET:
@@ -188,10 +229,13 @@ class LockStatus:
             acquired_at=acquired_at,
             expires_in_ms=expires_in_ms,
             fencing_token=fencing_token,
+            holders=holders,
             key=key,
             metadata=metadata,
             nodes=nodes,
             owner=owner,
+            slot=slot,
+            slots=slots,
             waiters=waiters,
             waiters_total=waiters_total,
         )

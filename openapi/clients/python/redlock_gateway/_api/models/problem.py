@@ -14,6 +14,7 @@ from ..types import UNSET, Unset
 if TYPE_CHECKING:
     from ..models.held_lock import HeldLock
     from ..models.node_answer import NodeAnswer
+    from ..models.slot_holder import SlotHolder
 
 
 T = TypeVar("T", bound="Problem")
@@ -41,6 +42,7 @@ class Problem:
         expires_in_ms (int | Unset): Milliseconds until the holder's lock expires unless it is extended.
         held (list[HeldLock] | Unset): The lock of a set that is held. Others may be held too.
         holder (str | Unset): The holder's label.
+        holders (list[SlotHolder] | Unset): The holders of the slots that are taken, in the order of the slots.
         nodes (list[NodeAnswer] | Unset): The answer of each node.
         queue_place_expires_ms (int | Unset): How long this gateway keeps the place, in milliseconds from now. A
             repeated request with the
@@ -64,6 +66,7 @@ class Problem:
     expires_in_ms: int | Unset = UNSET
     held: list[HeldLock] | Unset = UNSET
     holder: str | Unset = UNSET
+    holders: list[SlotHolder] | Unset = UNSET
     nodes: list[NodeAnswer] | Unset = UNSET
     queue_place_expires_ms: int | Unset = UNSET
     queue_position: int | Unset = UNSET
@@ -97,6 +100,13 @@ class Problem:
                 held.append(held_item)
 
         holder = self.holder
+
+        holders: list[dict[str, Any]] | Unset = UNSET
+        if not isinstance(self.holders, Unset):
+            holders = []
+            for holders_item_data in self.holders:
+                holders_item = holders_item_data.to_dict()
+                holders.append(holders_item)
 
         nodes: list[dict[str, Any]] | Unset = UNSET
         if not isinstance(self.nodes, Unset):
@@ -134,6 +144,8 @@ class Problem:
             field_dict["held"] = held
         if holder is not UNSET:
             field_dict["holder"] = holder
+        if holders is not UNSET:
+            field_dict["holders"] = holders
         if nodes is not UNSET:
             field_dict["nodes"] = nodes
         if queue_place_expires_ms is not UNSET:
@@ -153,6 +165,7 @@ class Problem:
     def from_dict(cls: type[T], src_dict: Mapping[str, Any]) -> T:
         from ..models.held_lock import HeldLock
         from ..models.node_answer import NodeAnswer
+        from ..models.slot_holder import SlotHolder
 
         d = dict(src_dict)
         code = ProblemCode(d.pop("code"))
@@ -187,6 +200,15 @@ class Problem:
 
         holder = d.pop("holder", UNSET)
 
+        _holders = d.pop("holders", UNSET)
+        holders: list[SlotHolder] | Unset = UNSET
+        if _holders is not UNSET:
+            holders = []
+            for holders_item_data in _holders:
+                holders_item = SlotHolder.from_dict(holders_item_data)
+
+                holders.append(holders_item)
+
         _nodes = d.pop("nodes", UNSET)
         nodes: list[NodeAnswer] | Unset = UNSET
         if _nodes is not UNSET:
@@ -216,6 +238,7 @@ class Problem:
             expires_in_ms=expires_in_ms,
             held=held,
             holder=holder,
+            holders=holders,
             nodes=nodes,
             queue_place_expires_ms=queue_place_expires_ms,
             queue_position=queue_position,

@@ -146,6 +146,13 @@ def sync_detailed(
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
 
+    With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+    or none. Every request for a lock should give the same `slots`: the largest number in use is the
+    bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+    gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+    Such a request counts once for each slot in the rate of the key and in the client's share of the
+    masters' memory.
+
     Args:
         name (str):
         idempotency_key (str | Unset):
@@ -198,6 +205,13 @@ def sync(
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
 
+    With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+    or none. Every request for a lock should give the same `slots`: the largest number in use is the
+    bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+    gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+    Such a request counts once for each slot in the rate of the key and in the client's share of the
+    masters' memory.
+
     Args:
         name (str):
         idempotency_key (str | Unset):
@@ -244,6 +258,13 @@ async def asyncio_detailed(
     gateway tries again only when several contenders divided the nodes' votes so that none got a
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
+
+    With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+    or none. Every request for a lock should give the same `slots`: the largest number in use is the
+    bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+    gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+    Such a request counts once for each slot in the rate of the key and in the client's share of the
+    masters' memory.
 
     Args:
         name (str):
@@ -294,6 +315,13 @@ async def asyncio(
     gateway tries again only when several contenders divided the nodes' votes so that none got a
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
+
+    With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
+    or none. Every request for a lock should give the same `slots`: the largest number in use is the
+    bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
+    gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
+    Such a request counts once for each slot in the rate of the key and in the client's share of the
+    masters' memory.
 
     Args:
         name (str):

@@ -9,18 +9,27 @@ from ... import errors
 from ...client import AuthenticatedClient, Client
 from ...models.lock_status import LockStatus
 from ...models.problem import Problem
-from ...types import Response
+from ...types import UNSET, Response, Unset
 
 
 def _get_kwargs(
     name: str,
+    *,
+    slots: int | Unset = UNSET,
 ) -> dict[str, Any]:
+
+    params: dict[str, Any] = {}
+
+    params["slots"] = slots
+
+    params = {k: v for k, v in params.items() if v is not UNSET and v is not None}
 
     _kwargs: dict[str, Any] = {
         "method": "get",
         "url": "/locks/{name}".format(
             name=quote(str(name), safe=""),
         ),
+        "params": params,
     }
 
     return _kwargs
@@ -90,15 +99,18 @@ def sync_detailed(
     name: str,
     *,
     client: AuthenticatedClient | Client,
+    slots: int | Unset = UNSET,
 ) -> Response[LockStatus | Problem]:
     """Inspect a lock
 
      Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-    the state may have changed before the answer arrives.
+    this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+    its holders are shown. For people and dashboards only: the state may have changed before the
+    answer arrives.
 
     Args:
         name (str):
+        slots (int | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -110,6 +122,7 @@ def sync_detailed(
 
     kwargs = _get_kwargs(
         name=name,
+        slots=slots,
     )
 
     response = client.get_httpx_client().request(
@@ -123,15 +136,18 @@ def sync(
     name: str,
     *,
     client: AuthenticatedClient | Client,
+    slots: int | Unset = UNSET,
 ) -> LockStatus | Problem | None:
     """Inspect a lock
 
      Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-    the state may have changed before the answer arrives.
+    this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+    its holders are shown. For people and dashboards only: the state may have changed before the
+    answer arrives.
 
     Args:
         name (str):
+        slots (int | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -144,6 +160,7 @@ def sync(
     return sync_detailed(
         name=name,
         client=client,
+        slots=slots,
     ).parsed
 
 
@@ -151,15 +168,18 @@ async def asyncio_detailed(
     name: str,
     *,
     client: AuthenticatedClient | Client,
+    slots: int | Unset = UNSET,
 ) -> Response[LockStatus | Problem]:
     """Inspect a lock
 
      Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-    the state may have changed before the answer arrives.
+    this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+    its holders are shown. For people and dashboards only: the state may have changed before the
+    answer arrives.
 
     Args:
         name (str):
+        slots (int | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -171,6 +191,7 @@ async def asyncio_detailed(
 
     kwargs = _get_kwargs(
         name=name,
+        slots=slots,
     )
 
     response = await client.get_async_httpx_client().request(**kwargs)
@@ -182,15 +203,18 @@ async def asyncio(
     name: str,
     *,
     client: AuthenticatedClient | Client,
+    slots: int | Unset = UNSET,
 ) -> LockStatus | Problem | None:
     """Inspect a lock
 
      Shows what a majority of the nodes stores, but never the token, and who waits for the lock at
-    this gateway, in order. The waiters of other gateways are not shown. For people and dashboards only:
-    the state may have changed before the answer arrives.
+    this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
+    its holders are shown. For people and dashboards only: the state may have changed before the
+    answer arrives.
 
     Args:
         name (str):
+        slots (int | Unset):
 
     Raises:
         errors.UnexpectedStatus: If the server returns an undocumented status code and Client.raise_on_unexpected_status is True.
@@ -204,5 +228,6 @@ async def asyncio(
         await asyncio_detailed(
             name=name,
             client=client,
+            slots=slots,
         )
     ).parsed

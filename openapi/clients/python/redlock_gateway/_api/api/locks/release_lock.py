@@ -15,6 +15,9 @@ def _get_kwargs(
     name: str,
     *,
     force: bool | Unset = UNSET,
+    slot: int | Unset = UNSET,
+    slots: int | Unset = UNSET,
+    take: int | Unset = UNSET,
     lock_token: str | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
 ) -> dict[str, Any]:
@@ -28,6 +31,12 @@ def _get_kwargs(
     params: dict[str, Any] = {}
 
     params["force"] = force
+
+    params["slot"] = slot
+
+    params["slots"] = slots
+
+    params["take"] = take
 
     params = {k: v for k, v in params.items() if v is not UNSET and v is not None}
 
@@ -117,6 +126,9 @@ def sync_detailed(
     *,
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
+    slot: int | Unset = UNSET,
+    slots: int | Unset = UNSET,
+    take: int | Unset = UNSET,
     lock_token: str | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
 ) -> Response[Any | Problem]:
@@ -133,11 +145,15 @@ def sync_detailed(
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
     the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    If the `POST` had `slots` and `take`, send the same numbers in the query.
     With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
         force (bool | Unset):
+        slot (int | Unset):
+        slots (int | Unset):
+        take (int | Unset):
         lock_token (str | Unset):
         idempotency_key (str | Unset):
 
@@ -152,6 +168,9 @@ def sync_detailed(
     kwargs = _get_kwargs(
         name=name,
         force=force,
+        slot=slot,
+        slots=slots,
+        take=take,
         lock_token=lock_token,
         idempotency_key=idempotency_key,
     )
@@ -168,6 +187,9 @@ def sync(
     *,
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
+    slot: int | Unset = UNSET,
+    slots: int | Unset = UNSET,
+    take: int | Unset = UNSET,
     lock_token: str | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
 ) -> Any | Problem | None:
@@ -184,11 +206,15 @@ def sync(
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
     the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    If the `POST` had `slots` and `take`, send the same numbers in the query.
     With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
         force (bool | Unset):
+        slot (int | Unset):
+        slots (int | Unset):
+        take (int | Unset):
         lock_token (str | Unset):
         idempotency_key (str | Unset):
 
@@ -204,6 +230,9 @@ def sync(
         name=name,
         client=client,
         force=force,
+        slot=slot,
+        slots=slots,
+        take=take,
         lock_token=lock_token,
         idempotency_key=idempotency_key,
     ).parsed
@@ -214,6 +243,9 @@ async def asyncio_detailed(
     *,
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
+    slot: int | Unset = UNSET,
+    slots: int | Unset = UNSET,
+    take: int | Unset = UNSET,
     lock_token: str | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
 ) -> Response[Any | Problem]:
@@ -230,11 +262,15 @@ async def asyncio_detailed(
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
     the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    If the `POST` had `slots` and `take`, send the same numbers in the query.
     With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
         force (bool | Unset):
+        slot (int | Unset):
+        slots (int | Unset):
+        take (int | Unset):
         lock_token (str | Unset):
         idempotency_key (str | Unset):
 
@@ -249,6 +285,9 @@ async def asyncio_detailed(
     kwargs = _get_kwargs(
         name=name,
         force=force,
+        slot=slot,
+        slots=slots,
+        take=take,
         lock_token=lock_token,
         idempotency_key=idempotency_key,
     )
@@ -263,6 +302,9 @@ async def asyncio(
     *,
     client: AuthenticatedClient | Client,
     force: bool | Unset = UNSET,
+    slot: int | Unset = UNSET,
+    slots: int | Unset = UNSET,
+    take: int | Unset = UNSET,
     lock_token: str | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
 ) -> Any | Problem | None:
@@ -279,11 +321,15 @@ async def asyncio(
     node can no longer set the lock. Before the release, end the `POST`: a gateway that still works
     on the `POST` may grant the lock afterwards. The answer is 404 when no grant of the key holds
     the lock. The request also gives up the place in the queue that this gateway keeps for the key.
+    If the `POST` had `slots` and `take`, send the same numbers in the query.
     With a `Lock-Token` or `force=true`, the gateway ignores the key.
 
     Args:
         name (str):
         force (bool | Unset):
+        slot (int | Unset):
+        slots (int | Unset):
+        take (int | Unset):
         lock_token (str | Unset):
         idempotency_key (str | Unset):
 
@@ -300,6 +346,9 @@ async def asyncio(
             name=name,
             client=client,
             force=force,
+            slot=slot,
+            slots=slots,
+            take=take,
             lock_token=lock_token,
             idempotency_key=idempotency_key,
         )
