@@ -86,6 +86,7 @@ mod http {
     mod rights;
     mod sets;
     mod sites;
+    mod slots;
     mod tls;
     mod waiting;
     mod waiting_gateways;

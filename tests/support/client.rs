@@ -171,6 +171,7 @@ impl Answer {
                     "queue_position",
                     "queue_place_expires_ms",
                     "held",
+                    "holders",
                 ],
             ),
             "not_holder" => (&[], &["holder", "expires_in_ms", "acquired_at"]),

@@ -1,0 +1,292 @@
+//! A lock with several slots (`slots` and `take` of `POST /locks/{name}`).
+
+use std::time::Duration;
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::http::audit::audit_lines;
+use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::client::{Answer, Call, Lease};
+use crate::support::gateway::{Gateway, Launch, Scratch};
+use crate::support::harness::{eventually, masters};
+
+const KEY: &str = "a-key-of-the-pool-1";
+
+fn asking(gateway: &Gateway, slots: u32, take: u32, more: Value) -> Call {
+    let mut body = json!({ "slots": slots, "take": take, "ttl_ms": 60_000 });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    gateway.call(Method::POST, "/locks/pool").json(&body)
+}
+
+async fn slots_of(gateway: &Gateway, slots: u32, take: u32) -> Lease {
+    Lease::from(&asking(gateway, slots, take, json!({})).send().await)
+}
+
+fn numbers(holders: &Value) -> Vec<u64> {
+    let holders = holders.as_array().map(Vec::as_slice).unwrap_or_default();
+    holders.iter().map(|holder| holder["slot"].as_u64().expect("a slot")).collect()
+}
+
+fn is_free(status: &Value) -> bool {
+    status["state"] == "free" && status.get("holders").is_none() && status.get("slots").is_none()
+}
+
+/// The life of a lock with three slots, from its first holder until all are free again.
+async fn lifecycle(gateway: &Gateway) {
+    let granted = asking(gateway, 3, 2, json!({ "owner": "heavy" })).send().await;
+    let heavy = Lease::from(&granted);
+    let body = granted.json();
+    assert_eq!((&body["slots"], body["slots_held"].as_array().unwrap().len()), (&json!(3), 2));
+    assert!(heavy.token.starts_with("2-0-"), "{}", &heavy.token[..5]);
+    let light = Lease::from(&asking(gateway, 3, 1, json!({ "owner": "light" })).send().await);
+    let refused = asking(gateway, 3, 1, json!({})).send().await;
+    let problem = refused.problem(409, "lock_held");
+    assert_eq!(numbers(&problem["holders"]), [1, 2, 3]);
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.starts_with("3 slots are taken, too many for this request"), "{detail}");
+    // A request without slots asks for slot 1.
+    gateway.post("pool", json!({})).await.problem(409, "lock_held");
+
+    let seen = gateway.inspect("pool").await;
+    assert_eq!((&seen["state"], &seen["slots"]), (&json!("held"), &json!(3)));
+    let holders = seen["holders"].as_array().unwrap();
+    let labels = |label: &str| holders.iter().filter(|holder| holder["holder"] == label).count();
+    assert_eq!((labels("heavy"), labels("light")), (2, 1));
+    assert!(!refused.text().contains(heavy.owner()) && !seen.to_string().contains(heavy.owner()));
+    let fewer = gateway.get("/locks/pool?slots=1").await.json();
+    assert_eq!(numbers(&fewer["holders"]), [1]);
+    let listed = gateway.get("/locks?prefix=po").await.json();
+    let mut listed: Vec<_> = listed["locks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|lock| {
+            assert_eq!(lock["name"], "pool", "{lock}");
+            lock["slot"].as_u64().unwrap_or(1)
+        })
+        .collect();
+    listed.sort_unstable();
+    assert_eq!(listed, [1, 2, 3]);
+
+    let extended = gateway.patch("pool", &heavy.token, 60_000).await;
+    assert_eq!(extended.json()["slots_held"], body["slots_held"], "{extended:?}");
+    let leases = json!({ "leases": [
+        { "name": "pool", "token": heavy.token }, { "name": "pool", "token": light.token },
+    ] });
+    let both = gateway.call(Method::PATCH, "/locks").json(&leases).send().await.json();
+    assert!(both["results"].as_array().unwrap().iter().all(|one| one["status"] == 200), "{both}");
+    // With another slot in it, the token is no longer one of a holder.
+    let forged = format!("2-0-7{}", &heavy.token[heavy.token.find('.').unwrap()..]);
+    assert_ne!(gateway.patch("pool", &forged, 60_000).await.status, 200);
+
+    assert_eq!(gateway.delete("pool", &light.token).await.status, 204);
+    assert_eq!(gateway.delete("pool", &heavy.token).await.status, 204);
+    gateway.delete("pool", &heavy.token).await.problem(404, "lock_not_found");
+    assert!(is_free(&gateway.inspect("pool").await));
+    let plain = gateway.acquire("pool").await;
+    assert!(plain.token.starts_with("1."));
+    assert_eq!(gateway.delete("pool", &plain.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn slots_are_granted_and_released_on_embedded_nodes() {
+    lifecycle(&Launch::embedded().start().await).await;
+}
+
+#[tokio::test]
+async fn slots_are_granted_and_released_on_masters() {
+    let servers = masters(3);
+    lifecycle(&Launch::over(&servers).ready().await).await;
+}
+
+#[tokio::test]
+async fn a_repeated_request_gets_its_slots_again_and_is_released_by_its_key() {
+    let gateway = Launch::embedded().start().await;
+    let ask = || asking(&gateway, 4, 2, json!({})).header("idempotency-key", KEY).send();
+    let first = Lease::from(&ask().await);
+    let again = ask().await;
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert_eq!(Lease::from(&again), first);
+    // The same key with other numbers is another request.
+    let other = asking(&gateway, 4, 1, json!({})).header("idempotency-key", KEY).send().await;
+    assert_ne!(Lease::from(&other), first);
+
+    let by_key = |query: &str| {
+        let path = format!("/locks/pool{query}");
+        gateway.call(Method::DELETE, path).header("idempotency-key", KEY).send()
+    };
+    // Without slots, the request is about slot 1.
+    assert_ne!(by_key("").await.status, 204);
+    by_key("?slots=5&take=2").await.problem(404, "lock_not_found");
+    assert_eq!(by_key("?slots=4&take=2").await.status, 204);
+    by_key("?slots=4&take=2").await.problem(404, "lock_not_found");
+    assert_eq!(by_key("?slots=4").await.status, 204);
+    assert!(is_free(&gateway.inspect("pool").await));
+}
+
+#[tokio::test]
+async fn slots_pass_to_waiters_in_order_and_a_heavy_one_is_not_overtaken() {
+    let gateway = Launch::embedded().start().await;
+    let held = [slots_of(&gateway, 2, 1).await, slots_of(&gateway, 2, 1).await];
+    let mut waiters = Vec::new();
+    for (place, take) in [(1, 2), (2, 1)] {
+        let call = asking(&gateway, 2, take, json!({ "wait_ms": 20_000 }));
+        waiters.push(tokio::spawn(call.send()));
+        eventually("one more waits", async || {
+            (gateway.inspect("pool").await["waiters_total"] == place).then_some(())
+        })
+        .await;
+    }
+    let [heavy, light] = <[_; 2]>::try_from(waiters).expect("two");
+    assert_eq!(gateway.patch("pool", &held[1].token, 60_000).await.json()["waiters"], 2);
+    assert_eq!(gateway.delete("pool", &held[0].token).await.status, 204);
+    // One slot is free, but the heavy waiter is first.
+    let line = eventually("an attempt of the heavy one", async || {
+        let seen = gateway.inspect("pool").await;
+        (numbers(&seen["holders"]).len() == 1).then_some(seen["waiters_total"].clone())
+    });
+    assert_eq!(line.await, 2);
+    assert_eq!(gateway.delete("pool", &held[1].token).await.status, 204);
+    let heavy = Lease::from(&heavy.await.unwrap());
+    assert!(!light.is_finished());
+    assert_eq!(gateway.delete("pool", &heavy.token).await.status, 204);
+    let light = Lease::from(&light.await.unwrap());
+    assert_eq!(gateway.delete("pool", &light.token).await.status, 204);
+    assert!(is_free(&gateway.inspect("pool").await));
+}
+
+#[tokio::test]
+async fn a_slot_with_a_least_time_stays_closed_after_its_release() {
+    let gateway = Launch::embedded().start().await;
+    let least = json!({ "hold_at_least_ms": 1_500 });
+    let held = Lease::from(&asking(&gateway, 2, 2, least).send().await);
+    assert_eq!(gateway.delete("pool", &held.token).await.status, 204);
+    let refused = asking(&gateway, 2, 1, json!({})).send().await.problem(409, "lock_held");
+    assert_eq!(numbers(&refused["holders"]), [1, 2]);
+    let next = asking(&gateway, 2, 2, json!({ "wait_ms": 10_000 })).send().await;
+    let next = Lease::from(&next);
+    assert_eq!(gateway.delete("pool", &next.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn impossible_numbers_are_refused_with_what_is_allowed() {
+    let gateway = Launch::embedded().start().await;
+    for (body, detail) in [
+        (json!({ "slots": 0 }), "slots is 0; allowed are 1 to 256"),
+        (json!({ "slots": 257 }), "slots is 257; allowed are 1 to 256"),
+        (json!({ "slots": "4" }), "slots is \"4\"; allowed are 1 to 256"),
+        (json!({ "slots": null }), "slots is null; allowed are 1 to 256"),
+        (json!({ "slots": 4, "take": 5 }), "take is 5; allowed are 1 to 4, the number of slots"),
+        (json!({ "slots": 4, "take": 0 }), "take is 0; allowed are 1 to 4, the number of slots"),
+        (json!({ "slots": 4, "take": 1.5 }), "take is 1.5; allowed are 1 to the number of slots"),
+        (json!({ "take": 2 }), "take is 2, but slots is missing"),
+    ] {
+        let problem = gateway.post("pool", body).await.problem(400, "invalid_body");
+        let said = problem["detail"].as_str().unwrap();
+        assert!(said.starts_with(detail), "{said}");
+    }
+    let release = |query: &str| {
+        let path = format!("/locks/pool?{query}");
+        gateway.call(Method::DELETE, path).header("idempotency-key", KEY).send()
+    };
+    for query in [
+        "force=true&slot=0",
+        "force=true&slot=257",
+        "force=true&slots=2",
+        "force=true&force=true",
+        "force=yes",
+        "slot=2",
+        "take=2",
+        "slots=4&take=5",
+        "slots=4&other=1",
+        "slots=",
+    ] {
+        release(query).await.problem(400, "invalid_parameter");
+    }
+    for query in ["slots=0", "slots=x", "slots=4&slots=4", "take=1"] {
+        gateway.get(&format!("/locks/pool?{query}")).await.problem(400, "invalid_parameter");
+    }
+    // With one slot, the lock is like any other.
+    let plain = slots_of(&gateway, 1, 1).await;
+    assert!(plain.token.starts_with("1."));
+    assert!(!is_free(&gateway.inspect("pool").await));
+}
+
+/// Each slot counts, so a key with a small rate cannot use the masters for free.
+#[tokio::test]
+async fn a_request_counts_once_for_each_slot_in_the_rate() {
+    let mut slow = key("slow", HOLDER, "*").await;
+    slow.entry.push_str("rate = 1\nburst = 12\n");
+    let file = file(&[&slow]);
+    let gateway = with_keys(&file).start().await;
+    let ask = |take: u32| {
+        let body = json!({ "slots": 64, "take": take });
+        slow.call(&gateway, Method::POST, "/locks/pool").json(&body).send()
+    };
+    Lease::from(&ask(8).await);
+    ask(8).await.problem(429, "rate_limited");
+    let problem = ask(20).await.problem(429, "rate_limited");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.contains("counts as 20 requests"), "{detail}");
+}
+
+#[tokio::test]
+async fn rights_and_audit_are_about_the_lock_and_force_takes_one_slot() {
+    let builds = key("builds", HOLDER, "pool").await;
+    let other = key("other", HOLDER, "another").await;
+    let chief = key("chief", &format!("{HOLDER},force,list"), "*").await;
+    let log = Scratch::new("audit.log", "");
+    let file = file(&[&builds, &other, &chief]);
+    let gateway = with_keys(&file).flag("--audit-log", log.path()).start().await;
+    let ask = |who: &crate::http::keys::Key| {
+        let body = json!({ "slots": 4, "take": 2, "owner": "me" });
+        who.call(&gateway, Method::POST, "/locks/pool").json(&body).send()
+    };
+    ask(&other).await.problem(403, "forbidden");
+    let held = Lease::from(&ask(&builds).await);
+    let listed = |answer: Answer| answer.json()["locks"].as_array().unwrap().len();
+    assert_eq!(listed(chief.call(&gateway, Method::GET, "/locks").send().await), 2);
+
+    // A key with the force permission may use the token of another key, also for other slots than
+    // the first.
+    let by = |who: &crate::http::keys::Key, method, path: &str| who.call(&gateway, method, path);
+    let path = "/locks/pool";
+    let stolen = by(&other, Method::DELETE, path).header("lock-token", &held.token).send().await;
+    stolen.problem(403, "forbidden");
+    let extended = by(&chief, Method::PATCH, path).header("lock-token", &held.token);
+    assert_eq!(extended.json(&json!({})).send().await.status, 200);
+    let seen = by(&builds, Method::GET, path).send().await.json();
+    let slots = numbers(&seen["holders"]);
+    let forced = format!("/locks/pool?force=true&slot={}", slots[1]);
+    by(&builds, Method::DELETE, &forced).send().await.problem(403, "forbidden");
+    assert_eq!(by(&chief, Method::DELETE, &forced).send().await.status, 204);
+    let lost = by(&builds, Method::PATCH, path).header("lock-token", &held.token);
+    lost.json(&json!({})).send().await.problem(404, "lock_not_found");
+    let lines = eventually("all lines", async || {
+        let lines = audit_lines(&log);
+        (lines.iter().filter(|line| line["what"] == "extend").count() == 2).then_some(lines)
+    })
+    .await;
+    assert!(lines.iter().all(|line| line["lock"] == "pool"), "{lines:?}");
+}
+
+/// A client that disconnects leaves no slot behind.
+#[tokio::test]
+async fn an_undelivered_grant_of_slots_is_released() {
+    let gateway = Launch::embedded().start().await;
+    let all = slots_of(&gateway, 8, 8).await;
+    let waits = asking(&gateway, 8, 8, json!({ "wait_ms": 20_000 }));
+    let waiting = tokio::spawn(waits.send());
+    eventually("it waits", async || {
+        (gateway.inspect("pool").await["waiters_total"] == 1).then_some(())
+    })
+    .await;
+    waiting.abort();
+    assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
+    eventually("all slots are free", async || {
+        is_free(&gateway.inspect("pool").await).then_some(())
+    })
+    .await;
+    tokio::time::timeout(Duration::from_secs(20), slots_of(&gateway, 8, 8)).await.unwrap();
+}
