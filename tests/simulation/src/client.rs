@@ -5,7 +5,8 @@
 //! forget its lock, or come back after its deadline and try to go on. It may ask again for the same
 //! owner through another gateway, let an old copy of its request arrive, or disconnect. Its writes
 //! always carry the fencing token, so a client never uses a lock past its deadline without that
-//! token. It may ask for two locks as a set. It then uses and releases each of them by itself.
+//! token. It may ask for two locks as a set, or for slots of a lock. It then uses and releases each of
+//! them by itself. Each slot counts as a lock of its own, which has one holder at a time.
 //!
 //! About half of all clients wait in queues. They lose patience or disconnect. Some repeat a
 //! request with the same idempotency key while the first copy still waits. The gateways that they
@@ -20,16 +21,19 @@ use std::time::Duration;
 
 use redlock_core::{
     AcquireOptions, Info, Lease, LockError, LockSet, LockToken, Owner, OwnerChoice, RetryPolicy,
-    Ttl,
+    SlotSet, Slots, Ttl,
 };
 use tokio::time::Instant;
 
 use crate::chance::Chance;
 use crate::gateway::Gateway;
 use crate::history::{Answer, Grant, Recorder, Request, Waited};
-use crate::master::lock_name;
+use crate::master::{FIRST_SLOT, lock_name};
 use crate::seen::grant;
 use crate::time::SimClock;
+
+/// How many slots the lock with slots has.
+pub const SLOTS: u8 = 3;
 
 /// The resources that the locks protect. Each is a register that refuses a token smaller than the
 /// largest it has seen.
@@ -64,6 +68,8 @@ pub struct Client {
     pub keyed_percent: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,
+    /// Percentage of requests that ask for slots of the lock with slots.
+    pub slots_percent: u64,
     /// Percentage of requests after which the lock is kept for a least time.
     pub hold_percent: u64,
     /// The longest TTL that the client may ask for.
@@ -103,6 +109,8 @@ struct Wish {
     name: u8,
     /// The other lock of a set.
     other: Option<u8>,
+    /// The slots to take. The name is then that of slot 1.
+    slots: Option<Slots>,
     hold_at_least: Duration,
     ttl: Ttl,
     owner: Option<Chosen>,
@@ -152,8 +160,16 @@ impl Client {
         while Instant::now() < self.until {
             let how = How::Polling;
             let hold_at_least = Duration::ZERO;
-            let wish =
-                Wish { name: 0, other: None, hold_at_least, ttl, owner: None, how, hangs_up: None };
+            let wish = Wish {
+                name: 0,
+                other: None,
+                slots: None,
+                hold_at_least,
+                ttl,
+                owner: None,
+                how,
+                hangs_up: None,
+            };
             let Some(mut hold) = self.acquire(0, wish).await else {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
@@ -182,10 +198,17 @@ impl Client {
             let step = self.chance.between(1, u64::from(self.names) - 1);
             ((u64::from(name) + step) % u64::from(self.names)) as u8
         });
+        let slots = (self.slots_percent > 0 && self.chance.percent(self.slots_percent))
+            .then(|| Slots::new(SLOTS.into(), self.chance.pick(&[1, 1, 1, 2, 3])).expect("slots"));
+        let (name, other) = match slots {
+            Some(_) => (FIRST_SLOT, None),
+            None => (name, other),
+        };
         let is_kept = self.hold_percent > 0 && self.chance.percent(self.hold_percent);
         Wish {
             name,
             other,
+            slots,
             hold_at_least: if is_kept { self.chance.millis(10, 2_000) } else { Duration::ZERO },
             ttl: self.asked_ttl(),
             owner,
@@ -215,6 +238,17 @@ impl Client {
             self.write(&Hold { name: second, ..hold });
             self.hold(Hold { name: first, ..hold }, single(first)).await;
             self.hold(Hold { name: second, ..hold }, single(second)).await;
+            return;
+        }
+        if wish.slots.is_some() {
+            // Each slot is used and released by itself. The token of one slot asks for no other.
+            let slots = hold.token.slots();
+            for slot in slots.iter() {
+                let token = hold.token.on_slots(SlotSet::new([slot]).expect("a slot"));
+                let hold = Hold { name: FIRST_SLOT + slot as u8 - 1, token, ..hold };
+                self.write(&hold);
+                self.hold(hold, Wish { owner: None, ..wish }).await;
+            }
             return;
         }
         self.hold(hold, wish).await;
@@ -308,14 +342,18 @@ impl Client {
     }
 
     async fn acquire(&self, gateway: u8, wish: Wish) -> Option<Hold> {
-        let Wish { name, other, hold_at_least, ttl, owner, how, hangs_up } = wish;
-        let names: Vec<_> = std::iter::once(name).chain(other).collect();
+        let Wish { name, other, slots, hold_at_least, ttl, owner, how, hangs_up } = wish;
+        // A request for slots may get any of them.
+        let more = slots.map_or(0, |slots| slots.count() as u8 - 1);
+        let names: Vec<_> =
+            std::iter::once(name).chain(other).chain((1..=more).map(|slot| name + slot)).collect();
         let info = Info::new(format!("c{}", self.index)).unwrap_or_default();
         let work = move |redlock: redlock_core::Redlock| async move {
             let name = lock_name(name);
             let options = AcquireOptions {
                 info,
                 hold_at_least,
+                slots,
                 owner: owner.map_or(OwnerChoice::Fresh, |chosen| OwnerChoice::Shared(chosen.0)),
                 ..AcquireOptions::default()
             };
@@ -336,8 +374,9 @@ impl Client {
         };
         let mut task = self.gateway(gateway).request(work)?;
         let patience_ms = match how {
-            // A set has no fixed place in a queue, so nothing is demanded of its wait.
-            _ if other.is_some() => None,
+            // A set has no fixed place in a queue, and a waiter for slots may be one of several that
+            // are served at once. So nothing is demanded of their waits.
+            _ if other.is_some() || slots.is_some() => None,
             How::Waiting(patience) => Some(patience.as_millis() as u64),
             How::Once | How::Polling => None,
         };
@@ -360,6 +399,8 @@ impl Client {
                 if let Ok(Ok(lease)) = task.await
                     && let Some(redlock) = self.gateway(gateway).redlock()
                 {
+                    // The token knows its slots.
+                    let names = if slots.is_some() { &names[..1] } else { &names };
                     names.iter().for_each(|name| redlock.abandon(&lock_name(*name), &lease));
                 }
                 end(Answer::Cancelled);
@@ -379,7 +420,13 @@ impl Client {
         };
         let held_for = self.held_for(gateway, &lease);
         let grant = grant(&lease.token);
-        end(Answer::Granted { grant, held_for, replayed: lease.replayed });
+        let granted = Answer::Granted { grant, held_for, replayed: lease.replayed };
+        for (number, name) in numbers.iter().zip(&names) {
+            let slot = u16::from(name - FIRST_SLOT.min(*name)) + 1;
+            // Nothing is known about the slots that were not granted.
+            let is_granted = slots.is_none() || lease.token.slots().has(slot);
+            self.recorder.end(*number, if is_granted { granted } else { Answer::Held });
+        }
         if patience_ms.is_some() {
             self.recorder.waited(numbers[0], Waited { ticket: lease.ticket, rounds: lease.rounds });
         }
@@ -388,8 +435,9 @@ impl Client {
 
     async fn extend(&mut self, gateway: u8, hold: &mut Hold, ttl: Ttl) -> Kept {
         let Hold { name, token, grant, .. } = *hold;
+        let lock = lock_name(name).lock_and_slot().0;
         let work = move |redlock: redlock_core::Redlock| async move {
-            redlock.extend(&lock_name(name), &token, ttl).await
+            redlock.extend(&lock, &token, ttl).await
         };
         let Some(task) = self.gateway(gateway).request(work) else { return Kept::Unknown };
         let request = Request::Extend { grant, ttl_ms: u64::from(ttl.millis()) };
@@ -419,8 +467,9 @@ impl Client {
     async fn release(&mut self, mut gateway: u8, hold: &Hold, tries: u32) {
         let Hold { name, token, grant, .. } = *hold;
         for _ in 0..tries {
+            let lock = lock_name(name).lock_and_slot().0;
             let work = move |redlock: redlock_core::Redlock| async move {
-                redlock.release(&lock_name(name), &token).await
+                redlock.release(&lock, &token).await
             };
             if let Some(task) = self.gateway(gateway).request(work) {
                 let number = self.recorder.begin(

@@ -39,9 +39,14 @@ use crate::time::SimClock;
 /// Prefix of every lock name.
 pub const KEY_PREFIX: &str = "lock:";
 
-/// The name of a lock by its number.
+/// The number of slot 1 of the lock with slots. The numbers of its other slots follow.
+pub const FIRST_SLOT: u8 = 100;
+
+/// The name of a lock, or of a slot, by its number.
 pub fn lock_name(number: u8) -> LockName {
-    format!("lock-{number}").parse::<LockName>().expect("letters and digits")
+    let lock = number.min(FIRST_SLOT);
+    let name = format!("lock-{lock}").parse::<LockName>().expect("letters and digits");
+    name.of_slot(u16::from(number - lock) + 1)
 }
 
 /// A gateway's request to a master.
@@ -481,7 +486,10 @@ fn run_id_of(index: u8, run: u64) -> String {
 }
 
 fn name_of(key: &Bytes) -> u8 {
-    let number =
-        key.strip_prefix(b"lock:lock-").and_then(|digits| std::str::from_utf8(digits).ok());
-    number.and_then(|digits| digits.parse().ok()).unwrap_or(u8::MAX)
+    let text = key.strip_prefix(b"lock:lock-").and_then(|text| std::str::from_utf8(text).ok());
+    let number = text.and_then(|text| {
+        let (digits, slot) = text.split_once('#').unwrap_or((text, "1"));
+        Some(digits.parse::<u8>().ok()? + slot.parse::<u8>().ok()? - 1)
+    });
+    number.unwrap_or(u8::MAX)
 }

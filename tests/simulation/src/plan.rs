@@ -100,6 +100,8 @@ pub struct Plan {
     pub keyed_percent: u64,
     /// Percentage of requests that ask for two locks as a set.
     pub set_percent: u64,
+    /// Percentage of requests that ask for slots of the lock with slots.
+    pub slots_percent: u64,
     /// Percentage of requests after which the lock is kept for a least time.
     pub hold_percent: u64,
     /// Percentage of requests that wait in the queue.
@@ -198,6 +200,7 @@ impl Plan {
             names: chance.between(2, 4) as u8,
             keyed_percent: 35,
             set_percent: 25,
+            slots_percent: 20,
             hold_percent: 15,
             length: Duration::from_secs(60),
             max_ttl: chance.pick(&[MAX_TTL, MAX_TTL, LONG_MAX_TTL]),
@@ -289,6 +292,7 @@ impl Plan {
             max_ttl: MAX_TTL,
             keyed_percent: 0,
             set_percent: 0,
+            slots_percent: 0,
             hold_percent: 0,
             latency: Latency {
                 base_ms: 1,
@@ -343,6 +347,7 @@ impl Plan {
             max_ttl: MAX_TTL,
             keyed_percent: 10,
             set_percent: 10,
+            slots_percent: 0,
             hold_percent: 0,
             waiting_percent: 95,
             hasty_percent: chance.pick(&[0, 0, 5, 30]),

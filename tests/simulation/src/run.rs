@@ -12,12 +12,12 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::chance::{Chance, Stream};
 use crate::checker::{Demand, Violation, check};
-use crate::client::{Client, Habits, Registers};
+use crate::client::{Client, Habits, Registers, SLOTS};
 use crate::faults::Stage;
 use crate::foreign;
 use crate::gateway::Gateway;
 use crate::history::{History, Leftover, Recorder};
-use crate::master::{Left, Master};
+use crate::master::{FIRST_SLOT, Left, Master};
 use crate::network::Network;
 use crate::plan::{Plan, Scenario};
 use crate::raise;
@@ -155,6 +155,7 @@ fn begin_clients(stage: &Stage, start: Instant) -> Vec<JoinHandle<()>> {
                 habits: plan.scenario.habits(index),
                 keyed_percent: plan.keyed_percent,
                 set_percent: plan.set_percent,
+                slots_percent: plan.slots_percent,
                 hold_percent: plan.hold_percent,
                 longest_ttl: plan.max_ttl,
                 waiting_percent: plan.waiting_percent,
@@ -307,7 +308,7 @@ async fn move_files(stage: Stage) {
 }
 
 fn leftovers(stage: &Stage) -> Vec<Leftover> {
-    let names = 0..stage.plan.names;
+    let names = (0..stage.plan.names).chain(FIRST_SLOT..FIRST_SLOT + SLOTS);
     let on = |master: &Arc<Master>, name| {
         let (grant, expires_in) = master.stored(name)?;
         Some(Leftover { master: master.index, name, grant, expires_in })

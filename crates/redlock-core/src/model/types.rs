@@ -67,8 +67,9 @@ impl LockName {
         Self::check_part(name.split_slot().0).ok().map(|()| name)
     }
 
-    /// The name under which nodes store a slot of this lock. Slot 1 has the lock's own name.
-    pub(crate) fn of_slot(&self, slot: u16) -> Self {
+    /// The name under which nodes store a slot of this lock, for programs that read the nodes. Slot
+    /// 1 has the lock's own name.
+    pub fn of_slot(&self, slot: u16) -> Self {
         match slot {
             1 => self.clone(),
             slot => Self(format!("{}{}{slot}", self.0, Self::SLOT).into()),

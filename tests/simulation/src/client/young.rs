@@ -32,6 +32,7 @@ impl Client {
             }
             let wish = Wish {
                 other: None,
+                slots: None,
                 hold_at_least: Duration::ZERO,
                 name: self.index * YOUNG_NAMES + number,
                 ttl,
