@@ -330,6 +330,11 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
 
+    /// Another lock to acquire together with NAME, all or none; repeat for several. A wait holds
+    /// none of them, so runs that need some of the same locks cannot block each other
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["slots", "queue"])]
+    pub(crate) also: Vec<String>,
+
     /// How early this run is served while it waits: 0 to 9, and 9 is served first [default: 5]
     #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
     pub(crate) priority: Option<u8>,

@@ -81,6 +81,7 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     let program = Path::new(&run.command[0]).file_name().unwrap_or(&run.command[0]);
     let owner = default_owner(std::process::id(), &program.to_string_lossy());
     let lock = run.lock.of(&client, &owner).margin(margins.all()).at_least(run.at_least);
+    let lock = run.also.iter().fold(lock, |lock, name| lock.also(name));
     let lock = match run.priority {
         Some(priority) => lock.priority(priority),
         None => lock,

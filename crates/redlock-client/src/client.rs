@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use crate::clock::Moment;
 use crate::error::{Error, Loss};
 use crate::http::{Call, Failure, secret};
+use crate::names::Names;
 use crate::together::Together;
 use crate::{log, tls};
 
@@ -269,27 +270,36 @@ impl Client {
         released(self.ask_at_once(&release(name, token)?).await)
     }
 
-    /// Releases a lock by its token. Tries until a moment, even if no gateway can be reached.
+    /// Releases the locks of a grant by their token. Tries until a moment, even if no gateway can be
+    /// reached.
     pub(crate) async fn release_until(
         &self,
-        name: &str,
+        names: &Names,
         token: &str,
         until: Moment,
     ) -> Result<(), Error> {
-        let call = release(name, token)?;
-        released(self.ask(&call, until, ONE_TRY, IfUnreachable::AskAgain).await)
+        let call = names.release(token)?;
+        loop {
+            let answer = self.ask::<Value>(&call, until, ONE_TRY, IfUnreachable::AskAgain).await;
+            match &answer {
+                // Some locks of a set were not released. Releasing the others again does no harm.
+                Ok((Some(body), _)) if has_undecided(body) && SHORTEST_TRY < until.left() => {
+                    tokio::time::sleep(SHORTEST_TRY).await;
+                }
+                _ => return released(answer),
+            }
+        }
     }
 
     /// Releases the grant of unanswered requests with this key. If no gateway answers now either,
     /// the lock ends with its TTL.
     pub(crate) async fn release_by_key(
         &self,
-        name: &str,
+        names: &Names,
         idempotency_key: &str,
         slots: Option<(u32, u32)>,
     ) -> Result<(), Error> {
-        let mut call =
-            Call::of_lock(Method::DELETE, name)?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
+        let mut call = names.release_without_token()?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
         if let Some((slots, take)) = slots {
             call.path.push_str(&format!("?slots={slots}&take={take}"));
         }
@@ -519,6 +529,12 @@ pub(crate) fn extension(name: &str, token: &str, ttl: Duration) -> Result<Call, 
 /// Makes a request to release.
 fn release(name: &str, token: &str) -> Result<Call, Error> {
     Call::of_lock(Method::DELETE, name)?.secret(&LOCK_TOKEN, token)
+}
+
+/// Whether the answer to the release of a set has a lock whose release is not certain.
+fn has_undecided(body: &Value) -> bool {
+    let results = body["results"].as_array().into_iter().flatten();
+    results.into_iter().any(|result| result["status"].as_u64().is_some_and(|status| status >= 500))
 }
 
 /// The result of a release. A repeated release finds that the first one succeeded.

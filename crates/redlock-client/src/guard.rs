@@ -5,18 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redlock_api::{Lease, LeaseRef};
+use redlock_api::LeaseRef;
+use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{
-    Client, IfUnreachable, LONGEST_TRY, SHORTEST_TRY, deadline_of, extension, lost, time_of_a_try,
-};
+use crate::client::{Client, IfUnreachable, LONGEST_TRY, SHORTEST_TRY, lost, time_of_a_try};
 use crate::clock::Moment;
 use crate::error::{Error, Loss, LossReason};
+use crate::lock::Granted;
 use crate::log;
+use crate::names::{Extension, Names};
 use crate::together::{Renewal, Renewed};
 
 /// How long a release is tried, at least and at most. Finished work is not held up for longer; the
@@ -32,9 +33,10 @@ pub struct Guard {
 
 struct Held {
     client: Client,
-    name: String,
+    names: Names,
     token: String,
     fencing_token: u64,
+    slots: Vec<u32>,
     ttl: Duration,
     margin: Duration,
     /// When the last confirmed request was sent, and the deadline that follows from it.
@@ -50,7 +52,7 @@ struct Held {
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Guard")
-            .field("name", &self.held.name)
+            .field("name", &self.held.names.text())
             .field("fencing_token", &self.held.fencing_token)
             .finish_non_exhaustive()
     }
@@ -59,23 +61,25 @@ impl fmt::Debug for Guard {
 impl Guard {
     pub(crate) fn new(
         client: Client,
-        name: String,
-        granted: Lease,
+        names: Names,
+        granted: Granted,
         sent: Moment,
         deadline: Moment,
         ttl: Duration,
         margin: Duration,
     ) -> Self {
-        let Lease { token, fencing_token, .. } = granted;
+        let Granted { token, fencing_token, slots_held, .. } = granted;
+        let slots = slots_held.unwrap_or_default();
         let (lease, _) = watch::channel((sent, deadline));
         let loss = OnceLock::new();
         let lost = CancellationToken::new();
         let waiters = AtomicU64::new(u64::MAX);
         let held = Arc::new(Held {
             client,
-            name,
+            names,
             token,
             fencing_token,
+            slots,
             ttl,
             margin,
             lease,
@@ -90,8 +94,15 @@ impl Guard {
         Self { held, renewal, is_released: false }
     }
 
+    /// The lock's name. Of several locks, all names, with commas in between.
     pub fn name(&self) -> &str {
-        &self.held.name
+        self.held.names.text()
+    }
+
+    /// Which slots of the lock are held, see [`Lock::slots`](crate::Lock::slots). Empty for a lock
+    /// with one holder.
+    pub fn slots(&self) -> &[u32] {
+        &self.held.slots
     }
 
     /// The secret that extends and releases the lock.
@@ -176,7 +187,7 @@ impl Drop for Guard {
             let held = self.held.clone();
             runtime.spawn(async move {
                 if let Err(error) = held.release().await {
-                    let name = held.name.clone();
+                    let name = held.names.text().to_owned();
                     log::write(move || {
                         tracing::warn!(
                             name,
@@ -192,7 +203,7 @@ impl Drop for Guard {
 
 impl Held {
     async fn extend_until_lost(&self) -> LossReason {
-        let call = match extension(&self.name, &self.token, self.ttl) {
+        let call = match self.names.extension(&self.token, self.ttl) {
             Ok(call) => call,
             Err(error) => return LossReason::Unconfirmed { what: vec![error.to_string()] },
         };
@@ -200,16 +211,22 @@ impl Held {
             let (confirmed, deadline) = *self.lease.borrow();
             let interval = deadline.since(confirmed) / 3;
             let given_up = deadline - self.margin;
-            let lease = LeaseRef { name: self.name.clone(), token: self.token.clone() };
             let due = confirmed + interval;
-            let renewal = Renewal { lease, ttl: self.ttl, interval, due, given_up };
-            match self.client.renew_together(renewal).await {
-                Renewed::Extended(sent, deadline, waiters) => {
-                    self.extended(sent, deadline, waiters);
-                    continue;
+            if self.names.is_set() {
+                // A set has a joint request of its own.
+                due.reached().await;
+            } else {
+                let lease =
+                    LeaseRef { name: self.names.text().to_owned(), token: self.token.clone() };
+                let renewal = Renewal { lease, ttl: self.ttl, interval, due, given_up };
+                match self.client.renew_together(renewal).await {
+                    Renewed::Extended(sent, deadline, waiters) => {
+                        self.extended(sent, deadline, waiters);
+                        continue;
+                    }
+                    Renewed::Lost(reason) => return reason,
+                    Renewed::Alone => {}
                 }
-                Renewed::Lost(reason) => return reason,
-                Renewed::Alone => {}
             }
             let mut heard = vec!["it was too late to ask".to_owned()];
             loop {
@@ -219,22 +236,24 @@ impl Held {
                 }
                 let one_try = time_of_a_try(left);
                 let answer = tokio::select! {
-                    answer = self.client.ask::<Lease>(
+                    answer = self.client.ask::<Value>(
                         &call,
                         given_up,
                         one_try,
                         IfUnreachable::AskAgain,
-                    ) => answer.map_err(|error| lost(&self.name, error)),
+                    ) => answer.map_err(|error| lost(self.names.text(), error)),
                     // The request's timer stands still while the machine sleeps.
                     () = given_up.reached() => continue,
                 };
                 match answer {
-                    Ok((Some(lease), sent)) => {
-                        let Lease { validity_ms, elapsed_ms, waiters, .. } = lease;
-                        let deadline = deadline_of(validity_ms, elapsed_ms, sent, self.ttl);
-                        self.extended(sent, deadline, waiters);
-                        break;
-                    }
+                    Ok((Some(answer), sent)) => match self.names.extended(answer, sent, self.ttl) {
+                        Extension::Extended(deadline, waiters) => {
+                            self.extended(sent, deadline, waiters);
+                            break;
+                        }
+                        Extension::Lost(reason) => return reason,
+                        Extension::Undecided(what) => heard = vec![what],
+                    },
                     Ok((None, _)) => heard = vec!["PATCH was answered 204".into()],
                     Err(Error::Lost(loss)) => return loss.reason,
                     Err(Error::Unavailable { what, .. }) => heard = what,
@@ -255,7 +274,7 @@ impl Held {
     fn lose(&self, reason: LossReason) {
         let _ = self.loss.set(self.loss_for(reason.clone()));
         self.lost.cancel();
-        let name = self.name.clone();
+        let name = self.names.text().to_owned();
         log::write(move || tracing::warn!(name, loss = %reason, "a lock was lost"));
     }
 
@@ -265,13 +284,13 @@ impl Held {
     }
 
     fn loss_for(&self, reason: LossReason) -> Loss {
-        Loss { name: self.name.clone(), reason }
+        Loss { name: self.names.text().to_owned(), reason }
     }
 
     async fn release(&self) -> Result<(), Error> {
         let (min, max) = RELEASE;
         let now = Moment::now();
         let until = self.lease.borrow().1.max(now + min).min(now + max);
-        self.client.release_until(&self.name, &self.token, until).await
+        self.client.release_until(&self.names, &self.token, until).await
     }
 }

@@ -38,6 +38,16 @@ pub(crate) enum Failure {
     Unreachable(String),
 }
 
+/// A name as a part of a path or of a query.
+pub(crate) fn encoded(name: &str) -> String {
+    // Invalid characters are encoded too, so that the gateway reports them.
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@+~-".contains(&byte);
+    let encode = |byte: u8| {
+        if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+    };
+    name.bytes().map(encode).collect()
+}
+
 impl Call {
     pub(crate) fn new(method: Method, path: impl Into<String>) -> Self {
         Self {
@@ -57,13 +67,13 @@ impl Call {
                 "{name:?} is no name of a lock: a URL path cannot contain it"
             )));
         }
-        // Invalid characters are encoded too, so that the gateway reports them.
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@+~-".contains(&byte);
-        let encode = |byte: u8| {
-            if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
-        };
-        let path = format!("locks/{}", name.bytes().map(encode).collect::<String>());
-        Ok(Self { name: Some(name.to_owned()), ..Self::new(method, path) })
+        let path = format!("locks/{}", encoded(name));
+        Ok(Self::new(method, path).about(name))
+    }
+
+    /// Gives messages the name of the lock.
+    pub(crate) fn about(self, name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..self }
     }
 
     pub(crate) fn with_answer(self, status: u16) -> Self {

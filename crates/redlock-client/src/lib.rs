@@ -57,6 +57,7 @@ mod guard;
 mod http;
 mod lock;
 mod log;
+mod names;
 mod owner;
 mod place;
 mod renewal;

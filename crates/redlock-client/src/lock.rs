@@ -7,8 +7,8 @@ use std::future::pending;
 use std::time::Duration;
 
 use redlock_api::headers::IDEMPOTENCY_KEY;
-use redlock_api::{AcquireBody, Lease, Problem, ProblemCode};
-use reqwest::Method;
+use redlock_api::{AcquireBody, Problem, ProblemCode};
+use serde::Deserialize;
 use serde_json::json;
 use tokio::runtime::Handle;
 
@@ -17,6 +17,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::http::Call;
+use crate::names::Names;
 use crate::place::Place;
 use crate::waiting::{Callback, Waiting};
 use crate::{log, owner};
@@ -43,7 +44,7 @@ const LONGEST_MARGIN: Duration = Duration::from_secs(2);
 #[must_use]
 pub struct Lock {
     client: Client,
-    name: String,
+    names: Names,
     ttl: Duration,
     wait: Duration,
     timeout: Option<Duration>,
@@ -56,6 +57,17 @@ pub struct Lock {
     queue: Option<Queue>,
     slots: Option<(u32, u32)>,
     on_waiting: Option<Callback>,
+}
+
+/// The part of a lease that a client keeps, of one lock or of a set.
+#[derive(Deserialize)]
+pub(crate) struct Granted {
+    pub(crate) token: String,
+    pub(crate) fencing_token: u64,
+    validity_ms: u32,
+    elapsed_ms: u64,
+    /// Which slots of the lock are held, if it has several.
+    pub(crate) slots_held: Option<Vec<u32>>,
 }
 
 /// Which requests for a lock wait at a gateway at the same time.
@@ -91,7 +103,7 @@ impl Client {
     pub fn lock(&self, name: impl Into<String>) -> Lock {
         Lock {
             client: self.clone(),
-            name: name.into(),
+            names: Names::new(name.into()),
             ttl: Duration::from_secs(30),
             wait: Duration::ZERO,
             timeout: self.timeout(),
@@ -187,6 +199,13 @@ impl Lock {
         Self { slots: Some((slots, take)), ..self }
     }
 
+    /// Acquires another lock together with this one: all or none, with one token. They wait without
+    /// holding any of them, so overlapping sets cannot deadlock. The guard is lost when one of
+    /// the locks is lost. Not together with [`Lock::slots`] and [`Lock::queue`].
+    pub fn also(self, name: impl Into<String>) -> Self {
+        Self { names: self.names.and(name.into()), ..self }
+    }
+
     /// Acquires the lock, and extends it until the guard is released or dropped. Dropping the
     /// future leaves the queue.
     ///
@@ -213,7 +232,7 @@ impl Lock {
         let margin = margin(self.ttl, self.margin)?;
         let answer = self.request_unless(cancelled).await?;
         Ok(answer.map(|(lease, deadline, sent)| {
-            Guard::new(self.client, self.name, lease, sent, deadline, self.ttl, margin)
+            Guard::new(self.client, self.names, lease, sent, deadline, self.ttl, margin)
         }))
     }
 
@@ -247,7 +266,7 @@ impl Lock {
     /// Those of [`Lock::acquire`].
     pub async fn grant(&self) -> Result<Grant, Error> {
         let Ok((lease, deadline, _)) = self.request_unless(pending::<Infallible>()).await?;
-        let Lease { token, fencing_token, .. } = lease;
+        let Granted { token, fencing_token, .. } = lease;
         Ok(Grant { token, fencing_token, deadline })
     }
 
@@ -255,15 +274,15 @@ impl Lock {
     async fn request_unless<C>(
         &self,
         cancelled: impl Future<Output = C>,
-    ) -> Result<Result<(Lease, Moment, Moment), C>, Error> {
+    ) -> Result<Result<(Granted, Moment, Moment), C>, Error> {
         let mut random = [0; 16];
         getrandom::fill(&mut random)
             .map_err(|error| Error::Setup(format!("no randomness: {error}")))?;
         // All repetitions have the same key, so each answer is about the same grant.
         let key = hex::encode(random);
-        let call = Call::of_lock(Method::POST, &self.name)?.secret(&IDEMPOTENCY_KEY, &key)?;
-        let (client, name, slots) = (self.client.clone(), self.name.clone(), self.slots);
-        let request = Request { client, name, key, slots };
+        let call = self.names.acquisition()?.secret(&IDEMPOTENCY_KEY, &key)?;
+        let (client, names, slots) = (self.client.clone(), self.names.clone(), self.slots);
+        let request = Request { client, names, key, slots };
         let mut unanswered = Unanswered(Some(request.clone()));
         let mut route = self.client.route();
         let answer = tokio::select! {
@@ -293,7 +312,7 @@ impl Lock {
         &self,
         call: Call,
         route: &mut Route,
-    ) -> Result<(Lease, Moment, Moment), Error> {
+    ) -> Result<(Granted, Moment, Moment), Error> {
         let begin = Moment::now();
         let gateways = self.client.gateways();
         let mut longest = if gateways > 1 { LONGEST_WAIT_OF_SEVERAL } else { LONGEST_WAIT };
@@ -306,13 +325,14 @@ impl Lock {
         let mut place = Place::default();
         let mut backoff = Backoff::default();
         let mut was_answered = false;
-        let name = &self.name;
+        let name = &self.names.text().to_owned();
         while !give_up.has_passed() {
             let sent = Moment::now();
             let request_wait = end_of_wait.left().min(turn).min(longest);
-            let call = call.clone().body(&self.body(request_wait));
+            let body = self.names.with_names(self.body(request_wait));
+            let call = call.clone().body(&body);
             let one_try = request_wait + ONE_TRY;
-            let problem = match self.client.round::<Lease>(&call, give_up, one_try, route).await {
+            let problem = match self.client.round::<Granted>(&call, give_up, one_try, route).await {
                 Ok((Some(lease), _)) if !is_token(&lease.token) => {
                     route.is_unsettled = true;
                     return Err(Error::Setup(format!(
@@ -428,16 +448,16 @@ struct Unanswered(Option<Request>);
 #[derive(Debug, Clone)]
 struct Request {
     client: Client,
-    name: String,
+    names: Names,
     key: String,
     slots: Option<(u32, u32)>,
 }
 
 impl Request {
     async fn release(&self) {
-        let Self { client, name, key, slots } = self;
-        if let Err(error) = client.release_by_key(name, key, *slots).await {
-            let name = name.clone();
+        let Self { client, names, key, slots } = self;
+        if let Err(error) = client.release_by_key(names, key, *slots).await {
+            let name = names.text().to_owned();
             log::write(move || {
                 tracing::debug!(
                     name,
