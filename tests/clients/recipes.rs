@@ -25,6 +25,8 @@ const RUN: &[(&str, Option<&str>)] = &[
     ("GitHub Actions", Some("ci::github_steps")),
     ("GitLab CI", Some("ci::a_gitlab_script")),
     ("Only the newest build deploys", Some("jobs::only_the_newest_build_deploys")),
+    ("CI runners on a pool", Some("jobs::at_most_four_places")),
+    ("A deployment that needs two environments", Some("jobs::a_deployment_of_two")),
     ("A webhook that is delivered twice", Some("services::a_repeated_delivery")),
     ("An Ansible playbook", Some("ci::an_ansible_playbook")),
     ("A Kubernetes CronJob", None),

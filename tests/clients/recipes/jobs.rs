@@ -204,17 +204,21 @@ async fn readers_and_writers_never_overlap() {
     place.program("bin/rw", &place.block("Readers and a writer", "sh", 0));
     let rw = |mode: &str, work: &str| place.command(&["rw", mode, "doc", work]).spawn().unwrap();
     place.hold();
-    let readers: Vec<_> = (0..12).map(|_| rw("read", "reader")).collect();
-    // At least two readers run side by side. Only if all readers drew the same slot would they not;
-    // by chance that happens once in 170,000 runs.
-    place.begun(2).await;
-    let writers: Vec<_> = (0..3).map(|_| rw("write", "writer")).collect();
-    eventually("all but three wait", async || {
-        (waiting(&place.gateway).await.0 >= 12).then_some(())
-    })
-    .await;
+    let mut all: Vec<_> = (0..8).map(|_| rw("read", "reader")).collect();
+    // All readers run side by side.
+    place.begun(8).await;
+    let now_wait = async |count| {
+        let what = format!("{count} wait");
+        eventually(&what, async || (waiting(&place.gateway).await.0 == count).then_some(())).await;
+    };
+    all.extend((0..3).map(|_| rw("write", "writer")));
+    now_wait(3).await;
+    // These come after the writers, so they wait although slots are free.
+    all.extend((0..4).map(|_| rw("read", "reader")));
+    now_wait(7).await;
+    assert_eq!(place.count("begin"), 8);
     place.go();
-    for child in readers.into_iter().chain(writers) {
+    for child in all {
         let (code, output) = ended(child).await;
         assert_eq!(code, Some(0), "{output}");
     }
@@ -229,8 +233,71 @@ async fn readers_and_writers_never_overlap() {
             inside.retain(|(_, other)| *other != process);
         }
         let writes = inside.iter().any(|(who, _)| *who == "writer");
-        assert!(inside.len() <= if writes { 1 } else { 3 }, "{inside:?} at once: {log:?}");
+        assert!(!writes || inside.len() == 1, "{inside:?} at once: {log:?}");
     }
+    let begun: Vec<_> = log.iter().filter(|line| line[0] == "begin").map(|line| &line[2]).collect();
+    let last_writer = begun.iter().rposition(|who| *who == "writer");
+    assert_eq!(last_writer, Some(10), "the writers run before the later readers: {begun:?}");
+}
+
+#[tokio::test]
+async fn at_most_four_places_of_a_pool_are_taken() {
+    let place = Place::new(&["light-job", "heavy-job"]).await;
+    place.program("bin/on-pool", &place.block("CI runners on a pool", "sh", 0));
+    let job = |weight: &str| {
+        place.command(&["on-pool", weight, &format!("{weight}-job")]).spawn().unwrap()
+    };
+    place.hold();
+    let mut all: Vec<_> = (0..4).map(|_| job("light")).collect();
+    place.begun(4).await;
+    all.extend(["heavy", "light", "heavy", "light", "light", "light"].map(job));
+    eventually("six wait", async || (waiting(&place.gateway).await.0 == 6).then_some(())).await;
+    let (code, output) = run(place.command(&["redlock", "status", "ci/machines"])).await;
+    assert!(code == Some(0) && output.contains("4 of 4 slots are held"), "{output}");
+    assert!(output.contains("slot 4: "), "{output}");
+    place.go();
+    for child in all {
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
+    }
+    let (mut places, mut most) = (0, 0);
+    for line in &place.log() {
+        let weight = if line[2] == "heavy-job" { 2 } else { 1 };
+        places = if line[0] == "begin" { places + weight } else { places - weight };
+        most = most.max(places);
+    }
+    assert_eq!((places, most), (0, 4), "{:?}", place.log());
+}
+
+#[tokio::test]
+async fn a_deployment_of_two_environments_runs_only_with_both() {
+    let place = Place::new(&["deploy-both-environments"]).await;
+    place.program(
+        "bin/deploy-both",
+        &place.block("A deployment that needs two environments", "sh", 0),
+    );
+    let other = place.gateway.acquire("env/production").await;
+    let deploys: Vec<_> = ["a1", "b2"]
+        .iter()
+        .map(|commit| place.command(&["deploy-both", commit]).spawn().unwrap())
+        .collect();
+    eventually("both wait", async || (waiting(&place.gateway).await.0 == 2).then_some(())).await;
+    // While they wait, they hold neither lock.
+    assert_eq!(place.gateway.inspect("env/staging").await["state"], "free");
+    place.hold();
+    assert_eq!(place.gateway.delete("env/production", &other.token).await.status, 204);
+    place.begun(1).await;
+    for name in ["env/staging", "env/production"] {
+        assert_eq!(place.gateway.inspect(name).await["state"], "held");
+    }
+    place.go();
+    for child in deploys {
+        let (code, output) = ended(child).await;
+        assert_eq!(code, Some(0), "{output}");
+    }
+    place.assert_one_at_a_time(2);
+    place.assert_free("env/staging").await;
+    place.assert_free("env/production").await;
 }
 
 #[tokio::test]
