@@ -314,6 +314,72 @@ async fn a_guard_shows_waiters_and_the_newest_replaces_the_older() {
 }
 
 #[tokio::test]
+async fn guards_share_the_slots_of_a_lock() {
+    let gateway = Launch::embedded().start().await;
+    let client = client(&[&gateway]);
+    let lock = |take| client.lock("pool").ttl(TTL).slots(3, take);
+    let heavy = lock(2).acquire().await.unwrap();
+    let light = lock(1).acquire().await.unwrap();
+    let mut all = [heavy.slots(), light.slots()].concat();
+    all.sort_unstable();
+    assert_eq!(all, [1, 2, 3]);
+    assert!(matches!(lock(1).acquire().await, Err(Error::Held { .. })));
+    // Both are extended beyond their TTL, together.
+    extended(&heavy, 4).await;
+    extended(&light, 1).await;
+    let waits = tokio::spawn(lock(1).wait(PATIENCE).acquire());
+    eventually("it waits", async || {
+        (gateway.inspect("pool").await["waiters_total"] == 1).then_some(())
+    })
+    .await;
+    heavy.release().await.unwrap();
+    let next = waits.await.unwrap().unwrap();
+    // A slot is taken away by force, so its guard is lost.
+    client.force_release_slot("pool", next.slots()[0]).await.unwrap();
+    let loss = timeout(PATIENCE, next.lost()).await.expect("the loss is noticed");
+    assert!(matches!(loss.reason, LossReason::Gone { .. }), "{loss}");
+    drop(next);
+    light.release().await.unwrap();
+    eventually("all slots are free", async || {
+        (gateway.inspect("pool").await["state"] == "free").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_guard_of_several_locks_is_lost_with_any_of_them() {
+    let gateway = Launch::embedded().start().await;
+    let client = client(&[&gateway]);
+    let both = || client.lock("env/a").also("env+b").ttl(TTL);
+    let guard = both().owner("deploy").acquire().await.unwrap();
+    assert_eq!(guard.name(), "env/a,env+b");
+    extended(&guard, 4).await;
+    for name in ["env/a", "env+b"] {
+        assert_eq!(gateway.inspect(name).await["owner"], "deploy");
+        assert!(matches!(client.lock(name).ttl(TTL).acquire().await, Err(Error::Held { .. })));
+    }
+    guard.release().await.unwrap();
+    for name in ["env/a", "env+b"] {
+        assert_eq!(gateway.inspect(name).await["state"], "free");
+    }
+
+    let single = client.lock("env+b").ttl(TTL).acquire().await.unwrap();
+    let refused = both().acquire().await.unwrap_err();
+    assert!(matches!(refused, Error::Held { .. }), "{refused}");
+    single.release().await.unwrap();
+
+    let guard = both().acquire().await.unwrap();
+    client.force_release("env+b").await.unwrap();
+    let loss = timeout(PATIENCE, guard.lost()).await.expect("the loss is noticed");
+    assert!(loss.to_string().contains("env+b: "), "{loss}");
+    drop(guard);
+    eventually("the other lock is free", async || {
+        (gateway.inspect("env/a").await["state"] == "free").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn twenty_waiters_keep_their_order_over_five_turns() {
     const WAITERS: usize = 20;
     let servers = masters(3);

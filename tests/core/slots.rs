@@ -38,7 +38,7 @@ fn slots_of(lease: &Lease) -> Vec<u16> {
 
 fn held_slots(result: Result<Lease, LockError>) -> Vec<u16> {
     let Err(LockError::Held(by)) = result else { panic!("{result:?}") };
-    by.holders.iter().map(|holder| holder.slot).collect()
+    by.holders().iter().map(|holder| holder.slot).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,7 +28,7 @@ mod problem;
 pub use self::health::{Health, NodeHealth};
 pub use self::locks::{
     AcquireBody, AcquireSetBody, ExtendBody, ExtendManyBody, ExtendManyResults, ExtendResult,
-    HeldLock, Lease, LeaseRef, LockList, LockState, LockStatus, NodeAnswer, ReleaseResult,
+    Granted, HeldLock, Lease, LeaseRef, LockList, LockState, LockStatus, NodeAnswer, ReleaseResult,
     ReleaseSetResults, SetLease, SlotHolder, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};

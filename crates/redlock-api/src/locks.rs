@@ -152,6 +152,21 @@ impl fmt::Debug for SetLease {
     }
 }
 
+/// The part of a [`Lease`] or a [`SetLease`] that a client needs for its work.
+#[derive(Clone, Deserialize)]
+pub struct Granted {
+    /// The secret to send as `Lock-Token`.
+    pub token: String,
+    /// As in the lease.
+    pub fencing_token: u64,
+    /// As in the lease.
+    pub validity_ms: u32,
+    /// As in the lease.
+    pub elapsed_ms: u64,
+    /// Which slots of the lock are held. `None` for a lock without slots, and for a set.
+    pub slots_held: Option<Vec<u32>>,
+}
+
 /// The holder of one slot of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "slot": 3, "holder": "build 4711", "expires_in_ms": 21400, "acquired_at": "2025-11-21T11:39:25.123Z" })))]

@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use crate::clock::Moment;
 use crate::error::{Error, Loss};
 use crate::http::{Call, Failure, secret};
-use crate::names::Names;
 use crate::together::Together;
 use crate::{log, tls};
 
@@ -270,17 +269,10 @@ impl Client {
         released(self.ask_at_once(&release(name, token)?).await)
     }
 
-    /// Releases the locks of a grant by their token. Tries until a moment, even if no gateway can be
-    /// reached.
-    pub(crate) async fn release_until(
-        &self,
-        names: &Names,
-        token: &str,
-        until: Moment,
-    ) -> Result<(), Error> {
-        let call = names.release(token)?;
+    /// Sends a release. Tries until a moment, even if no gateway can be reached.
+    pub(crate) async fn release_until(&self, call: &Call, until: Moment) -> Result<(), Error> {
         loop {
-            let answer = self.ask::<Value>(&call, until, ONE_TRY, IfUnreachable::AskAgain).await;
+            let answer = self.ask::<Value>(call, until, ONE_TRY, IfUnreachable::AskAgain).await;
             match &answer {
                 // Some locks of a set were not released. Releasing the others again does no harm.
                 Ok((Some(body), _)) if has_undecided(body) && SHORTEST_TRY < until.left() => {
@@ -295,11 +287,11 @@ impl Client {
     /// the lock ends with its TTL.
     pub(crate) async fn release_by_key(
         &self,
-        names: &Names,
+        release: Call,
         idempotency_key: &str,
         slots: Option<(u32, u32)>,
     ) -> Result<(), Error> {
-        let mut call = names.release_without_token()?.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
+        let mut call = release.secret(&IDEMPOTENCY_KEY, idempotency_key)?;
         if let Some((slots, take)) = slots {
             call.path.push_str(&format!("?slots={slots}&take={take}"));
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redlock_api::LeaseRef;
+use redlock_api::{Granted, LeaseRef};
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -15,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Client, IfUnreachable, LONGEST_TRY, SHORTEST_TRY, lost, time_of_a_try};
 use crate::clock::Moment;
 use crate::error::{Error, Loss, LossReason};
-use crate::lock::Granted;
 use crate::log;
 use crate::names::{Extension, Names};
 use crate::together::{Renewal, Renewed};
@@ -291,6 +290,6 @@ impl Held {
         let (min, max) = RELEASE;
         let now = Moment::now();
         let until = self.lease.borrow().1.max(now + min).min(now + max);
-        self.client.release_until(&self.names, &self.token, until).await
+        self.client.release_until(&self.names.release(&self.token)?, until).await
     }
 }

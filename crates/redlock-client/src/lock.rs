@@ -7,8 +7,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use redlock_api::headers::IDEMPOTENCY_KEY;
-use redlock_api::{AcquireBody, Problem, ProblemCode};
-use serde::Deserialize;
+use redlock_api::{AcquireBody, Granted, Problem, ProblemCode};
 use serde_json::json;
 use tokio::runtime::Handle;
 
@@ -57,17 +56,6 @@ pub struct Lock {
     queue: Option<Queue>,
     slots: Option<(u32, u32)>,
     on_waiting: Option<Callback>,
-}
-
-/// The part of a lease that a client keeps, of one lock or of a set.
-#[derive(Deserialize)]
-pub(crate) struct Granted {
-    pub(crate) token: String,
-    pub(crate) fencing_token: u64,
-    validity_ms: u32,
-    elapsed_ms: u64,
-    /// Which slots of the lock are held, if it has several.
-    pub(crate) slots_held: Option<Vec<u32>>,
 }
 
 /// Which requests for a lock wait at a gateway at the same time.
@@ -456,7 +444,11 @@ struct Request {
 impl Request {
     async fn release(&self) {
         let Self { client, names, key, slots } = self;
-        if let Err(error) = client.release_by_key(names, key, *slots).await {
+        let released = match names.release_without_token() {
+            Ok(call) => client.release_by_key(call, key, *slots).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = released {
             let name = names.text().to_owned();
             log::write(move || {
                 tracing::debug!(

@@ -153,7 +153,7 @@ mod tests {
     fn a_set_is_held_until_its_first_lock_ends() {
         let names = Names::new("n0".into()).and("n1".into());
         let sent = Moment::now();
-        let read = |results| names.extended(answer(results), sent, TTL);
+        let read = |results: &[(u16, &'static str)]| names.extended(answer(results), sent, TTL);
         let Extension::Extended(deadline, waiters) = read(&[(200, ""), (200, "")]) else {
             panic!("both were extended")
         };

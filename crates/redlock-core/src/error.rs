@@ -2,6 +2,7 @@
 //! differ for a caller, so each has its own variant.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::types::{FencingToken, LockToken, Owner, Ttl};
@@ -122,7 +123,7 @@ impl LockError {
 pub struct HeldBy {
     /// The text stored for people; empty if there is none, or if another Redlock client holds the
     /// lock.
-    pub info: Vec<u8>,
+    pub info: Box<[u8]>,
     /// The holder's fencing token, which shows when the lock was acquired; `None` when another
     /// client holds the lock.
     pub fencing: Option<FencingToken>,
@@ -134,12 +135,10 @@ pub struct HeldBy {
     /// Whether the holder is an earlier request for the same set, with the same owner, and the rest
     /// of that set is no longer held.
     pub is_part_of_own_set: bool,
-    /// If the lock has several slots: the holders of those that are taken, in the order of the
-    /// slots. The other fields are about the holder whose end frees as many slots as the request
-    /// takes.
-    pub holders: Box<[SlotHolder]>,
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,
+    /// See [`HeldBy::holders`]. A thin pointer, because every refusal of the core passes it on.
+    pub(crate) holders: Option<Arc<Vec<SlotHolder>>>,
     /// The holder's owner: a secret, and the part of the holder's token that proves who holds the
     /// lock.
     pub(crate) owner: Option<Owner>,
@@ -171,6 +170,12 @@ impl HeldBy {
         self.owner == Some(Owner::NOBODY)
     }
 
+    /// If the lock has several slots: the holders of those that are taken, in the order of the
+    /// slots. The fields are about the holder whose end frees as many slots as the request takes.
+    pub fn holders(&self) -> &[SlotHolder] {
+        self.holders.as_deref().map_or(&[], Vec::as_slice)
+    }
+
     /// Whether the owner of this token holds the lock, by this grant or another one.
     pub fn is_of(&self, token: &LockToken) -> bool {
         self.owner.as_ref() == Some(token.owner())
@@ -180,12 +185,12 @@ impl HeldBy {
         let lock_of_set = holding.at;
         match holding.record.parse() {
             Some((token, info)) => Self {
-                info: info.to_vec(),
+                info: info.into(),
                 fencing: Some(token.fencing()),
                 expires_in,
                 lock_of_set,
                 is_part_of_own_set: false,
-                holders: Box::default(),
+                holders: None,
                 line: None,
                 owner: Some(*token.owner()),
             },

@@ -70,7 +70,7 @@ fn view() -> LeaseView {
 
 fn held() -> ApiError {
     let mut by = HeldBy::default();
-    (by.info, by.expires_in) = (INFO.to_vec(), Some(Duration::from_millis(21_400)));
+    (by.info, by.expires_in) = (INFO.into(), Some(Duration::from_millis(21_400)));
     Refusal::Lock(LockError::Held(by)).into()
 }
 

@@ -66,7 +66,7 @@ impl SlottedLock {
 
     /// As many slots as a request takes, held ones first, and the first of them.
     pub(crate) fn with_a_held_one(&self, by: &HeldBy) -> (u16, SlotSet) {
-        let held: Vec<u16> = by.holders.iter().map(|holder| holder.slot).collect();
+        let held: Vec<u16> = by.holders().iter().map(|holder| holder.slot).collect();
         let others = (1..).take(self.keys.len()).filter(|slot| !held.contains(slot));
         let all = held.iter().copied().chain(others).take(self.take.into());
         (held.first().copied().unwrap_or(1), SlotSet::new(all).unwrap_or(SlotSet::FIRST))
@@ -193,7 +193,7 @@ impl SlottedLock {
         let free = slots.len() - holders.len();
         let last = usize::from(self.take).saturating_sub(free + 1);
         let by = ends.get(last).map(|by| (*by).clone()).unwrap_or_default();
-        HeldBy { owner: None, holders: holders.into(), ..by }
+        HeldBy { owner: None, holders: Some(Arc::new(holders)), ..by }
     }
 }
 

@@ -316,7 +316,7 @@ impl<P, A> WaitTicket<P, A> {
         let (mut holder, mut slot_owners) = (None, Vec::new());
         if let LockError::Held(by) = &refusal.error {
             holder = by.owner;
-            slot_owners = by.holders.iter().filter_map(|holder| holder.by.owner).collect();
+            slot_owners = by.holders().iter().filter_map(|holder| holder.by.owner).collect();
         }
         let number = queue.number_of(self.ticket);
         self.queues.with_places(places, &self.lock, now, |places| {

@@ -249,7 +249,7 @@ impl ApiError {
         let kept_for = by.line.as_ref().and_then(|line| line.kept_for);
         self.report.problem.queue_place_expires_ms =
             kept_for.map(|kept_for| kept_for.as_millis() as u64);
-        let holders = by.holders.iter().map(|holder| slot_holder(holder, false)).collect();
+        let holders = by.holders().iter().map(|holder| slot_holder(holder, false)).collect();
         self.report.problem.holders = Some(holders).filter(|holders: &Vec<_>| !holders.is_empty());
         self
     }
@@ -437,7 +437,7 @@ fn describe(by: &HeldBy) -> String {
             let left = left.as_millis();
             format!("nobody holds it, but it stays closed for {left} ms more")
         }
-        _ if !by.holders.is_empty() => describe_slots(by),
+        _ if !by.holders().is_empty() => describe_slots(by),
         _ => describe_holder(by),
     };
     match by.line.as_deref().copied() {
@@ -454,7 +454,7 @@ fn describe(by: &HeldBy) -> String {
 }
 
 fn describe_slots(by: &HeldBy) -> String {
-    let taken = by.holders.len();
+    let taken = by.holders().len();
     let slots = if taken == 1 { "1 slot is taken" } else { &format!("{taken} slots are taken") };
     match by.expires_in {
         Some(left) => {
