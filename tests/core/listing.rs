@@ -26,7 +26,7 @@ async fn an_inspection_follows_the_majority() {
     let lease = locks.acquire(&lock, ttl(LONG), labelled("me")).await.unwrap();
     let seen = locks.inspect(&lock).await;
     let LockState::Held(by) = seen.state else { panic!("{seen:?}") };
-    assert_eq!((by.info.as_slice(), by.fencing), (&b"me"[..], Some(lease.token.fencing())));
+    assert_eq!((&*by.info, by.fencing), (&b"me"[..], Some(lease.token.fencing())));
     assert!(by.expires_in.unwrap() <= Duration::from_millis(LONG));
     assert_eq!(seen.nodes.len(), 3);
     assert!(

@@ -80,7 +80,7 @@ async fn whole_life_on(size: usize) {
     let Err(LockError::Held(by)) = acquire(&locks, &lock, LONG).await else {
         panic!("granted twice")
     };
-    assert_eq!((by.info.as_slice(), by.fencing), (&b"first"[..], Some(lease.token.fencing())));
+    assert_eq!((&*by.info, by.fencing), (&b"first"[..], Some(lease.token.fencing())));
     let left = by.expires_in.unwrap();
     assert!(
         left <= Duration::from_millis(LONG) && left > Duration::from_millis(LONG - 10_000),
@@ -163,7 +163,7 @@ async fn another_redlock_client_on_a_majority_holds_the_lock() {
     else {
         panic!("granted beside another client's lock")
     };
-    assert_eq!((info, fencing), (Vec::new(), None));
+    assert_eq!((info, fencing), (Box::default(), None));
     assert!(expires_in.unwrap() > Duration::from_secs(45));
     locks.drained().await;
     assert_eq!(
