@@ -18,6 +18,16 @@ def without_deceptive(value):
     return value
 
 
+def fit_slots(fields, is_right):
+    """Makes `take` possible where a request is meant to be valid."""
+    take, slots = fields.get("take"), fields.get("slots")
+    # Numbers of a query may be texts.
+    if is_right and take is not None and slots is None:
+        del fields["take"]
+    elif is_right and take is not None and float(take) > float(slots):
+        fields["take"] = slots
+
+
 @schemathesis.hook
 def before_call(context, case, kwargs):
     # A request that waits a day for a held lock is valid. But its answer would take a day.
@@ -33,6 +43,9 @@ def before_call(context, case, kwargs):
     for field in ("owner", "metadata"):
         if field in body:
             body[field] = without_deceptive(body[field])
+    # A request takes at most as many slots as the lock has.
+    is_right = case.meta is not None and case.meta.generation.mode.is_positive
+    fit_slots(body, is_right)
     # A cursor comes from the previous page of the same listing, so an invented one is refused.
     # Without a cursor, the first page is listed.
     if case.query and case.query.get("cursor"):
@@ -48,10 +61,14 @@ def before_call(context, case, kwargs):
     # valid gets a valid token here. The gateway ignores a key beside a token, so a key is sent
     # alone.
     forced = str((case.query or {}).get("force")).lower() == "true"
-    is_right = case.meta is not None and case.meta.generation.mode.is_positive
     is_token = isinstance(token, str) and TOKEN.fullmatch(token)
     if case.method.upper() == "DELETE" and forced and is_right and case.headers:
         case.headers.pop("Lock-Token", None)
+    # With `force`, the query names a slot. With a key, it has the numbers of the POST.
+    if case.method.upper() == "DELETE" and is_right and case.query:
+        for field in ("slots", "take") if forced else ("slot",):
+            case.query.pop(field, None)
+        fit_slots(case.query, is_right)
     has_key = "Idempotency-Key" in (case.headers or {})
     if case.method.upper() == "DELETE" and not forced and has_key:
         case.headers.pop("Lock-Token", None)
