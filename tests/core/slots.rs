@@ -220,6 +220,39 @@ async fn a_waiter_for_many_slots_is_not_overtaken_by_waiters_for_one() {
     }
 }
 
+/// A slot that is too few for the first waiter does for the next one.
+#[tokio::test]
+async fn a_waiter_for_many_slots_that_gives_up_lets_the_next_one_try_at_once() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let lock = name("pool");
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        let held = acquire(&locks, &lock, asking(4, 3)).await;
+        let wait = |take, patience: Duration| {
+            let (locks, lock) = (locks.clone(), lock.clone());
+            tokio::spawn(async move {
+                let lease = locks
+                    .acquire_within(&lock, ttl(LONG_MS), asking(4, take), patience, || Ok(()))
+                    .await;
+                (lease, Instant::now())
+            })
+        };
+        let heavy = wait(2, Duration::from_millis(100));
+        eventually("it waits", async || (locks.waiting().waiters == 1).then_some(())).await;
+        let light = wait(1, PATIENCE);
+        let (refused, gave_up) = heavy.await.expect("no panic");
+        assert!(matches!(refused, Err(LockError::Held(_))), "{refused:?}");
+        let (granted, at) = light.await.expect("no panic");
+        times.push(at.saturating_duration_since(gave_up));
+        for lease in [held, granted.expect("a slot is free")] {
+            locks.release(&lock, &lease.token).await.expect("held");
+        }
+    }
+    println!("{times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
+}
+
 /// A release at one gateway is announced to the waiters at another. The oldest grant is released
 /// last: hints with the T of the grants would look old.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

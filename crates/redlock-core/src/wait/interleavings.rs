@@ -353,10 +353,7 @@ impl World {
             }
             asked.taken = true;
             self.goes_in(ticket.number().expect("it stands in the queue"));
-            ticket.granted(
-                now,
-                Success { shared_owner: None, ends: now + NEVER, round: ROUND, is_slotted: false },
-            );
+            ticket.granted(now, Success { shared_owner: None, ends: now + NEVER, round: ROUND });
             yield_now().await;
             self.nodes().inside -= 1;
             let number = asked.number;

@@ -138,6 +138,8 @@ pub(super) struct Waiter<P, A> {
     pub(super) ticket: u64,
     pub(super) priority: Priority,
     pub(super) mode: QueueMode,
+    /// Whether the waiter asks for slots of the lock.
+    pub(super) is_slotted: bool,
     /// When the first request of the owner entered the queue.
     pub(super) since: Instant,
     /// The count of arrivals at that time.
@@ -293,6 +295,9 @@ impl<P, A> WaitQueues<P, A> {
         leave: Leave,
         change: impl FnOnce(&mut WaitQueue<P, A>),
     ) -> Left<A> {
+        let now = match leave {
+            Leave::Granted { now } | Leave::Ended { now } => now,
+        };
         let mut shard = self.shard(lock);
         let Shard { queues, places } = &mut *shard;
         let Some(queue) = queues.get_mut(lock) else { return Left { handed: None, line: None } };
@@ -312,6 +317,12 @@ impl<P, A> WaitQueues<P, A> {
             self.waiters.fetch_sub(1, Ordering::AcqRel);
         }
         change(queue);
+        // The slots that were too few for this waiter may do for the next one. And after a grant
+        // other slots may be free, or may have been released meanwhile.
+        let next_is_slotted = queue.waiters.values().next().is_some_and(|next| next.is_slotted);
+        if is_next && (waiter.is_slotted || next_is_slotted) {
+            queue.next_try = now;
+        }
         let Waiter { handed, shared_owner, params, permit, is_superseded, .. } = *waiter;
         let Waiter { priority, mode, since, arrival, .. } = *waiter;
         let mut left = Left { handed, line: None };

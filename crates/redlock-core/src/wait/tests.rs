@@ -53,7 +53,7 @@ fn refused(ticket: &Ticket, now: Instant) {
 }
 
 fn success(now: Instant) -> Success {
-    Success { shared_owner: None, ends: now + TTL, round: MS, is_slotted: false }
+    Success { shared_owner: None, ends: now + TTL, round: MS }
 }
 
 /// The pause after the handoff quota is used up.
@@ -151,10 +151,7 @@ fn the_expected_expiry_precedes_a_later_poll() {
     let first = enter(&queue, "a", now);
     let second = enter(&queue, "b", now);
     assert_eq!(step(&first, now), ("poll", None));
-    first.granted(
-        now,
-        Success { shared_owner: None, ends: now + 5 * MS, round: MS, is_slotted: false },
-    );
+    first.granted(now, Success { shared_owner: None, ends: now + 5 * MS, round: MS });
     assert_eq!(step(&second, now), ("until", Some(5 * MS)));
 }
 

@@ -108,8 +108,6 @@ pub(crate) struct Success {
     /// When the lock ends unless it is released.
     pub(crate) ends: Instant,
     pub(crate) round: Duration,
-    /// Whether the lock has several slots. The next waiter may get another one at once then.
-    pub(crate) is_slotted: bool,
 }
 
 impl<P, A> WaitQueues<P, A> {
@@ -161,6 +159,7 @@ impl<P, A> WaitQueues<P, A> {
             ticket,
             priority,
             mode,
+            is_slotted,
             since,
             arrival,
             is_superseded,
@@ -371,18 +370,13 @@ impl<P, A> WaitTicket<P, A> {
         let mut own = Vec::new();
         self.queues.remove(&self.lock, self.ticket, Leave::Granted { now }, |queue| {
             queue.competing = None;
-            let released = queue.released_meanwhile.take();
+            // A release noted during the attempt is older than the grant.
+            queue.released_meanwhile = None;
             (queue.quick_left, queue.failures, queue.in_vain) = (0, 0, 0);
+            queue.cause = Cause::Poll;
             queue.round = success.round;
+            queue.next_try = success.ends.min(queue.poll_due).max(now);
             queue.last_refusal = None;
-            if success.is_slotted {
-                queue.cause = released.unwrap_or(queue.cause);
-                queue.next_try = now;
-            } else {
-                // A release noted during the attempt is older than the grant.
-                queue.cause = Cause::Poll;
-                queue.next_try = success.ends.min(queue.poll_due).max(now);
-            }
             own = queue.held_by(success.shared_owner);
         });
         own.into_iter().for_each(Waker::wake);

@@ -266,7 +266,6 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         let ends = self.backoff().after_expiry(now + self.params.ttl.duration());
         let shared_owner = self.params.owner_is_shared.then_some(self.params.owner);
         let round = round.max(SHORTEST_ROUND);
-        let is_slotted = self.params.slotted.is_some();
-        self.ticket.granted(now, Success { shared_owner, ends, round, is_slotted });
+        self.ticket.granted(now, Success { shared_owner, ends, round });
     }
 }
