@@ -327,6 +327,7 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 			ExpiresIn:  milliseconds(valueOf(parsed.ExpiresInMs)),
 			RetryAfter: milliseconds(valueOf(parsed.RetryAfterMs)),
 			AcquiredAt: valueOf(parsed.AcquiredAt),
+			Holders:    slotHolders(parsed.Holders),
 
 			QueuePosition:     int(valueOf(parsed.QueuePosition)),
 			QueuePlaceExpires: milliseconds(int64(valueOf(parsed.QueuePlaceExpiresMs))),

@@ -48,7 +48,7 @@ func TestANameIsOneSegmentOfThePathBelowThatOfTheGateway(t *testing.T) {
 		"reports/nightly+a@b:c~d": "/team/locks/reports%2Fnightly+a@b:c~d",
 		"../livez?x#y %2F é":      "/team/locks/..%2Flivez%3Fx%23y%20%252F%20%C3%A9",
 	} {
-		request, err := api.NewGetLockRequest("http://a/team/", name)
+		request, err := api.NewGetLockRequest("http://a/team/", name, nil)
 		if err != nil || request.URL.EscapedPath() != path {
 			t.Errorf("%v: %v", request.URL, err)
 		}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
 )
 
 // ErrReleased is the cause of a guard's context after [Guard.Release]. [Guard.Check] then returns
@@ -30,11 +32,38 @@ type Problem struct {
 	RetryAfter time.Duration
 	// AcquiredAt is since when the holder has the lock; zero if unknown.
 	AcquiredAt time.Time
+	// Holders are the holders of the slots that are taken, by slot; nil for a lock without [Slots].
+	Holders []SlotHolder
 	// QueuePosition is the place of this request in this gateway's line for the lock; 1 is next, 0
 	// is unknown.
 	QueuePosition int
 	// QueuePlaceExpires is how long the gateway keeps that place; 0 if it keeps none.
 	QueuePlaceExpires time.Duration
+}
+
+// SlotHolder is the holder of one slot of a lock. What the gateway does not say is the zero value.
+type SlotHolder struct {
+	// Slot is the number of the slot, from 1.
+	Slot int
+	// Holder is the holder's label.
+	Holder string
+	// FencingToken is the holder's fencing token; 0 in a [*HeldError].
+	FencingToken int64
+	// ExpiresIn is when the slot is free unless it is extended.
+	ExpiresIn time.Duration
+	// AcquiredAt is since when the holder has the slot.
+	AcquiredAt time.Time
+}
+
+func slotHolders(answer []api.SlotHolder) []SlotHolder {
+	var holders []SlotHolder
+	for _, each := range answer {
+		holders = append(holders, SlotHolder{
+			Slot: int(each.Slot), Holder: valueOf(each.Holder), FencingToken: valueOf(each.FencingToken),
+			ExpiresIn: milliseconds(valueOf(each.ExpiresInMs)), AcquiredAt: valueOf(each.AcquiredAt),
+		})
+	}
+	return holders
 }
 
 // String returns code, status and detail, for people.

@@ -35,6 +35,7 @@ type Guard struct {
 	name         string
 	token        string
 	fencingToken int64
+	slotsHeld    []int32
 	ttl          time.Duration
 	margin       time.Duration
 	// The context of the work.
@@ -64,6 +65,7 @@ func newGuard(ctx context.Context, client *Client, name string, r request, lease
 		name:         name,
 		token:        lease.Token,
 		fencingToken: int64(lease.FencingToken),
+		slotsHeld:    lease.SlotsHeld,
 		ttl:          r.ttl,
 		margin:       r.margin,
 		lost:         make(chan struct{}),
@@ -102,6 +104,16 @@ func (g *Guard) Token() string {
 //	UPDATE … SET …, fence = $1 WHERE id = $2 AND fence <= $1
 func (g *Guard) FencingToken() int64 {
 	return g.fencingToken
+}
+
+// SlotsHeld returns the numbers of the slots that the guard holds, from 1; nil for a lock without
+// [Slots]. No other holder has these numbers, so they may name what the holder uses, such as a port.
+func (g *Guard) SlotsHeld() []int {
+	var slots []int
+	for _, slot := range g.slotsHeld {
+		slots = append(slots, int(slot))
+	}
+	return slots
 }
 
 // Left returns how long the lock is still ours, unless somebody takes it away by force; 0 if it is

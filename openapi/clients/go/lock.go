@@ -41,6 +41,7 @@ type request struct {
 	owner                      string
 	priority                   *int32
 	queue                      *api.AcquireBodyQueue
+	slots, take                *int32
 	metadata                   map[string]string
 	onWaiting                  func(Waiting)
 }
@@ -99,9 +100,19 @@ func AtLeast(atLeast time.Duration) Option {
 // Priority is how early the request is served while it waits: 0 to 9, and 9 is served first. The
 // default of the gateway is 5.
 func Priority(priority int) Option {
-	return func(r *request) {
-		r.priority = pointerTo(int32(min(max(priority, math.MinInt32), math.MaxInt32)))
-	}
+	return func(r *request) { r.priority = number(priority) }
+}
+
+// Slots is how many may hold the lock at once: 1 to 256, for example the size of a pool. Everybody
+// should give the same number, because the largest one in use is the bound. Without Slots the lock
+// has one holder.
+func Slots(slots int) Option {
+	return func(r *request) { r.slots = number(slots) }
+}
+
+// Take is how many of the [Slots] this acquisition takes, all or none: by default 1.
+func Take(take int) Option {
+	return func(r *request) { r.take = number(take) }
 }
 
 // QueueMode is which requests for a lock wait at a gateway at the same time.
@@ -221,22 +232,23 @@ func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease
 		// The lock may have been granted, and nobody has the token. That holds after lock_held too:
 		// a gateway that still works on an unanswered POST may grant the lock when its holder
 		// releases it. The release is safe, because it takes only grants of this key.
-		c.releaseByKey(ctx, name, key, route)
+		c.releaseByKey(ctx, name, r, key, route)
 	case unsettled || place.isKept:
 		// The release by key also gives up the place in line.
-		go c.releaseByKey(context.WithoutCancel(ctx), name, key, route)
+		go c.releaseByKey(context.WithoutCancel(ctx), name, r, key, route)
 	}
 	return lease, sent, err
 }
 
 // releaseByKey releases the grants of unanswered requests with this key. Without an answer the lock
 // ends with its TTL.
-func (c *Client) releaseByKey(ctx context.Context, name string, key string, route *route) {
+func (c *Client) releaseByKey(ctx context.Context, name string, r request, key string, route *route) {
+	params := api.ReleaseLockParams{IdempotencyKey: &key, Slots: r.slots, Take: r.take}
 	_, _ = c.ask(ctx, question{
 		name:  name,
 		route: route,
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-			return gateway.ReleaseLock(ctx, name, &api.ReleaseLockParams{IdempotencyKey: &key})
+			return gateway.ReleaseLock(ctx, name, &params)
 		},
 		until:  now().add(oneRelease),
 		oneTry: oneRelease,
@@ -262,7 +274,7 @@ func (c *Client) granted(
 		asked := now()
 		turn := min(endOfWait.left(), longest, first)
 		body := api.AcquireBody{TTLMs: count(r.ttl), WaitMs: count(turn), Metadata: r.metadata}
-		body.Priority, body.Queue = r.priority, r.queue
+		body.Priority, body.Queue, body.Slots, body.Take = r.priority, r.queue, r.slots, r.take
 		if r.atLeast > 0 {
 			body.HoldAtLeastMs = count(r.atLeast)
 		}
@@ -331,10 +343,14 @@ func validity(validityMs int32, elapsedMs int64, sent moment, ttl time.Duration)
 	return trusted, sent.add(elapsed + trusted)
 }
 
-// count converts to milliseconds. A value that does not fit is cut; the gateway refuses it as
-// beyond its limits.
+// count converts to milliseconds.
 func count(d time.Duration) *int32 {
-	return pointerTo(int32(min(max(d.Milliseconds(), math.MinInt32), math.MaxInt32)))
+	return number(d.Milliseconds())
+}
+
+// number cuts a value that does not fit; the gateway refuses it as beyond its limits.
+func number[T int | int64](value T) *int32 {
+	return pointerTo(int32(min(max(int64(value), math.MinInt32), math.MaxInt32)))
 }
 
 func pointerTo[T any](value T) *T {
