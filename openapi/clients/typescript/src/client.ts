@@ -105,6 +105,14 @@ export interface LockOptions {
    * a newer request of this kind ends the wait with a `RefusedError` whose code is `superseded`.
    */
   readonly queue?: "all" | "newest" | undefined;
+  /**
+   * How many may hold the lock at once: 1 to 256, for example the size of a pool. Everybody should
+   * give the same number, because the largest one in use is the bound. Without it the lock has one
+   * holder.
+   */
+  readonly slots?: number | undefined;
+  /** How many of the `slots` this acquisition takes, all or none: by default 1. */
+  readonly take?: number | undefined;
   /** Stored beside the lock, for people. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
   /**
@@ -170,7 +178,7 @@ export class Client {
     }
     const { lease, sent, deadline } = await this.#acquired(name, ttl, wait, timeout, options);
     if (options.signal?.aborted) {
-      void release(this.#gateways, name, { "Lock-Token": lease.token }, deadline).catch(() => {});
+      void release(this.#gateways, name, { header: { "Lock-Token": lease.token } }, deadline).catch(() => {});
       throw options.signal.reason;
     }
     const [gateways, together, warn] = [this.#gateways, this.#together, this.#warn];
@@ -227,13 +235,15 @@ export class Client {
   }
 
   /**
-   * Takes a lock from its holder. The holder's guard reports the loss at the next extension.
+   * Takes a lock from its holder. The holder's guard reports the loss at the next extension. Of a
+   * lock with slots it takes `slot`, by default 1. A holder of several slots loses the lock with any
+   * of them.
    *
    * @throws {RefusedError} with status 404 if nobody holds the lock.
    * @throws {UnavailableError}
    */
-  async forceRelease(name: string): Promise<void> {
-    const params = { path: pathOf(name), query: { force: true } };
+  async forceRelease(name: string, { slot }: { slot?: number | undefined } = {}): Promise<void> {
+    const params = { path: pathOf(name), query: { force: true, ...(slot !== undefined && { slot }) } };
     const { api } = this.#gateways;
     await this.#asked(
       (to) => api.DELETE("/locks/{name}", { ...to, params }),
@@ -271,7 +281,8 @@ export class Client {
         // a gateway that still works on an unanswered POST may grant the lock when its holder
         // releases it. The release is safe, because it takes only grants of this key. It also gives
         // up a place in line.
-        const released = release(this.#gateways, name, header, now() + ONE_TRY, route).catch(() => {});
+        const by = { header, query: slotsOf(options) };
+        const released = release(this.#gateways, name, by, now() + ONE_TRY, route).catch(() => {});
         if (posts.mayBeGranted && !options.signal?.aborted && now() < end) {
           await released;
         }
@@ -288,8 +299,9 @@ export class Client {
     ttl: number,
     wait: number,
     end: number,
-    { owner = defaultOwner(), metadata, atLeastMs, priority, queue, signal }: LockOptions,
+    options: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
+    const { owner = defaultOwner(), metadata, atLeastMs, priority, queue, signal } = options;
     const { api, count } = this.#gateways;
     const lock = params.path.name;
     const described = {
@@ -298,6 +310,7 @@ export class Client {
       ...(atLeastMs !== undefined && { hold_at_least_ms: atLeastMs }),
       ...(priority !== undefined && { priority }),
       ...(queue !== undefined && { queue }),
+      ...slotsOf(options),
     };
     let longest = this.#longestTurn;
     let first = FIRST_TURN;
@@ -385,9 +398,15 @@ const LOCK_OPTIONS: readonly string[] = [
   "atLeastMs",
   "priority",
   "queue",
+  "slots",
+  "take",
   "marginMs",
   "signal",
 ] satisfies (keyof LockOptions)[];
+
+function slotsOf({ slots, take }: LockOptions): { slots?: number; take?: number } {
+  return { ...(slots !== undefined && { slots }), ...(take !== undefined && { take }) };
+}
 
 /** Refuses an unknown option. Ignoring a misspelt `waitMs` would silently mean "do not wait". */
 function checkNames(options: object, known: readonly string[], lock?: string): void {

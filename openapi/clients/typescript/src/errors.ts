@@ -3,6 +3,9 @@ import type { components } from "./generated/openapi.js";
 /** The kind of a problem, for programs. A newer gateway may send codes that are not listed here. */
 export type ProblemCode = components["schemas"]["Problem"]["code"] | (string & {});
 
+/** The holder of one slot of a lock. */
+export type SlotHolder = components["schemas"]["SlotHolder"];
+
 /** The part of an error answer (RFC 9457) that a client needs. */
 export interface Problem {
   /** The HTTP status. */
@@ -21,6 +24,8 @@ export interface Problem {
   readonly expires_in_ms?: number;
   /** Since when the holder has the lock (RFC 3339). */
   readonly acquired_at?: string;
+  /** The holders of the slots that are taken, in the order of the slots. */
+  readonly holders?: readonly SlotHolder[];
   /** The place of this request in this gateway's line for the lock; 1 is next. */
   readonly queue_position?: number;
   /** How long the gateway keeps that place, in milliseconds. Absent if it keeps none. */
@@ -103,6 +108,11 @@ export class LockHeldError extends RefusedError {
   /** Since when the holder has the lock (RFC 3339), if the gateway says so. */
   get acquiredAt(): string | undefined {
     return this.problem.acquired_at;
+  }
+
+  /** The holders of the slots that are taken; undefined for a lock without slots. */
+  get holders(): readonly SlotHolder[] | undefined {
+    return this.problem.holders;
   }
 
   /** The last place in the gateway's line for the lock, if the gateway says so; 1 is next. */

@@ -40,6 +40,11 @@ export class Guard implements AsyncDisposable {
    */
   readonly fencingToken: number;
   /**
+   * The numbers of the slots that the guard holds, from 1; undefined for a lock without slots. No
+   * other holder has these numbers, so they may name what the holder uses, such as a port.
+   */
+  readonly slotsHeld: readonly number[] | undefined;
+  /**
    * Aborted on a loss, at the latest the margin before the deadline. Its reason is the {@link
    * LockLostError}.
    */
@@ -65,6 +70,7 @@ export class Guard implements AsyncDisposable {
     this.#deadline = held.deadline;
     this.name = held.name;
     this.fencingToken = held.lease.fencingToken;
+    this.slotsHeld = held.lease.slotsHeld;
     const signal = (this.signal = this.#loss.signal);
     this.lost = new Promise((resolve) =>
       signal.addEventListener("abort", () => resolve(signal.reason as LockLostError)),
@@ -262,7 +268,7 @@ export class Guard implements AsyncDisposable {
 
   async #ask(): Promise<void> {
     const { gateways, name, lease } = this.#held;
-    await release(gateways, name, { "Lock-Token": lease.token }, Math.max(this.#deadline, now() + 1_000));
+    await release(gateways, name, { header: { "Lock-Token": lease.token } }, Math.max(this.#deadline, now() + 1_000));
   }
 }
 
@@ -277,8 +283,13 @@ function deferred(): Deferred {
   return { promise, resolve };
 }
 
+/** The token, or the key of a request whose answer never arrived, with its slots. */
+export type Credentials =
+  | { header: { "Lock-Token": string } }
+  | { header: { "Idempotency-Key": string }; query: { slots?: number; take?: number } };
+
 /**
- * Releases by the token, or by the key of a request whose answer never arrived. Throws nothing if
+ * Releases a lock. Throws nothing if
  * the lock is no longer held, because a repeated request may find that the first one has released
  * it.
  *
@@ -287,11 +298,11 @@ function deferred(): Deferred {
 export async function release(
   gateways: Gateways,
   name: string,
-  header: { "Lock-Token": string } | { "Idempotency-Key": string },
+  by: Credentials,
   until: number,
   route?: Route,
 ): Promise<void> {
-  const params = { path: pathOf(name), header };
+  const params = { path: pathOf(name), ...by };
   try {
     await gateways.ask(
       (to) => gateways.api.DELETE("/locks/{name}", { ...to, params }),

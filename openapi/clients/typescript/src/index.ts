@@ -39,6 +39,7 @@ export {
   RedlockError,
   RefusedError,
   SetupError,
+  type SlotHolder,
   UnavailableError,
 } from "./errors.js";
 export type { components, operations, paths } from "./generated/openapi.js";

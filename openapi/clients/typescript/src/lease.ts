@@ -9,11 +9,14 @@ export interface Granted {
   elapsed: number;
   /** How many wait for the lock at the gateway; undefined if the answer does not tell. */
   waiters: number | undefined;
+  /** The slots of the lock that are held; undefined if the answer does not tell. */
+  slotsHeld: readonly number[] | undefined;
 }
 
 /** Reads a lease. Throws if the answer is none, because a deadline of NaN would never come. */
 export function granted(data: unknown): Granted {
-  const { token, fencing_token, validity_ms, elapsed_ms, waiters } = (data ?? {}) as Record<string, unknown>;
+  const answer = (data ?? {}) as Record<string, unknown>;
+  const { token, fencing_token, validity_ms, elapsed_ms, waiters, slots_held } = answer;
   if (typeof token !== "string" || !/^[A-Za-z0-9.-]+$/.test(token)) {
     throw new Error("the answer has no token");
   }
@@ -23,7 +26,11 @@ export function granted(data: unknown): Granted {
       throw new Error("the answer has no lease");
     }
   }
-  return { ...lease, waiters: typeof waiters === "number" ? waiters : undefined } as Granted;
+  return {
+    ...lease,
+    waiters: typeof waiters === "number" ? waiters : undefined,
+    slotsHeld: Array.isArray(slots_held) ? slots_held : undefined,
+  } as Granted;
 }
 
 /**
