@@ -29,7 +29,7 @@ from .errors import (
     UnavailableError,
 )
 from .guard import Guard
-from .status import LockList, LockStatus, Waiter
+from .status import LockList, LockStatus, SlotHolder, Waiter
 
 __all__ = [
     "Client",
@@ -47,6 +47,7 @@ __all__ = [
     "Refused",
     "RefusedError",
     "SetupError",
+    "SlotHolder",
     "Unavailable",
     "UnavailableError",
     "Waiter",

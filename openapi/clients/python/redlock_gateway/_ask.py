@@ -19,7 +19,7 @@ from ._api.types import Response
 from ._background import Background, background, left_behind
 from .clock import finished, now
 from .errors import Loss, Problem, RefusedError, UnavailableError
-from .status import moment
+from .status import moment, seconds, slot_holders
 
 T = TypeVar("T")
 Api = _api.AuthenticatedClient | _api.Client
@@ -60,6 +60,8 @@ class Grant:
     elapsed: float
     # How many wait for the lock at the gateway; None if the answer does not tell.
     waiters: int | None = None
+    # The slots of the lock that are held; None if the answer does not tell.
+    slots_held: tuple[int, ...] | None = None
 
     def deadline(self, sent: float, ttl: float) -> float:
         """Returns the moment until which the grant may be trusted.
@@ -87,7 +89,8 @@ def grant(answer: object) -> Grant:
     if not (token.isascii() and token.replace(".", "").replace("-", "").isalnum()):
         raise ValueError("its token is malformed")
     waiters = answer.waiters if isinstance(answer.waiters, int) else None
-    return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000, waiters)
+    slots = tuple(answer.slots_held) if isinstance(answer.slots_held, list) else None
+    return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000, waiters, slots)
 
 
 def is_retryable(status: int) -> bool:
@@ -149,12 +152,13 @@ def failure(response: httpx.Response) -> Failure:
             code=str(body["code"]),
             detail=str(body["detail"]),
             request_id=_text(body.get("request_id")),
-            retry_after=_seconds(body.get("retry_after_ms")),
+            retry_after=seconds(body.get("retry_after_ms")),
             holder=_text(body.get("holder")),
-            expires_in=_seconds(body.get("expires_in_ms")),
+            expires_in=seconds(body.get("expires_in_ms")),
             acquired_at=moment(body.get("acquired_at")),
+            holders=slot_holders(body.get("holders")),
             queue_position=_whole(body.get("queue_position")),
-            queue_place_expires=_seconds(_whole(body.get("queue_place_expires_ms"))),
+            queue_place_expires=seconds(_whole(body.get("queue_place_expires_ms"))),
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         problem = None
@@ -172,10 +176,6 @@ def failure(response: httpx.Response) -> Failure:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _seconds(milliseconds: Any) -> float | None:
-    return None if milliseconds is None else float(milliseconds) / 1000
 
 
 def _whole(value: object) -> int | None:

@@ -8,11 +8,13 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from ._api.api.locks import extend_lock, release_lock
 from ._api.models import ExtendBody
+from ._api.types import UNSET
 from ._ask import LONGEST_TRY, ONE_TRY, SHORTEST_TRY, Gateways, Grant, Route, grant, is_loss, limit_of_a_try, loss_of
 from ._together import Renewal, Together
 from .clock import now
@@ -42,13 +44,18 @@ async def release_until(gateways: Gateways, name: str, token: str, until: float)
             raise
 
 
-async def release_by_key(gateways: Gateways, route: Route, name: str, idempotency_key: str) -> None:
+async def release_by_key(
+    gateways: Gateways, route: Route, name: str, idempotency_key: str, line: Mapping[str, Any]
+) -> None:
     """Releases the grants of unanswered requests with this key. Without an answer the lock ends
-    with its TTL.
+    with its TTL. ``line`` has the ``slots`` and ``take`` of the requests, if any.
     """
+    slots, take = line.get("slots", UNSET), line.get("take", UNSET)
     with suppress(RefusedError, UnavailableError):
         await gateways.ask(
-            lambda api: release_lock.asyncio_detailed(name, client=api, idempotency_key=idempotency_key),
+            lambda api: release_lock.asyncio_detailed(
+                name, client=api, idempotency_key=idempotency_key, slots=slots, take=take
+            ),
             lambda _: None,
             now() + ONE_TRY,
             ONE_TRY,
@@ -66,6 +73,7 @@ class Held:
         self.together, self.gateways = together, together.gateways
         self.name, self.ttl, self.margin = name, ttl, margin
         self.token, self.fencing_token = granted.token, granted.fencing_token
+        self.slots_held = granted.slots_held
         # When the lease was last confirmed, and its deadline. Replaced as a whole, so readers need
         # no mutex.
         self.lease = (sent, granted.deadline(sent, ttl))

@@ -108,6 +108,8 @@ class Client:
         at_least: float = 0.0,
         priority: int | None = None,
         queue: Literal["all", "newest"] | None = None,
+        slots: int | None = None,
+        take: int | None = None,
     ) -> Lock:
         """Returns a lock to acquire: ``with client.lock("a") as guard:`` or ``async with``.
 
@@ -135,12 +137,18 @@ class Client:
             queue: Which requests for the lock wait at a gateway at the same time: by default all.
                 With ``newest``, a newer request of this kind ends the wait with a RefusedError
                 whose problem has the code ``superseded``.
+            slots: How many may hold the lock at once: 1 to 256, for example the size of a pool.
+                Everybody should give the same number, because the largest one in use is the bound.
+                Without it the lock has one holder.
+            take: How many of the ``slots`` this acquisition takes, all or none: by default 1.
 
         """
         options = (
             ("hold_at_least_ms", round(_span("at_least", at_least, name) * 1000) if at_least else None),
             ("priority", priority),
             ("queue", queue),
+            ("slots", slots),
+            ("take", take),
         )
         line = {key: value for key, value in options if value is not None}
         return Lock(
@@ -161,6 +169,8 @@ class Client:
         at_least: float = 0.0,
         priority: int | None = None,
         queue: Literal["all", "newest"] | None = None,
+        slots: int | None = None,
+        take: int | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorates a function or coroutine function: each call runs under the lock. Arguments are
         those of lock().
@@ -181,6 +191,8 @@ class Client:
             at_least=at_least,
             priority=priority,
             queue=queue,
+            slots=slots,
+            take=take,
         )
         lock()
 
@@ -253,20 +265,26 @@ class Client:
             None,
         )
 
-    def force_release(self, name: str) -> None:
+    def force_release(self, name: str, *, slot: int | None = None) -> None:
         """Takes a lock from its holder, whose guard reports the loss at its next extension.
+
+        Of a lock with slots it takes ``slot``, by default 1. A holder of several slots loses the lock
+        with any of them.
 
         Raises RefusedError with status 404 if nobody holds the lock; UnavailableError.
         """
-        background().run(self._force_release(name))
+        background().run(self._force_release(name, slot))
 
-    async def aforce_release(self, name: str) -> None:
+    async def aforce_release(self, name: str, *, slot: int | None = None) -> None:
         """Does the same as force_release(), for asyncio."""
-        await background().arun(self._force_release(name))
+        await background().arun(self._force_release(name, slot))
 
-    async def _force_release(self, name: str) -> None:
+    async def _force_release(self, name: str, slot: int | None) -> None:
         _named(name)
-        await self._asked(lambda api: release_lock.asyncio_detailed(name, client=api, force=True), lambda _: None, name)
+        which = UNSET if slot is None else slot
+        await self._asked(
+            lambda api: release_lock.asyncio_detailed(name, client=api, force=True, slot=which), lambda _: None, name
+        )
 
     async def _asked(self, send: Send, read: Callable[[Any], T], name: str | None) -> T:
         answer, _ = await self._gateways.ask(send, read, now() + ALL_TRIES, ONE_TRY, name=name, hope=now())
@@ -397,10 +415,11 @@ class Lock:
             # too: a gateway that still works on an unanswered POST may grant the lock when its
             # holder releases it. The release is safe, because it takes only grants of this key. It
             # also gives up a place in line.
+            release = functools.partial(release_by_key, self._gateways, route, self._name, idempotency_key, self._line)
             if posts.may_be_granted and now() < end:
-                await release_by_key(self._gateways, route, self._name, idempotency_key)
+                await release()
             elif posts.may_be_granted or place.is_kept:
-                background().start(release_by_key(self._gateways, route, self._name, idempotency_key))
+                background().start(release())
             raise
 
     async def _asked(self, idempotency_key: str, route: Route, posts: _Posts, place: Place, end: float) -> Guard:

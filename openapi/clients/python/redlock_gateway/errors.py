@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from .status import SlotHolder
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -33,6 +35,8 @@ class Problem:
     """The place of this request in this gateway's line for the lock; 1 is next."""
     queue_place_expires: float | None = None
     """How long the gateway keeps that place, in seconds. None: it keeps none."""
+    holders: tuple[SlotHolder, ...] | None = None
+    """The holders of the slots that are taken, by slot. None for a lock without slots."""
 
     def __str__(self) -> str:
         return f"{self.code} ({self.status}): {self.detail}"
@@ -135,6 +139,11 @@ class LockHeldError(RefusedError):
     def acquired_at(self) -> datetime | None:
         """Since when the holder has the lock, if the gateway says so."""
         return self.problem.acquired_at
+
+    @property
+    def holders(self) -> tuple[SlotHolder, ...] | None:
+        """The holders of the slots that are taken, by slot; None for a lock without slots."""
+        return self.problem.holders
 
     @property
     def position(self) -> int | None:

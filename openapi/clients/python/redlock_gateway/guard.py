@@ -91,6 +91,14 @@ class Guard:
         return self._held.fencing_token
 
     @property
+    def slots_held(self) -> tuple[int, ...] | None:
+        """The numbers of the slots that the guard holds, from 1; None for a lock without slots.
+
+        No other holder has these numbers, so they may name what the holder uses, such as a port.
+        """
+        return self._held.slots_held
+
+    @property
     def deadline(self) -> float:
         """The end of the validity on ``redlock_gateway.now()``. Until then the lock is ours, unless
         taken away.
