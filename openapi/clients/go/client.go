@@ -130,6 +130,9 @@ func newTransport() *http.Transport {
 func identify(key string) api.RequestEditorFn {
 	return func(_ context.Context, request *http.Request) error {
 		request.Header.Set("User-Agent", "redlock-gateway-go/0.1.0")
+		// The transport could repeat an unanswered POST by itself. A refusal of the second one would
+		// then hide that the first one may have been granted.
+		request.GetBody = nil
 		if key != "" {
 			request.Header.Set("Authorization", "Bearer "+key)
 		}
