@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,10 +29,12 @@ const (
 	unanswered = "none was answered in time"
 )
 
-// Guard is a held lock. It extends the lock in the background and reports its loss. Several
-// goroutines may use it.
+// Guard is a held lock, or a held set of locks. It extends the lock in the background and reports
+// its loss. Of a set it extends all locks by one request, and the set is lost with any of them.
+// Several goroutines may use it.
 type Guard struct {
 	client       *Client
+	target       target
 	name         string
 	token        string
 	fencingToken int64
@@ -59,10 +62,11 @@ type Guard struct {
 	isReleased bool
 }
 
-func newGuard(ctx context.Context, client *Client, name string, r request, lease api.Lease, sent moment) *Guard {
+func newGuard(ctx context.Context, client *Client, target target, r request, lease api.Lease, sent moment) *Guard {
 	guard := &Guard{
 		client:       client,
-		name:         name,
+		target:       target,
+		name:         label(target),
 		token:        lease.Token,
 		fencingToken: int64(lease.FencingToken),
 		slotsHeld:    lease.SlotsHeld,
@@ -88,9 +92,19 @@ func newGuard(ctx context.Context, client *Client, name string, r request, lease
 	return guard
 }
 
-// Name returns the name of the lock.
+// Name returns the name of the lock; of a set all names, with commas between.
 func (g *Guard) Name() string {
 	return g.name
+}
+
+// Names returns the names of the locks: one, or those of the set.
+func (g *Guard) Names() []string {
+	return slices.Clone(g.target.names())
+}
+
+func (g *Guard) isSet() bool {
+	_, isSet := g.target.(set)
+	return isSet
 }
 
 // Token returns the secret that extends and releases the lock.
@@ -127,7 +141,8 @@ func (g *Guard) Left() time.Duration {
 }
 
 // Waiters returns how many waited for the lock at the gateway at the last extension, and false
-// before it. A holder may release the lock early when somebody waits.
+// before it. A holder may release the lock early when somebody waits. Those who wait for any lock of
+// a set count.
 func (g *Guard) Waiters() (int64, bool) {
 	g.state.Lock()
 	defer g.state.Unlock()
@@ -195,8 +210,9 @@ func (g *Guard) Release(ctx context.Context) error {
 	_, err := g.client.ask(ctx, question{
 		name: g.name,
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-			return gateway.ReleaseLock(ctx, g.name, &api.ReleaseLockParams{LockToken: &g.token})
+			return g.target.release(ctx, gateway, &g.token, nil)
 		},
+		read:   g.target.readReleased(),
 		until:  until,
 		oneTry: oneRelease,
 	})
@@ -243,14 +259,13 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 			// loseInTime reports the loss.
 			return false
 		}
-		var lease api.Lease
+		var leases []api.Lease
 		sent, err := g.client.ask(ctx, question{
 			name: g.name,
 			send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-				return gateway.ExtendLock(
-					ctx, g.name, &api.ExtendLockParams{LockToken: g.token}, api.ExtendBody{TTLMs: count(g.ttl)})
+				return g.target.extend(ctx, gateway, g.token, g.ttl)
 			},
-			read:   readLease(&lease),
+			read:   g.target.readExtended(&leases),
 			until:  giveUp,
 			oneTry: limitOfATry(left),
 			heard:  g.hear,
@@ -258,15 +273,14 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 		var refused *RefusedError
 		switch {
 		case err == nil:
-			validity, deadline := validity(lease.ValidityMs, lease.ElapsedMs, sent, g.ttl)
-			if g.extended(validity, deadline, lease.Waiters) {
+			if g.extended(validityOfAll(leases, sent, g.ttl)) {
 				return true
 			}
 			g.hear("an extension was confirmed for no longer than before")
 		case ctx.Err() != nil:
 			return false
 		case errors.As(err, &refused) && refused.isLoss():
-			g.lose(refused.asLoss(g.name))
+			g.lose(refused.asLoss(refused.Name))
 			return false
 		case refused != nil:
 			// For example an expired key. The lock is ours until its deadline; the cause may be
