@@ -28,9 +28,18 @@
 
 import "./dispose.js";
 
-export { Client, type ClientOptions, type LockList, type LockOptions, type LockStatus, type Work } from "./client.js";
+export {
+  Client,
+  type ClientOptions,
+  type LockList,
+  type LockOptions,
+  type LockStatus,
+  type SetOptions,
+  type Work,
+} from "./client.js";
 export { now } from "./clock.js";
 export {
+  type HeldLock,
   LockHeldError,
   LockLostError,
   type LossKind,

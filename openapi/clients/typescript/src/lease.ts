@@ -1,6 +1,8 @@
-// The part of a granted or extended lease that a client needs.
+// The part of a granted or extended lease that a client needs, and the results of requests about
+// several locks.
 
 import { now } from "./clock.js";
+import type { Problem } from "./errors.js";
 
 export interface Granted {
   token: string;
@@ -56,4 +58,44 @@ const LOSSES: readonly string[] = ["lock_not_found", "not_holder", "max_hold_rea
 /** Returns whether a code means that the token no longer holds its lock. */
 export function isLoss(code: string): boolean {
   return LOSSES.includes(code);
+}
+
+/** The result for one lock of a request about several. */
+export interface Result {
+  name: string;
+  status: number;
+  code?: string;
+  detail?: string;
+  holder?: string;
+  retry_after_ms?: number;
+}
+
+/** Reads an answer with one result for each lock. */
+export function resultsOf<T extends Result>(data: unknown, count: number): readonly T[] {
+  const { results } = (data ?? {}) as { results?: unknown };
+  if (!Array.isArray(results) || results.length !== count) {
+    throw new Error("the answer has no result for each lock");
+  }
+  return results as T[];
+}
+
+/** Returns what a result says of a lock for which the request has failed. */
+export function problemOf({ status, code = "", detail = "", holder, retry_after_ms }: Result): Problem {
+  return {
+    status,
+    code,
+    detail,
+    ...(holder !== undefined && { holder }),
+    ...(retry_after_ms !== undefined && { retry_after_ms }),
+  };
+}
+
+/** Returns the problem with the longest pause before the next try; undefined if there is none. */
+export function slowest<T extends { readonly retry_after_ms?: number }>(problems: readonly T[]): T | undefined {
+  return [...problems].sort((a, b) => (b.retry_after_ms ?? 0) - (a.retry_after_ms ?? 0))[0];
+}
+
+/** Returns whether a value of an answer is a number of milliseconds. */
+export function isMs(value: unknown): value is number {
+  return Number.isSafeInteger(value) && (value as number) >= 0;
 }
