@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from .status import SlotHolder
+from .status import HeldLock, SlotHolder
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Problem:
     """How long the gateway keeps that place, in seconds. None: it keeps none."""
     holders: tuple[SlotHolder, ...] | None = None
     """The holders of the slots that are taken, by slot. None for a lock without slots."""
+    held: tuple[HeldLock, ...] | None = None
+    """The lock that kept a set from being granted; others may be held too. None for a single lock."""
 
     def __str__(self) -> str:
         return f"{self.code} ({self.status}): {self.detail}"
@@ -57,6 +59,8 @@ class Loss:
     """The kind in words, with the last answers."""
     holder: str | None = None
     """For ``taken``: the label of the new holder."""
+    name: str | None = None
+    """The lock that was lost; of a set one of its locks. None if the gateways did not tell."""
 
     def __str__(self) -> str:
         return self.detail
@@ -66,7 +70,9 @@ class RedlockError(Exception):
     """The base class of all errors of this library."""
 
     name: str | None = None
-    """The lock's name; None if the error is about no single lock."""
+    """The lock's name; of a set all names, with commas between. None if the error is about no lock in
+    particular.
+    """
 
     # Without this, exceptions with fields beside the message cannot be pickled.
     def __reduce__(self) -> Any:
@@ -146,6 +152,11 @@ class LockHeldError(RefusedError):
         return self.problem.holders
 
     @property
+    def held(self) -> tuple[HeldLock, ...] | None:
+        """The lock that kept a set from being granted; None for a single lock."""
+        return self.problem.held
+
+    @property
     def position(self) -> int | None:
         """The last place in the gateway's line for the lock, if the gateway says so; 1 is next."""
         return self.problem.queue_position
@@ -179,9 +190,13 @@ class UnavailableError(RedlockError):
 
 
 class LockLostError(RedlockError):
-    """The lock was lost: work under it may have overlapped with another holder's."""
+    """The lock was lost: work under it may have overlapped with another holder's.
+
+    ``name`` of a lost set is the lock that was lost, or all names if that is unknown.
+    """
 
     def __init__(self, loss: Loss, name: str | None = None) -> None:
+        name = loss.name or name
         super().__init__(_about(name, f"the lock was lost: {loss}"))
         self.name = name
         self.loss = loss

@@ -37,6 +37,18 @@ class SlotHolder:
 
 
 @dataclass(frozen=True)
+class HeldLock:
+    """A held lock that kept a set from being granted."""
+
+    name: str
+    """The lock's name."""
+    holder: str | None = None
+    """The holder's label."""
+    expires_in: float | None = None
+    """When the holder's lock expires unless it is extended, in seconds."""
+
+
+@dataclass(frozen=True)
 class LockStatus:
     """A lock as a majority of the masters sees it. Never the token. What is unknown is None."""
 
@@ -104,6 +116,13 @@ def slot_holders(answer: Sequence[Mapping[str, Any]] | None) -> tuple[SlotHolder
         )
         for each in answer
     )
+
+
+def held_locks(answer: Sequence[Mapping[str, Any]] | None) -> tuple[HeldLock, ...] | None:
+    """Reads the locks that kept a set from being granted; None if there is no list of them."""
+    if answer is None:
+        return None
+    return tuple(HeldLock(each["name"], each.get("holder"), seconds(each.get("expires_in_ms"))) for each in answer)
 
 
 def seconds(milliseconds: Any) -> float | None:
