@@ -65,6 +65,19 @@ func TestADeadlineCountsFromTheMomentOfSending(t *testing.T) {
 	}
 }
 
+func TestASetMayBeTrustedUntilItsFirstDeadline(t *testing.T) {
+	sent, one, two := now().add(-time.Second), int64(1), int64(2)
+	leases := []api.Lease{
+		{ValidityMs: 9_000, ElapsedMs: 100, Waiters: &one},
+		{ValidityMs: 8_000, ElapsedMs: 200, Waiters: &two},
+		{ValidityMs: 9_000},
+	}
+	validity, deadline, waiters := validityOfAll(leases, sent, time.Minute)
+	if validity != 8*time.Second || deadline.since(sent) != 8200*time.Millisecond || *waiters != 3 {
+		t.Error(validity, deadline.since(sent), *waiters)
+	}
+}
+
 func TestWhatMayGoWellTheNextTimeIsToldFromWhatMayNot(t *testing.T) {
 	answer := func(status int, after, body string) *failure {
 		response := &http.Response{StatusCode: status, Header: http.Header{"Retry-After": {after}}}

@@ -102,11 +102,6 @@ func (g *Guard) Names() []string {
 	return slices.Clone(g.target.names())
 }
 
-func (g *Guard) isSet() bool {
-	_, isSet := g.target.(set)
-	return isSet
-}
-
 // Token returns the secret that extends and releases the lock.
 func (g *Guard) Token() string {
 	return g.token
@@ -244,7 +239,13 @@ func (g *Guard) extendUntilLost(ctx context.Context) {
 			giveUp:   deadline.add(-g.margin),
 			decided:  make(chan bool, 1),
 		}
-		isDecided := g.client.together.wait(r)
+		isDecided := false
+		if _, isSet := g.target.(set); isSet {
+			// A set has a request of its own.
+			r.due.reached(ctx)
+		} else {
+			isDecided = g.client.together.wait(r)
+		}
 		if ctx.Err() != nil || !isDecided && !g.extend(ctx, r.giveUp) {
 			return
 		}

@@ -103,10 +103,10 @@ func (t *together) take(first *renewal) []*renewal {
 		return nil
 	}
 	taken := []*renewal{first}
-	if !t.isUnknown && !first.guard.isSet() {
+	if !t.isUnknown {
 		soon := now()
 		for other := range t.waiting {
-			if other != first && !other.guard.isSet() && other.guard.ttl == first.guard.ttl && other.due <= soon.add(other.interval/early) {
+			if other != first && other.guard.ttl == first.guard.ttl && other.due <= soon.add(other.interval/early) {
 				taken = append(taken, other)
 			}
 		}
