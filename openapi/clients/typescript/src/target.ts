@@ -106,12 +106,12 @@ export class LockSet implements Target {
    * be extended later.
    */
   readExtended(data: unknown): readonly Extended[] {
-    const results = resultsOf<ExtendResult>(data, this.names.length);
+    const results = this.#resultsOf<ExtendResult>(data);
     const failed = results.filter(({ status }) => status !== 200);
     throwOne(failed.find(({ code = "" }) => isLoss(code)) ?? slowest(failed));
-    return results.map(({ name, validity_ms, elapsed_ms, waiters }, at) => {
-      if (name !== this.names[at] || !isMs(validity_ms) || !isMs(elapsed_ms)) {
-        throw new Error("the answer has no lease for each lock");
+    return results.map(({ validity_ms, elapsed_ms, waiters }) => {
+      if (!isMs(validity_ms) || !isMs(elapsed_ms)) {
+        throw new Error("the answer has a result without validity");
       }
       return { validity: validity_ms, elapsed: elapsed_ms, waiters };
     });
@@ -123,8 +123,16 @@ export class LockSet implements Target {
 
   /** @throws {Undecided} unless all locks were released, or were not held. */
   readReleased(data: unknown): void {
-    const results = resultsOf<Result>(data, this.names.length);
+    const results = this.#resultsOf<Result>(data);
     throwOne(results.find(({ status, code = "" }) => status !== 204 && !isLoss(code)));
+  }
+
+  #resultsOf<T extends Result>(data: unknown): readonly T[] {
+    const results = resultsOf<T>(data, this.names.length);
+    if (!results.every(({ name }, at) => name === this.names[at])) {
+      throw new Error("the answer has the results of other locks");
+    }
+    return results;
   }
 }
 
