@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -130,6 +131,9 @@ func newTransport() *http.Transport {
 func identify(key string) api.RequestEditorFn {
 	return func(_ context.Context, request *http.Request) error {
 		request.Header.Set("User-Agent", "redlock-gateway-go/0.1.0")
+		// The transport could repeat an unanswered POST by itself. A refusal of the second one would
+		// then hide that the first one may have been granted.
+		request.GetBody = nil
 		if key != "" {
 			request.Header.Set("Authorization", "Bearer "+key)
 		}
@@ -156,7 +160,7 @@ func checkURL(text string) error {
 
 // question is one request. A gateway may execute it twice, so it must be idempotent.
 type question struct {
-	// The lock that errors name; empty if the request is about no single lock.
+	// The lock or set that errors name; empty if the request is about none in particular.
 	name string
 	send func(ctx context.Context, gateway *api.Client) (*http.Response, error)
 	// Reads the body of the answer. Nil if the answer has none.
@@ -215,7 +219,7 @@ func (c *Client) ask(ctx context.Context, q question) (moment, error) {
 			}
 			asked, again := failure.pause()
 			if !again {
-				return sent, &RefusedError{Name: q.name, Problem: *failure.problem}
+				return sent, &RefusedError{Name: cmp.Or(failure.name, q.name), Problem: *failure.problem}
 			}
 			if q.heard != nil {
 				q.heard(failure.String())
@@ -285,7 +289,7 @@ func (c *Client) try(ctx context.Context, gateway *api.Client, q question, limit
 	if err := q.read(body); err != nil {
 		var some *someUndecided
 		if errors.As(err, &some) {
-			return &failure{problem: some.problem}
+			return &failure{name: some.name, problem: some.problem}
 		}
 		return unclear("answered %s, but not as a gateway does: %v", response.Status, err)
 	}
@@ -308,6 +312,8 @@ func readLease(lease *api.Lease) func(body []byte) error {
 
 // failure is a failed request.
 type failure struct {
+	// The lock of a set that the problem is about; empty if it is about the whole request.
+	name string
 	// Nil if it is unknown whether the request was executed: no answer, or none of a gateway.
 	problem *Problem
 	unclear string
@@ -327,6 +333,8 @@ func refusal(server string, response *http.Response, body []byte) *failure {
 			ExpiresIn:  milliseconds(valueOf(parsed.ExpiresInMs)),
 			RetryAfter: milliseconds(valueOf(parsed.RetryAfterMs)),
 			AcquiredAt: valueOf(parsed.AcquiredAt),
+			Holders:    slotHolders(parsed.Holders),
+			Held:       heldLocks(parsed.Held),
 
 			QueuePosition:     int(valueOf(parsed.QueuePosition)),
 			QueuePlaceExpires: milliseconds(int64(valueOf(parsed.QueuePlaceExpiresMs))),
@@ -382,7 +390,7 @@ func (f *failure) isRefusal() bool {
 
 func (f *failure) String() string {
 	if f.problem != nil {
-		return f.problem.String()
+		return about(f.name, f.problem.String())
 	}
 	return f.unclear
 }

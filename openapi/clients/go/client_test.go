@@ -48,7 +48,7 @@ func TestANameIsOneSegmentOfThePathBelowThatOfTheGateway(t *testing.T) {
 		"reports/nightly+a@b:c~d": "/team/locks/reports%2Fnightly+a@b:c~d",
 		"../livez?x#y %2F é":      "/team/locks/..%2Flivez%3Fx%23y%20%252F%20%C3%A9",
 	} {
-		request, err := api.NewGetLockRequest("http://a/team/", name)
+		request, err := api.NewGetLockRequest("http://a/team/", name, nil)
 		if err != nil || request.URL.EscapedPath() != path {
 			t.Errorf("%v: %v", request.URL, err)
 		}
@@ -62,6 +62,19 @@ func TestADeadlineCountsFromTheMomentOfSending(t *testing.T) {
 	}
 	if _, deadline := validity(1<<30, 1<<62, sent, 30*time.Second); deadline.since(sent) > 38*time.Second {
 		t.Error(deadline.since(sent))
+	}
+}
+
+func TestASetMayBeTrustedUntilItsFirstDeadline(t *testing.T) {
+	sent, one, two := now().add(-time.Second), int64(1), int64(2)
+	leases := []api.Lease{
+		{ValidityMs: 9_000, ElapsedMs: 100, Waiters: &one},
+		{ValidityMs: 8_000, ElapsedMs: 200, Waiters: &two},
+		{ValidityMs: 9_000},
+	}
+	validity, deadline, waiters := validityOfAll(leases, sent, time.Minute)
+	if validity != 8*time.Second || deadline.since(sent) != 8200*time.Millisecond || *waiters != 3 {
+		t.Error(validity, deadline.since(sent), *waiters)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/redlock-gateway/redlock-gateway/openapi/clients/go/api"
 )
 
 // ErrReleased is the cause of a guard's context after [Guard.Release]. [Guard.Check] then returns
@@ -30,11 +32,60 @@ type Problem struct {
 	RetryAfter time.Duration
 	// AcquiredAt is since when the holder has the lock; zero if unknown.
 	AcquiredAt time.Time
+	// Holders are the holders of the slots that are taken, by slot; nil for a lock without [Slots].
+	Holders []SlotHolder
+	// Held is the lock that kept a set from being granted; others of the set may be held too.
+	Held []HeldLock
 	// QueuePosition is the place of this request in this gateway's line for the lock; 1 is next, 0
 	// is unknown.
 	QueuePosition int
 	// QueuePlaceExpires is how long the gateway keeps that place; 0 if it keeps none.
 	QueuePlaceExpires time.Duration
+}
+
+// SlotHolder is the holder of one slot of a lock. What the gateway does not say is the zero value.
+type SlotHolder struct {
+	// Slot is the number of the slot, from 1.
+	Slot int
+	// Holder is the holder's label.
+	Holder string
+	// FencingToken is the holder's fencing token; 0 in a [*HeldError].
+	FencingToken int64
+	// ExpiresIn is when the slot is free unless it is extended.
+	ExpiresIn time.Duration
+	// AcquiredAt is since when the holder has the slot.
+	AcquiredAt time.Time
+}
+
+// HeldLock is a held lock that kept a set from being granted.
+type HeldLock struct {
+	// Name is the lock's name.
+	Name string
+	// Holder is the holder's label; empty if there is none.
+	Holder string
+	// ExpiresIn is when the holder's lock expires unless it is extended; 0 if unknown.
+	ExpiresIn time.Duration
+}
+
+func heldLocks(answer []api.HeldLock) []HeldLock {
+	var locks []HeldLock
+	for _, each := range answer {
+		locks = append(locks, HeldLock{
+			Name: each.Name, Holder: valueOf(each.Holder), ExpiresIn: milliseconds(valueOf(each.ExpiresInMs)),
+		})
+	}
+	return locks
+}
+
+func slotHolders(answer []api.SlotHolder) []SlotHolder {
+	var holders []SlotHolder
+	for _, each := range answer {
+		holders = append(holders, SlotHolder{
+			Slot: int(each.Slot), Holder: valueOf(each.Holder), FencingToken: valueOf(each.FencingToken),
+			ExpiresIn: milliseconds(valueOf(each.ExpiresInMs)), AcquiredAt: valueOf(each.AcquiredAt),
+		})
+	}
+	return holders
 }
 
 // String returns code, status and detail, for people.
@@ -44,7 +95,7 @@ func (p Problem) String() string {
 
 // HeldError reports that somebody else held the lock until the wait ended.
 type HeldError struct {
-	// Name is the name of the lock.
+	// Name is the name of the lock; of a set all names, with commas between.
 	Name string
 	Problem
 }
@@ -56,7 +107,8 @@ func (e *HeldError) Error() string {
 // RefusedError reports that the gateway refuses the request; a repetition would be refused too.
 // Detail says what is allowed.
 type RefusedError struct {
-	// Name is the name of the lock; empty if the request was about no single lock.
+	// Name is the name of the lock; of a set all names, with commas between; empty if the request was
+	// about no lock in particular.
 	Name string
 	Problem
 }
@@ -67,7 +119,8 @@ func (e *RefusedError) Error() string {
 
 // UnavailableError reports that no gateway decided.
 type UnavailableError struct {
-	// Name is the name of the lock; empty if the request was about no single lock.
+	// Name is the name of the lock; of a set all names, with commas between; empty if the request was
+	// about no lock in particular.
 	Name string
 	// What is the last answer or failure of each URL.
 	What []string
@@ -107,7 +160,8 @@ const (
 // LostError reports that a lock is no longer held, or may no longer be held. It is then the cause
 // of the guard's context.
 type LostError struct {
-	// Name is the name of the lock.
+	// Name is the name of the lock. Of a set it is the lock that was lost, or all names with the reason
+	// Unconfirmed.
 	Name string
 	// Reason is the kind of loss, for programs.
 	Reason LossReason
@@ -120,7 +174,7 @@ type LostError struct {
 func (e *LostError) Error() string {
 	why := map[LossReason]string{
 		Gone:        "it was released by somebody else or has expired",
-		Taken:       label(e.Holder) + " holds it",
+		Taken:       labelOf(e.Holder) + " holds it",
 		MaxHold:     "it was held for the longest time that is allowed",
 		Unconfirmed: "no gateway has confirmed an extension before its deadline",
 	}[e.Reason]
@@ -135,7 +189,7 @@ func about(name, text string) string {
 	return fmt.Sprintf("lock %q: %s", name, text)
 }
 
-func label(holder string) string {
+func labelOf(holder string) string {
 	if holder == "" {
 		return "somebody else"
 	}

@@ -59,3 +59,35 @@ func ExampleClient_Lock() {
 		}
 	}
 }
+
+// A pool of four runners. The number of a runner is that of its slot.
+func ExampleSlots() {
+	ctx := context.Background()
+	client, err := redlock.New(redlock.Config{URLs: []string{"http://127.0.0.1:8080"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = client.WithLock(ctx, "runners", func(ctx context.Context, guard *redlock.Guard) error {
+		log.Printf("runner %d of 4", guard.SlotsHeld()[0])
+		return nil // Work here, with ctx.
+	}, redlock.Slots(4), redlock.Wait(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+func ExampleClient_WithLockSet() {
+	ctx := context.Background()
+	client, err := redlock.New(redlock.Config{URLs: []string{"http://127.0.0.1:8080"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	names := []string{"env/staging", "env/production"}
+	err = client.WithLockSet(ctx, names, func(ctx context.Context, guard *redlock.Guard) error {
+		return nil // Work here, with ctx.
+	}, redlock.Wait(time.Minute))
+	var held *redlock.HeldError
+	if errors.As(err, &held) && len(held.Held) > 0 {
+		log.Printf("%s is held by %s", held.Held[0].Name, held.Held[0].Holder)
+	}
+}

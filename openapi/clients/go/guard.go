@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,13 +29,16 @@ const (
 	unanswered = "none was answered in time"
 )
 
-// Guard is a held lock. It extends the lock in the background and reports its loss. Several
-// goroutines may use it.
+// Guard is a held lock, or a held set of locks. It extends the lock in the background and reports
+// its loss. Of a set it extends all locks by one request, and the set is lost with any of them.
+// Several goroutines may use it.
 type Guard struct {
 	client       *Client
+	target       target
 	name         string
 	token        string
 	fencingToken int64
+	slotsHeld    []int32
 	ttl          time.Duration
 	margin       time.Duration
 	// The context of the work.
@@ -58,12 +62,14 @@ type Guard struct {
 	isReleased bool
 }
 
-func newGuard(ctx context.Context, client *Client, name string, r request, lease api.Lease, sent moment) *Guard {
+func newGuard(ctx context.Context, client *Client, target target, r request, lease api.Lease, sent moment) *Guard {
 	guard := &Guard{
 		client:       client,
-		name:         name,
+		target:       target,
+		name:         label(target),
 		token:        lease.Token,
 		fencingToken: int64(lease.FencingToken),
+		slotsHeld:    lease.SlotsHeld,
 		ttl:          r.ttl,
 		margin:       r.margin,
 		lost:         make(chan struct{}),
@@ -86,9 +92,14 @@ func newGuard(ctx context.Context, client *Client, name string, r request, lease
 	return guard
 }
 
-// Name returns the name of the lock.
+// Name returns the name of the lock; of a set all names, with commas between.
 func (g *Guard) Name() string {
 	return g.name
+}
+
+// Names returns the names of the locks: one, or those of the set.
+func (g *Guard) Names() []string {
+	return slices.Clone(g.target.names())
 }
 
 // Token returns the secret that extends and releases the lock.
@@ -104,6 +115,16 @@ func (g *Guard) FencingToken() int64 {
 	return g.fencingToken
 }
 
+// SlotsHeld returns the numbers of the slots that the guard holds, from 1; nil for a lock without
+// [Slots]. No other holder has these numbers, so they may name what the holder uses, such as a port.
+func (g *Guard) SlotsHeld() []int {
+	var slots []int
+	for _, slot := range g.slotsHeld {
+		slots = append(slots, int(slot))
+	}
+	return slots
+}
+
 // Left returns how long the lock is still ours, unless somebody takes it away by force; 0 if it is
 // lost or released. It grows with each extension.
 func (g *Guard) Left() time.Duration {
@@ -115,7 +136,8 @@ func (g *Guard) Left() time.Duration {
 }
 
 // Waiters returns how many waited for the lock at the gateway at the last extension, and false
-// before it. A holder may release the lock early when somebody waits.
+// before it. A holder may release the lock early when somebody waits. Those who wait for any lock of
+// a set count.
 func (g *Guard) Waiters() (int64, bool) {
 	g.state.Lock()
 	defer g.state.Unlock()
@@ -183,8 +205,9 @@ func (g *Guard) Release(ctx context.Context) error {
 	_, err := g.client.ask(ctx, question{
 		name: g.name,
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-			return gateway.ReleaseLock(ctx, g.name, &api.ReleaseLockParams{LockToken: &g.token})
+			return g.target.release(ctx, gateway, &g.token, nil)
 		},
+		read:   g.target.readReleased(),
 		until:  until,
 		oneTry: oneRelease,
 	})
@@ -216,7 +239,13 @@ func (g *Guard) extendUntilLost(ctx context.Context) {
 			giveUp:   deadline.add(-g.margin),
 			decided:  make(chan bool, 1),
 		}
-		isDecided := g.client.together.wait(r)
+		isDecided := false
+		if _, isSet := g.target.(set); isSet {
+			// A set has a request of its own.
+			r.due.reached(ctx)
+		} else {
+			isDecided = g.client.together.wait(r)
+		}
 		if ctx.Err() != nil || !isDecided && !g.extend(ctx, r.giveUp) {
 			return
 		}
@@ -231,14 +260,13 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 			// loseInTime reports the loss.
 			return false
 		}
-		var lease api.Lease
+		var leases []api.Lease
 		sent, err := g.client.ask(ctx, question{
 			name: g.name,
 			send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-				return gateway.ExtendLock(
-					ctx, g.name, &api.ExtendLockParams{LockToken: g.token}, api.ExtendBody{TTLMs: count(g.ttl)})
+				return g.target.extend(ctx, gateway, g.token, g.ttl)
 			},
-			read:   readLease(&lease),
+			read:   g.target.readExtended(&leases),
 			until:  giveUp,
 			oneTry: limitOfATry(left),
 			heard:  g.hear,
@@ -246,15 +274,14 @@ func (g *Guard) extend(ctx context.Context, giveUp moment) bool {
 		var refused *RefusedError
 		switch {
 		case err == nil:
-			validity, deadline := validity(lease.ValidityMs, lease.ElapsedMs, sent, g.ttl)
-			if g.extended(validity, deadline, lease.Waiters) {
+			if g.extended(validityOfAll(leases, sent, g.ttl)) {
 				return true
 			}
 			g.hear("an extension was confirmed for no longer than before")
 		case ctx.Err() != nil:
 			return false
 		case errors.As(err, &refused) && refused.isLoss():
-			g.lose(refused.asLoss(g.name))
+			g.lose(refused.asLoss(refused.Name))
 			return false
 		case refused != nil:
 			// For example an expired key. The lock is ours until its deadline; the cause may be

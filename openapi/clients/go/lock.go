@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,6 +42,7 @@ type request struct {
 	owner                      string
 	priority                   *int32
 	queue                      *api.AcquireBodyQueue
+	slots, take                *int32
 	metadata                   map[string]string
 	onWaiting                  func(Waiting)
 }
@@ -99,9 +101,19 @@ func AtLeast(atLeast time.Duration) Option {
 // Priority is how early the request is served while it waits: 0 to 9, and 9 is served first. The
 // default of the gateway is 5.
 func Priority(priority int) Option {
-	return func(r *request) {
-		r.priority = pointerTo(int32(min(max(priority, math.MinInt32), math.MaxInt32)))
-	}
+	return func(r *request) { r.priority = number(priority) }
+}
+
+// Slots is how many may hold the lock at once: 1 to 256, for example the size of a pool. Everybody
+// should give the same number, because the largest one in use is the bound. Without Slots the lock
+// has one holder.
+func Slots(slots int) Option {
+	return func(r *request) { r.slots = number(slots) }
+}
+
+// Take is how many of the [Slots] this acquisition takes, all or none: by default 1.
+func Take(take int) Option {
+	return func(r *request) { r.take = number(take) }
 }
 
 // QueueMode is which requests for a lock wait at a gateway at the same time.
@@ -129,15 +141,38 @@ func Queue(mode QueueMode) Option {
 // Lock returns one of these errors: a [*HeldError]; a [*RefusedError], whose text says what is
 // allowed; an [*UnavailableError]; a [*SetupError]; or the error of ctx.
 func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Guard, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	r := requestOf(options)
+	return c.lock(ctx, single{name, r.slots, r.take}, r)
+}
+
+// LockSet acquires 1 to 32 locks, all together or none of them, and keeps them until
+// [Guard.Release]. It holds none of them while it waits, so sets that overlap cannot deadlock, in any
+// order of names. The guard has one token and one fencing token for all locks.
+//
+// [Queue], [Slots] and [Take] are for a single lock. Otherwise the options and the errors are those
+// of [Client.Lock]. A [*HeldError] has the held lock in Held.
+func (c *Client) LockSet(ctx context.Context, names []string, options ...Option) (*Guard, error) {
+	locks, r := set(slices.Clone(names)), requestOf(options)
+	if r.queue != nil || r.slots != nil || r.take != nil {
+		return nil, &SetupError{about(label(locks), "Queue, Slots and Take are for a single lock, and not for a set")}
+	}
+	return c.lock(ctx, locks, r)
+}
+
+func requestOf(options []Option) request {
 	r := request{ttl: 30 * time.Second, owner: defaultOwner()}
 	for _, option := range options {
 		option(&r)
 	}
-	if err := checkName(name); err != nil {
-		return nil, err
-	}
+	return r
+}
+
+func (c *Client) lock(ctx context.Context, target target, r request) (*Guard, error) {
 	refused := func(format string, values ...any) error {
-		return &SetupError{about(name, fmt.Sprintf(format, values...))}
+		return &SetupError{about(label(target), fmt.Sprintf(format, values...))}
 	}
 	if !r.hasMargin {
 		r.margin = min(r.ttl/10, longestMargin)
@@ -150,11 +185,11 @@ func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Gua
 	if r.hasTimeout && r.timeout <= 0 {
 		return nil, refused("the timeout is %v; it has to be more than 0", r.timeout)
 	}
-	lease, sent, err := c.acquire(ctx, name, r)
+	lease, sent, err := c.acquire(ctx, target, r)
 	if err != nil {
 		return nil, err
 	}
-	return newGuard(ctx, c, name, r, lease, sent), nil
+	return newGuard(ctx, c, target, r, lease, sent), nil
 }
 
 func checkName(name string) error {
@@ -178,11 +213,27 @@ func (c *Client) WithLock(
 	if err != nil {
 		return err
 	}
+	return guard.during(ctx, work)
+}
+
+// WithLockSet runs work under a set of locks: [Client.WithLock] with the locks of [Client.LockSet].
+func (c *Client) WithLockSet(
+	ctx context.Context, names []string, work func(ctx context.Context, guard *Guard) error, options ...Option,
+) error {
+	guard, err := c.LockSet(ctx, names, options...)
+	if err != nil {
+		return err
+	}
+	return guard.during(ctx, work)
+}
+
+// during runs the work, and releases the guard.
+func (g *Guard) during(ctx context.Context, work func(ctx context.Context, guard *Guard) error) error {
 	defer func() {
 		// The work was done under the lock, so a failed release is no error. The lock ends with its
 		// TTL.
-		if err := guard.Release(context.WithoutCancel(ctx)); err != nil {
-			written := c.warn("a lock was not released, and ends with its TTL", name, err)
+		if err := g.Release(context.WithoutCancel(ctx)); err != nil {
+			written := g.client.warn("a lock was not released, and ends with its TTL", g.name, err)
 			// The process may end right after this, so the line gets a moment.
 			select {
 			case <-written:
@@ -190,9 +241,9 @@ func (c *Client) WithLock(
 			}
 		}
 	}()
-	err = work(guard.Context(), guard)
+	err := work(g.Context(), g)
 	var lost *LostError
-	if !errors.As(guard.Check(), &lost) || errors.Is(err, lost) {
+	if !errors.As(g.Check(), &lost) || errors.Is(err, lost) {
 		return err
 	}
 	if err == nil {
@@ -202,42 +253,43 @@ func (c *Client) WithLock(
 }
 
 // acquire returns the lease, and when the answered request was sent.
-func (c *Client) acquire(ctx context.Context, name string, r request) (api.Lease, moment, error) {
+func (c *Client) acquire(ctx context.Context, target target, r request) (api.Lease, moment, error) {
 	random := make([]byte, 16)
 	_, _ = rand.Read(random) // It never fails.
 	// All repetitions use the same key, so each answer is about the same grant, and all turns of a
 	// wait have the same place in line.
 	key := hex.EncodeToString(random)
 	unsettled := false
-	route, place := c.newRoute(), &place{client: c, name: name}
+	route, place := c.newRoute(), &place{client: c, name: label(target)}
 	end := moment(math.MaxInt64)
 	if r.timeout > 0 {
 		end = now().add(min(r.timeout, longestWait))
 	}
-	lease, sent, err := c.granted(ctx, name, r, key, &unsettled, route, place, end)
+	lease, sent, err := c.granted(ctx, target, r, key, &unsettled, route, place, end)
 	switch {
 	case err == nil:
 	case unsettled && ctx.Err() == nil && !end.hasPassed():
 		// The lock may have been granted, and nobody has the token. That holds after lock_held too:
 		// a gateway that still works on an unanswered POST may grant the lock when its holder
 		// releases it. The release is safe, because it takes only grants of this key.
-		c.releaseByKey(ctx, name, key, route)
+		c.releaseByKey(ctx, target, key, route)
 	case unsettled || place.isKept:
 		// The release by key also gives up the place in line.
-		go c.releaseByKey(context.WithoutCancel(ctx), name, key, route)
+		go c.releaseByKey(context.WithoutCancel(ctx), target, key, route)
 	}
 	return lease, sent, err
 }
 
 // releaseByKey releases the grants of unanswered requests with this key. Without an answer the lock
 // ends with its TTL.
-func (c *Client) releaseByKey(ctx context.Context, name string, key string, route *route) {
+func (c *Client) releaseByKey(ctx context.Context, target target, key string, route *route) {
 	_, _ = c.ask(ctx, question{
-		name:  name,
+		name:  label(target),
 		route: route,
 		send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-			return gateway.ReleaseLock(ctx, name, &api.ReleaseLockParams{IdempotencyKey: &key})
+			return target.release(ctx, gateway, nil, &key)
 		},
+		read:   target.readReleased(),
 		until:  now().add(oneRelease),
 		oneTry: oneRelease,
 	})
@@ -245,10 +297,10 @@ func (c *Client) releaseByKey(ctx context.Context, name string, key string, rout
 
 // granted sets unsettled if a POST may have been granted the lock, and its lease is of no use.
 func (c *Client) granted(
-	ctx context.Context, name string, r request, key string, unsettled *bool, route *route, place *place, end moment,
+	ctx context.Context, target target, r request, key string, unsettled *bool, route *route, place *place, end moment,
 ) (api.Lease, moment, error) {
 	var lease api.Lease
-	params := api.AcquireLockParams{IdempotencyKey: &key}
+	name := label(target)
 	wait := min(r.wait, longestWait)
 	if r.timeout > 0 {
 		wait = min(wait, r.timeout-min(r.timeout/10, lastAnswer))
@@ -262,7 +314,7 @@ func (c *Client) granted(
 		asked := now()
 		turn := min(endOfWait.left(), longest, first)
 		body := api.AcquireBody{TTLMs: count(r.ttl), WaitMs: count(turn), Metadata: r.metadata}
-		body.Priority, body.Queue = r.priority, r.queue
+		body.Priority, body.Queue, body.Slots, body.Take = r.priority, r.queue, r.slots, r.take
 		if r.atLeast > 0 {
 			body.HoldAtLeastMs = count(r.atLeast)
 		}
@@ -272,7 +324,7 @@ func (c *Client) granted(
 		sent, err := c.ask(ctx, question{
 			name: name,
 			send: func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-				return gateway.AcquireLock(ctx, name, &params, body)
+				return target.acquire(ctx, gateway, key, body)
 			},
 			read:      readLease(&lease),
 			until:     giveUp,
@@ -331,10 +383,14 @@ func validity(validityMs int32, elapsedMs int64, sent moment, ttl time.Duration)
 	return trusted, sent.add(elapsed + trusted)
 }
 
-// count converts to milliseconds. A value that does not fit is cut; the gateway refuses it as
-// beyond its limits.
+// count converts to milliseconds.
 func count(d time.Duration) *int32 {
-	return pointerTo(int32(min(max(d.Milliseconds(), math.MinInt32), math.MaxInt32)))
+	return number(d.Milliseconds())
+}
+
+// number cuts a value that does not fit; the gateway refuses it as beyond its limits.
+func number[T int | int64](value T) *int32 {
+	return pointerTo(int32(min(max(int64(value), math.MinInt32), math.MaxInt32)))
 }
 
 func pointerTo[T any](value T) *T {

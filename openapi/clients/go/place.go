@@ -17,9 +17,10 @@ const longestLabel = 255
 // Waiting is what is known while an acquisition waits. What the gateway does not say is the zero
 // value.
 type Waiting struct {
-	// Name is the lock's name.
+	// Name is the lock's name; of a set all names, with commas between.
 	Name string
-	// Position is the place in this gateway's line for the lock; 1 is next.
+	// Position is the place in this gateway's line for the lock; 1 is next. A set is in the line of the
+	// lock that refused it, and its place is not kept.
 	Position int
 	// Holder is the holder's label.
 	Holder string
@@ -39,13 +40,14 @@ type place struct {
 
 // refused notes the end of a turn: somebody else holds the lock.
 func (p *place) refused(gateway string, problem Problem) {
-	before := p.last
+	before, wasKept := p.last, p.isKept
 	p.isKept = problem.QueuePlaceExpires > 0
 	p.last = Waiting{
 		Name: p.name, Position: problem.QueuePosition, Holder: problem.Holder, AcquiredAt: problem.AcquiredAt,
 		Gateway: gateway,
 	}
-	if before.Position == 0 {
+	// A set has no place that is kept between its requests.
+	if before.Position == 0 || !wasKept {
 		return
 	}
 	where := "waiting"

@@ -159,9 +159,12 @@ func TestUnansweredReleaseByKeyEndsInTime(t *testing.T) {
 func TestRefusalAfterALostAnswerLeavesNoLock(t *testing.T) {
 	t.Parallel()
 	s := start(t)
+	client := s.client(s.Proxy)
+	// The transport repeats requests by itself on a connection that was used before.
+	must(t, lock(t, client, "before").Release(background))
 	s.do("swallow", map[string]int{"count": 1})
 	s.do("refuse", map[string]int{"status": 403})
-	_, err := s.client(s.Proxy).Lock(background, "a", redlock.TTL(time.Minute))
+	_, err := client.Lock(background, "a", redlock.TTL(time.Minute))
 	if !errors.As(err, new(*redlock.RefusedError)) {
 		t.Fatal(err)
 	}

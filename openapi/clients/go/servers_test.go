@@ -100,7 +100,7 @@ func (s *servers) plain(index int) *api.ClientWithResponses {
 // look is what a gateway says of a lock.
 func (s *servers) look(index int, name string) *api.LockStatus {
 	s.t.Helper()
-	answer, err := s.plain(index).GetLockWithResponse(context.Background(), name)
+	answer, err := s.plain(index).GetLockWithResponse(context.Background(), name, nil)
 	must(s.t, err)
 	if answer.JSON200 == nil {
 		s.t.Fatalf("GET %s: %s", name, answer.Body)

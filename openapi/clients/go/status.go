@@ -35,6 +35,13 @@ type LockStatus struct {
 	ExpiresIn time.Duration
 	// Key is the name of the API key that acquired the lock.
 	Key string
+	// Slots is how many may hold the lock at once, the largest number that a holder asked for; 0 if
+	// none asked for slots. Holders then has the holder of each slot that is held. The fields of the
+	// holder above are those of the first one.
+	Slots   int
+	Holders []SlotHolder
+	// Slot is the slot that an entry of a list is about, if it is another one than slot 1.
+	Slot int
 	// Nodes has the state of each master; nil in lists.
 	Nodes map[string]string
 	// Waiters is the line at this gateway, the next one first; 100 at most, and none in lists.
@@ -79,7 +86,7 @@ func (c *Client) Status(ctx context.Context, name string) (*LockStatus, error) {
 	}
 	var status LockStatus
 	err := c.look(ctx, name, func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-		return gateway.GetLock(ctx, name)
+		return gateway.GetLock(ctx, name, nil)
 	}, func(body []byte) error {
 		return json.Unmarshal(body, &status)
 	})
@@ -96,7 +103,7 @@ func (c *Client) List(ctx context.Context, options ListOptions) (*LockList, erro
 		params.Prefix = &options.Prefix
 	}
 	if options.Limit != 0 {
-		params.Limit = pointerTo(int32(options.Limit))
+		params.Limit = number(options.Limit)
 	}
 	if options.Cursor != "" {
 		params.Cursor = &options.Cursor
@@ -117,13 +124,24 @@ func (c *Client) List(ctx context.Context, options ListOptions) (*LockList, erro
 }
 
 // ForceRelease takes a lock from its holder, whose guard reports the loss at its next extension. The
-// errors are those of [Client.Status]; a [*RefusedError] with status 404 if nobody holds the lock.
+// errors are those of [Client.Status]; a [*RefusedError] with status 404 if nobody holds the lock. Of
+// a lock with [Slots] it takes slot 1.
 func (c *Client) ForceRelease(ctx context.Context, name string) error {
+	return c.forceRelease(ctx, name, nil)
+}
+
+// ForceReleaseSlot is [Client.ForceRelease] for one slot of a lock with [Slots], from 1. A holder of
+// several slots loses the lock with any of them.
+func (c *Client) ForceReleaseSlot(ctx context.Context, name string, slot int) error {
+	return c.forceRelease(ctx, name, number(slot))
+}
+
+func (c *Client) forceRelease(ctx context.Context, name string, slot *int32) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
 	return c.look(ctx, name, func(ctx context.Context, gateway *api.Client) (*http.Response, error) {
-		return gateway.ReleaseLock(ctx, name, &api.ReleaseLockParams{Force: pointerTo(true)})
+		return gateway.ReleaseLock(ctx, name, &api.ReleaseLockParams{Force: pointerTo(true), Slot: slot})
 	}, nil)
 }
 
@@ -148,6 +166,9 @@ func (s *LockStatus) UnmarshalJSON(body []byte) error {
 		AcquiredAt   time.Time         `json:"acquired_at"`
 		ExpiresInMs  int64             `json:"expires_in_ms"`
 		Key          string            `json:"key"`
+		Slots        int               `json:"slots"`
+		Holders      []api.SlotHolder  `json:"holders"`
+		Slot         int               `json:"slot"`
 		Nodes        []api.NodeAnswer  `json:"nodes"`
 		Waiters      []Waiter          `json:"waiters"`
 		WaitersTotal int               `json:"waiters_total"`
@@ -161,7 +182,8 @@ func (s *LockStatus) UnmarshalJSON(body []byte) error {
 	*s = LockStatus{
 		Name: answer.Name, State: answer.State, Owner: answer.Owner, Metadata: answer.Metadata,
 		FencingToken: answer.FencingToken, AcquiredAt: answer.AcquiredAt, ExpiresIn: milliseconds(answer.ExpiresInMs),
-		Key: answer.Key, Waiters: answer.Waiters, WaitersTotal: max(answer.WaitersTotal, len(answer.Waiters)),
+		Key: answer.Key, Slots: answer.Slots, Holders: slotHolders(answer.Holders), Slot: answer.Slot,
+		Waiters: answer.Waiters, WaitersTotal: max(answer.WaitersTotal, len(answer.Waiters)),
 	}
 	for _, node := range answer.Nodes {
 		if s.Nodes == nil {

@@ -28,7 +28,8 @@ const (
 //
 // Each guard registers its lease and waits until it is due. When the first lease is due, its guard
 // extends the leases that are due soon with it. Each guard still watches its own deadline. A lease that the
-// joint request did not decide is extended by its guard alone.
+// joint request did not decide is extended by its guard alone. A set has a request of its own, which
+// its guard sends.
 type together struct {
 	mutex   sync.Mutex
 	waiting map[*renewal]struct{}
@@ -179,7 +180,7 @@ func (c *Client) extendMany(leases []*renewal) {
 				}
 			}
 			if unknown != nil {
-				return &someUndecided{unknown}
+				return &someUndecided{problem: unknown}
 			}
 			return nil
 		},
@@ -197,13 +198,7 @@ func (c *Client) extendMany(leases []*renewal) {
 
 // read applies the result for one lease. It returns the problem if the lease has to be sent again.
 func (r *renewal) read(result api.ExtendResult, sent moment) *Problem {
-	problem := Problem{
-		Status:     int(result.Status),
-		Code:       valueOf(result.Code),
-		Detail:     valueOf(result.Detail),
-		Holder:     valueOf(result.Holder),
-		RetryAfter: milliseconds(valueOf(result.RetryAfterMs)),
-	}
+	problem := problemOf(result)
 	isDecided := false
 	switch {
 	case result.Name != r.guard.name:
@@ -221,8 +216,22 @@ func (r *renewal) read(result api.ExtendResult, sent moment) *Problem {
 	return nil
 }
 
-// someUndecided reports that some leases of a joint request have to be sent again.
+// problemOf returns what a result says of a lease that was not extended.
+func problemOf(result api.ExtendResult) Problem {
+	return Problem{
+		Status:     int(result.Status),
+		Code:       valueOf(result.Code),
+		Detail:     valueOf(result.Detail),
+		Holder:     valueOf(result.Holder),
+		RetryAfter: milliseconds(valueOf(result.RetryAfterMs)),
+	}
+}
+
+// someUndecided reports that a request about several locks has failed for some of them. The problem
+// counts as the answer to the request.
 type someUndecided struct {
+	// The lock that the problem is about; empty if the request is about the locks of several guards.
+	name    string
 	problem *Problem
 }
 

@@ -29,11 +29,12 @@ from .errors import (
     UnavailableError,
 )
 from .guard import Guard
-from .status import LockList, LockStatus, Waiter
+from .status import HeldLock, LockList, LockStatus, SlotHolder, Waiter
 
 __all__ = [
     "Client",
     "Guard",
+    "HeldLock",
     "Lock",
     "LockHeld",
     "LockHeldError",
@@ -47,6 +48,7 @@ __all__ = [
     "Refused",
     "RefusedError",
     "SetupError",
+    "SlotHolder",
     "Unavailable",
     "UnavailableError",
     "Waiter",

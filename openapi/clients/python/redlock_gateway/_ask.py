@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import httpx
 
 from . import _api
-from ._api.models import Lease
+from ._api.models import Lease, SetLease
 from ._api.types import Response
 from ._background import Background, background, left_behind
 from .clock import finished, now
 from .errors import Loss, Problem, RefusedError, UnavailableError
-from .status import moment
+from .status import held_locks, moment, seconds, slot_holders
 
 T = TypeVar("T")
 Api = _api.AuthenticatedClient | _api.Client
@@ -60,6 +60,8 @@ class Grant:
     elapsed: float
     # How many wait for the lock at the gateway; None if the answer does not tell.
     waiters: int | None = None
+    # The slots of the lock that are held; None if the answer does not tell.
+    slots_held: tuple[int, ...] | None = None
 
     def deadline(self, sent: float, ttl: float) -> float:
         """Returns the moment until which the grant may be trusted.
@@ -81,13 +83,16 @@ def deadline_of(validity: float, elapsed: float, sent: float, ttl: float) -> flo
 
 def grant(answer: object) -> Grant:
     """Reads a lease. Raises ValueError if the answer is none."""
-    if not isinstance(answer, Lease):
+    if not isinstance(answer, Lease | SetLease):
         raise ValueError("a lease was expected")
     token, fencing_token = answer.token, int(answer.fencing_token)
     if not (token.isascii() and token.replace(".", "").replace("-", "").isalnum()):
         raise ValueError("its token is malformed")
-    waiters = answer.waiters if isinstance(answer.waiters, int) else None
-    return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000, waiters)
+    waiters, slots = None, None
+    if isinstance(answer, Lease):
+        waiters = answer.waiters if isinstance(answer.waiters, int) else None
+        slots = tuple(answer.slots_held) if isinstance(answer.slots_held, list) else None
+    return Grant(token, fencing_token, int(answer.validity_ms) / 1000, int(answer.elapsed_ms) / 1000, waiters, slots)
 
 
 def is_retryable(status: int) -> bool:
@@ -102,29 +107,32 @@ def limit_of_a_try(left: float) -> float:
     return min(max(left / _SHARE_OF_A_TRY, SHORTEST_TRY), LONGEST_TRY)
 
 
-def is_loss(problem: Problem) -> bool:
+def is_loss(problem: Problem | None) -> bool:
     """Returns whether the token no longer holds its lock."""
-    return problem.code in _LOSSES
+    return problem is not None and problem.code in _LOSSES
 
 
-def loss_of(problem: Problem) -> Loss:
+def loss_of(problem: Problem, name: str | None = None) -> Loss:
     """Returns the loss that a refused extension reports."""
     if problem.status == 404:
-        return Loss("gone", f"it was released by somebody else or has expired ({problem.detail})")
+        return Loss("gone", f"it was released by somebody else or has expired ({problem.detail})", name=name)
     if problem.code == "max_hold_reached":
-        return Loss("max_hold", f"it was held for the longest time that is allowed ({problem.detail})")
-    return Loss("taken", f"{problem.holder or 'somebody else'} holds it", problem.holder)
+        return Loss("max_hold", f"it was held for the longest time that is allowed ({problem.detail})", name=name)
+    return Loss("taken", f"{problem.holder or 'somebody else'} holds it", problem.holder, name)
 
 
 class Failure(Exception):
     """A failed try. ``pause`` is the time before the next one, in seconds; None if it would be
-    refused again.
+    refused again. ``name`` is the lock of a set that the problem is about.
     """
 
-    def __init__(self, text: str, problem: Problem | None = None, pause: float | None = 0.0) -> None:
+    def __init__(
+        self, text: str, problem: Problem | None = None, pause: float | None = 0.0, name: str | None = None
+    ) -> None:
         super().__init__(text)
         self.problem = problem
         self.pause = pause
+        self.name = name
 
     @property
     def is_refusal(self) -> bool:
@@ -149,12 +157,14 @@ def failure(response: httpx.Response) -> Failure:
             code=str(body["code"]),
             detail=str(body["detail"]),
             request_id=_text(body.get("request_id")),
-            retry_after=_seconds(body.get("retry_after_ms")),
+            retry_after=seconds(body.get("retry_after_ms")),
             holder=_text(body.get("holder")),
-            expires_in=_seconds(body.get("expires_in_ms")),
+            expires_in=seconds(body.get("expires_in_ms")),
             acquired_at=moment(body.get("acquired_at")),
+            holders=slot_holders(body.get("holders")),
+            held=held_locks(body.get("held")),
             queue_position=_whole(body.get("queue_position")),
-            queue_place_expires=_seconds(_whole(body.get("queue_place_expires_ms"))),
+            queue_place_expires=seconds(_whole(body.get("queue_place_expires_ms"))),
         )
     except (ValueError, LookupError, TypeError, AttributeError):
         problem = None
@@ -172,10 +182,6 @@ def failure(response: httpx.Response) -> Failure:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _seconds(milliseconds: Any) -> float | None:
-    return None if milliseconds is None else float(milliseconds) / 1000
 
 
 def _whole(value: object) -> int | None:
@@ -262,7 +268,7 @@ class Gateways:
         Returns the answer, and when its request was sent. A gateway may execute a request twice, so
         it must be idempotent. ``route`` keeps several requests at one gateway. After ``hope`` it
         asks no further round if no gateway has accepted a connection so far. Raises RefusedError
-        and UnavailableError about the lock ``name``.
+        and UnavailableError about the lock or set ``name``.
         """
         route = route or self.route()
         pause = _FIRST_PAUSE
@@ -281,7 +287,7 @@ class Gateways:
                 except Failure as failed:
                     is_anybody_there = True
                     if failed.pause is None and failed.problem is not None:
-                        raise RefusedError(failed.problem, name) from None
+                        raise RefusedError(failed.problem, failed.name or name) from None
                     log.debug("asking the next gateway after %s: %s", self.urls[at], failed)
                     problem = failed.problem or problem
                     soonest = min(soonest, failed.pause or 0.0)

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from ._api.api.locks import extend_lock, release_lock
-from ._api.models import ExtendBody
-from ._ask import LONGEST_TRY, ONE_TRY, SHORTEST_TRY, Gateways, Grant, Route, grant, is_loss, limit_of_a_try, loss_of
-from ._together import Renewal, Together
-from .clock import now
+from ._ask import LONGEST_TRY, ONE_TRY, SHORTEST_TRY, Gateways, Grant, Route, is_loss, limit_of_a_try, loss_of
+from ._target import Target
+from ._together import Renewal, Renewed, Together
+from .clock import now, reached
 from .errors import Loss, RefusedError, UnavailableError
 
 log = logging.getLogger("redlock_gateway")
@@ -25,34 +24,30 @@ log = logging.getLogger("redlock_gateway")
 _LONGEST_RELEASE = 5.0
 
 
-async def release_until(gateways: Gateways, name: str, token: str, until: float) -> None:
-    """Releases a lock. A lock that is no longer held counts as released, because a repeated request
-    may find that.
+async def release_until(gateways: Gateways, target: Target, token: str, until: float) -> None:
+    """Releases a lock or a set. If it is no longer held it counts as released, because a repeated
+    request may find that.
     """
     try:
         await gateways.ask(
-            lambda api: release_lock.asyncio_detailed(name, client=api, lock_token=token),
-            lambda _: None,
-            until,
-            ONE_TRY,
-            name=name,
+            lambda api: target.release(api, token=token), target.read_released, until, ONE_TRY, name=target.label
         )
     except RefusedError as refused:
         if not is_loss(refused.problem):
             raise
 
 
-async def release_by_key(gateways: Gateways, route: Route, name: str, idempotency_key: str) -> None:
+async def release_by_key(gateways: Gateways, route: Route, target: Target, idempotency_key: str) -> None:
     """Releases the grants of unanswered requests with this key. Without an answer the lock ends
     with its TTL.
     """
     with suppress(RefusedError, UnavailableError):
         await gateways.ask(
-            lambda api: release_lock.asyncio_detailed(name, client=api, idempotency_key=idempotency_key),
-            lambda _: None,
+            lambda api: target.release(api, key=idempotency_key),
+            target.read_released,
             now() + ONE_TRY,
             ONE_TRY,
-            name=name,
+            name=target.label,
             route=route,
         )
 
@@ -62,10 +57,13 @@ class Held:
     freed.
     """
 
-    def __init__(self, together: Together, name: str, granted: Grant, sent: float, ttl: float, margin: float) -> None:
+    def __init__(
+        self, together: Together, target: Target, granted: Grant, sent: float, ttl: float, margin: float
+    ) -> None:
         self.together, self.gateways = together, together.gateways
-        self.name, self.ttl, self.margin = name, ttl, margin
+        self.target, self.name, self.ttl, self.margin = target, target.label, ttl, margin
         self.token, self.fencing_token = granted.token, granted.fencing_token
+        self.slots_held = granted.slots_held
         # When the lease was last confirmed, and its deadline. Replaced as a whole, so readers need
         # no mutex.
         self.lease = (sent, granted.deadline(sent, ttl))
@@ -91,14 +89,17 @@ class Held:
             self._lose(Loss("unconfirmed", f"the renewal has failed: {error!r}"))
 
     async def _extend_until_lost(self) -> Loss:
-        body = ExtendBody.from_dict({"ttl_ms": round(self.ttl * 1000)})
+        target, ttl_ms = self.target, round(self.ttl * 1000)
         while True:
             confirmed, deadline = self.lease
             interval = (deadline - confirmed) / 3
             given_up = deadline - self.margin
-            renewed = await self.together.renew(
-                Renewal(self.name, self.token, self.ttl, interval, confirmed + interval, given_up)
-            )
+            due = confirmed + interval
+            renewed: Renewed = None
+            if target.is_joint:
+                renewed = await self.together.renew(Renewal(self.name, self.token, self.ttl, interval, due, given_up))
+            else:
+                await reached(due)
             if isinstance(renewed, Loss):
                 return renewed
             if renewed is not None:
@@ -111,18 +112,16 @@ class Held:
                     return Loss("unconfirmed", f"no gateway has confirmed an extension before its deadline: {heard}")
                 one_try = limit_of_a_try(left)
                 try:
-                    granted, sent = await self.gateways.ask(
-                        lambda api: extend_lock.asyncio_detailed(
-                            self.name, client=api, body=body, lock_token=self.token
-                        ),
-                        grant,
+                    extensions, sent = await self.gateways.ask(
+                        lambda api: target.extend(api, self.token, ttl_ms),
+                        target.read_extended,
                         given_up,
                         one_try,
                         name=self.name,
                     )
                 except RefusedError as refused:
                     if is_loss(refused.problem):
-                        return loss_of(refused.problem)
+                        return loss_of(refused.problem, refused.name)
                     # For example an expired key. The lock is ours until its deadline; the cause may
                     # be fixed by then.
                     heard, has_said = str(refused.problem), True
@@ -131,7 +130,9 @@ class Held:
                     if unavailable.problem is not None or not has_said:
                         heard, has_said = "; ".join(unavailable.heard), unavailable.problem is not None
                 else:
-                    self._extended(sent, granted.deadline(sent, self.ttl), granted.waiters)
+                    deadline = min(each.deadline(sent, self.ttl) for each in extensions)
+                    waiters = [each.waiters for each in extensions if each.waiters is not None]
+                    self._extended(sent, deadline, sum(waiters) if waiters else None)
                     break
                 await asyncio.sleep(max(min((given_up - now()) / 8, LONGEST_TRY), 0.0))
 
@@ -154,7 +155,7 @@ class Held:
             self.extended.notify_all()
         for listener in listeners:
             listener(loss)
-        log.warning("lock %r: the lock was lost: %s", self.name, loss)
+        log.warning("lock %r: the lock was lost: %s", loss.name or self.name, loss)
 
     def on_lost(self, callback: Callable[[Loss], object]) -> None:
         """Calls the callback in its own thread. It may block without delaying other locks."""
@@ -190,7 +191,7 @@ class Held:
             return
         until = min(max(self.lease[1], now() + 1.0), now() + _LONGEST_RELEASE)
         try:
-            await release_until(self.gateways, self.name, self.token, until)
+            await release_until(self.gateways, self.target, self.token, until)
         except UnavailableError:
             if self.loss is None:
                 raise

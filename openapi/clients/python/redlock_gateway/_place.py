@@ -25,9 +25,11 @@ class Waiting:
     """What is known while an acquisition waits. What the gateway does not say is None."""
 
     name: str
-    """The lock's name."""
+    """The lock's name; of a set all names, with commas between."""
     position: int | None
-    """The place in this gateway's line for the lock; 1 is next."""
+    """The place in this gateway's line for the lock; 1 is next. A set is in the line of the lock that
+    refused it, and its place is not kept.
+    """
     holder: str | None
     """The holder's label."""
     acquired_at: datetime | None
@@ -48,10 +50,12 @@ class Place:
 
     def refused(self, gateway: str, problem: Problem) -> None:
         """Notes the end of a turn: somebody else holds the lock."""
+        was_kept = self.is_kept
         self.is_kept = problem.queue_place_expires is not None
         before, position = self._last, problem.queue_position
         self._last = Waiting(self._name, position, problem.holder, problem.acquired_at, gateway)
-        if before is None or before.position is None:
+        # A set has no place that is kept between its requests.
+        if before is None or before.position is None or not was_kept:
             return
         where = "waiting" if position is None else f"{_ordinal(position)} in line"
         if gateway != before.gateway:

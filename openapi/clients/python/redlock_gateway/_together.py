@@ -3,7 +3,8 @@ the same time.
 
 Each guard enters its lease, and waits here until the lease is due. The first guard whose lease is
 due takes along the others that are due soon. Each guard still watches its own deadline. A lease that
-the joint request did not decide is extended by its guard alone.
+the joint request did not decide is extended by its guard alone. A set has a request of its own,
+which its guard sends.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 from ._api.api.locks import extend_locks
 from ._api.models import ExtendManyBody, ExtendManyResults, ExtendResult
 from ._api.types import Response, Unset
-from ._ask import Api, Failure, Gateways, deadline_of, is_loss, is_retryable, limit_of_a_try, loss_of
+from ._ask import Api, Failure, Gateways, is_loss, limit_of_a_try, loss_of
 from ._background import left_behind
+from ._results import extension_of, failure_of
 from .clock import finished, now
-from .errors import Loss, Problem, RefusedError, UnavailableError
+from .errors import Loss, RefusedError, UnavailableError
 
 # Limit of a gateway on the leases of one request. With the longest names that is about 350 kB.
 _MAX_LEASES = 1000
@@ -159,16 +161,14 @@ class Together:
 
 def _renewed(renewal: Renewal, result: ExtendResult, sent: float) -> Renewed:
     """Reads the result for one lease. Raises Failure if the lease has to be sent again."""
-    status, validity, after = int(result.status), result.validity_ms, result.retry_after_ms
     if result.name != renewal.name:
         return None
-    if status == 200 and not isinstance(validity, Unset):
-        deadline = deadline_of(int(validity) / 1000, int(result.elapsed_ms) / 1000, sent, renewal.ttl)
-        return sent, deadline, None if isinstance(result.waiters, Unset) else int(result.waiters)
-    code, detail = str(result.code or ""), str(result.detail or "")
-    problem = Problem(status=status, code=code, detail=detail, holder=str(result.holder) if result.holder else None)
-    if is_loss(problem):
-        return loss_of(problem)
-    if is_retryable(status):
-        raise Failure(str(problem), problem, 0.0 if isinstance(after, Unset) else float(after) / 1000)
+    if result.status == 200 and not isinstance(result.validity_ms, Unset):
+        extension = extension_of(result)
+        return sent, extension.deadline(sent, renewal.ttl), extension.waiters
+    failed = failure_of(result)
+    if failed.problem is not None and is_loss(failed.problem):
+        return loss_of(failed.problem, renewal.name)
+    if failed.pause is not None:
+        raise failed
     return None

@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 from urllib.parse import urlsplit
 
-from ._api.api.locks import acquire_lock, get_lock, list_locks, release_lock
-from ._api.models import AcquireBody
+from ._api.api.locks import get_lock, list_locks, release_lock
 from ._api.types import UNSET, Response
 from ._ask import ALL_TRIES, ONE_TRY, Failure, Gateways, Route, Send, grant, is_unreachable
 from ._background import background
 from ._held import Held, release_by_key
 from ._place import Place, Waiting, default_owner
+from ._target import LockSet, Single, Target
 from ._together import Together
 from .clock import now
 from .errors import LockHeldError, RefusedError, SetupError, UnavailableError
@@ -108,6 +108,8 @@ class Client:
         at_least: float = 0.0,
         priority: int | None = None,
         queue: Literal["all", "newest"] | None = None,
+        slots: int | None = None,
+        take: int | None = None,
     ) -> Lock:
         """Returns a lock to acquire: ``with client.lock("a") as guard:`` or ``async with``.
 
@@ -135,16 +137,65 @@ class Client:
             queue: Which requests for the lock wait at a gateway at the same time: by default all.
                 With ``newest``, a newer request of this kind ends the wait with a RefusedError
                 whose problem has the code ``superseded``.
+            slots: How many may hold the lock at once: 1 to 256, for example the size of a pool.
+                Everybody should give the same number, because the largest one in use is the bound.
+                Without it the lock has one holder.
+            take: How many of the ``slots`` this acquisition takes, all or none: by default 1.
 
         """
         options = (
             ("hold_at_least_ms", round(_span("at_least", at_least, name) * 1000) if at_least else None),
             ("priority", priority),
             ("queue", queue),
+            ("slots", slots),
+            ("take", take),
         )
         line = {key: value for key, value in options if value is not None}
+        _named(name)
         return Lock(
-            self._together, self._longest_turn, name, ttl, wait, owner, metadata, margin, timeout, on_waiting, line
+            self._together,
+            self._longest_turn,
+            Single(name, slots, take),
+            ttl,
+            wait,
+            owner,
+            metadata,
+            margin,
+            timeout,
+            on_waiting,
+            line,
+        )
+
+    def locks(
+        self,
+        *names: str,
+        ttl: float = 30.0,
+        wait: float = 0.0,
+        owner: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        margin: float | None = None,
+        timeout: float | None = None,
+        on_waiting: Callable[[Waiting], object] | None = None,
+        at_least: float = 0.0,
+        priority: int | None = None,
+    ) -> Lock:
+        """Returns a set of 1 to 32 locks to acquire, all together or none of them: ``with
+        client.locks("a", "b") as guard:`` or ``async with``.
+
+        While it waits it holds none of them, so sets that overlap cannot deadlock, in any order of
+        names. The guard has one token and one fencing token for all locks. A LockHeldError has the held
+        lock in ``held``. Arguments are those of lock().
+        """
+        for name in names:
+            _named(name)
+        target = LockSet(names)
+        line: dict[str, Any] = {}
+        if at_least:
+            line["hold_at_least_ms"] = round(_span("at_least", at_least, target.label) * 1000)
+        if priority is not None:
+            line["priority"] = priority
+        return Lock(
+            self._together, self._longest_turn, target, ttl, wait, owner, metadata, margin, timeout, on_waiting, line
         )
 
     def locked(
@@ -161,6 +212,8 @@ class Client:
         at_least: float = 0.0,
         priority: int | None = None,
         queue: Literal["all", "newest"] | None = None,
+        slots: int | None = None,
+        take: int | None = None,
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
         """Decorates a function or coroutine function: each call runs under the lock. Arguments are
         those of lock().
@@ -181,6 +234,8 @@ class Client:
             at_least=at_least,
             priority=priority,
             queue=queue,
+            slots=slots,
+            take=take,
         )
         lock()
 
@@ -253,20 +308,26 @@ class Client:
             None,
         )
 
-    def force_release(self, name: str) -> None:
+    def force_release(self, name: str, *, slot: int | None = None) -> None:
         """Takes a lock from its holder, whose guard reports the loss at its next extension.
+
+        Of a lock with slots it takes ``slot``, by default 1. A holder of several slots loses the lock
+        with any of them.
 
         Raises RefusedError with status 404 if nobody holds the lock; UnavailableError.
         """
-        background().run(self._force_release(name))
+        background().run(self._force_release(name, slot))
 
-    async def aforce_release(self, name: str) -> None:
+    async def aforce_release(self, name: str, *, slot: int | None = None) -> None:
         """Does the same as force_release(), for asyncio."""
-        await background().arun(self._force_release(name))
+        await background().arun(self._force_release(name, slot))
 
-    async def _force_release(self, name: str) -> None:
+    async def _force_release(self, name: str, slot: int | None) -> None:
         _named(name)
-        await self._asked(lambda api: release_lock.asyncio_detailed(name, client=api, force=True), lambda _: None, name)
+        which = UNSET if slot is None else slot
+        await self._asked(
+            lambda api: release_lock.asyncio_detailed(name, client=api, force=True, slot=which), lambda _: None, name
+        )
 
     async def _asked(self, send: Send, read: Callable[[Any], T], name: str | None) -> T:
         answer, _ = await self._gateways.ask(send, read, now() + ALL_TRIES, ONE_TRY, name=name, hope=now())
@@ -296,15 +357,15 @@ class Client:
 
 
 class Lock:
-    """A lock to acquire, made by ``client.lock``. It may be entered again, also by several threads
-    at once.
+    """A lock or a set to acquire, made by ``client.lock`` or ``client.locks``. It may be entered
+    again, also by several threads at once.
     """
 
     def __init__(
         self,
         together: Together,
         longest_turn: float,
-        name: str,
+        target: Target,
         ttl: float,
         wait: float,
         owner: str | None,
@@ -314,9 +375,9 @@ class Lock:
         on_waiting: Callable[[Waiting], object] | None,
         line: dict[str, Any],
     ) -> None:
-        _named(name)
+        name = target.label
         self._together, self._gateways = together, together.gateways
-        self._longest_turn, self._name = longest_turn, name
+        self._longest_turn, self._target = longest_turn, target
         self._ttl = _span("ttl", ttl, name)
         if math.isnan(wait) or wait < 0:
             raise SetupError(f"wait is {wait} s; it has to be 0 or more", name)
@@ -388,7 +449,7 @@ class Lock:
         # All repetitions use the same key, so each answer is about the same grant, and all turns of
         # a wait have the same place in line.
         idempotency_key = secrets.token_hex(16)
-        route, posts, place = self._gateways.route(), _Posts(), Place(self._name, self._on_waiting)
+        route, posts, place = self._gateways.route(), _Posts(), Place(self._target.label, self._on_waiting)
         end = now() + self._timeout
         try:
             return await self._asked(idempotency_key, route, posts, place, end)
@@ -397,14 +458,15 @@ class Lock:
             # too: a gateway that still works on an unanswered POST may grant the lock when its
             # holder releases it. The release is safe, because it takes only grants of this key. It
             # also gives up a place in line.
+            release = functools.partial(release_by_key, self._gateways, route, self._target, idempotency_key)
             if posts.may_be_granted and now() < end:
-                await release_by_key(self._gateways, route, self._name, idempotency_key)
+                await release()
             elif posts.may_be_granted or place.is_kept:
-                background().start(release_by_key(self._gateways, route, self._name, idempotency_key))
+                background().start(release())
             raise
 
     async def _asked(self, idempotency_key: str, route: Route, posts: _Posts, place: Place, end: float) -> Guard:
-        gateways = self._gateways
+        gateways, target = self._gateways, self._target
         count = len(gateways.urls)
         longest, first = self._longest_turn, _FIRST_TURN
         end_of_wait = now() + self._wait
@@ -418,18 +480,16 @@ class Lock:
         while (asked := now()) < give_up:
             turn = min(max(end_of_wait - asked, 0.0), longest, first)
             times = {"ttl_ms": round(self._ttl * 1000), "wait_ms": round(turn * 1000)}
-            body = AcquireBody.from_dict({**times, **self._line, **labels})
+            body = {**times, **self._line, **labels}
             try:
                 granted, sent = await gateways.ask(
                     lambda api, body=body: posts.send(  # type: ignore[misc]
-                        acquire_lock.asyncio_detailed(
-                            self._name, client=api, body=body, idempotency_key=idempotency_key
-                        )
+                        target.acquire(api, idempotency_key, body)
                     ),
                     grant,
                     give_up,
                     turn + _ONE_TRY,
-                    name=self._name,
+                    name=target.label,
                     route=route,
                     hope=end_of_wait,
                 )
@@ -443,7 +503,7 @@ class Lock:
                 first = math.inf
                 place.refused(gateways.urls[route.at], problem)
                 if now() >= end_of_wait:
-                    raise LockHeldError(problem, self._name) from None
+                    raise LockHeldError(problem, target.label) from None
                 place.tell()
                 # The answer came before the requested wait was over. Pause before the next request.
                 if now() - asked < turn / 2:
@@ -453,8 +513,8 @@ class Lock:
             # The answer took longer than the lock lives. The next request extends the lock, or gets
             # a new grant.
             if granted.deadline(sent, self._ttl) > now():
-                return Guard(Held(self._together, self._name, granted, sent, self._ttl, self._margin))
-        raise UnavailableError(["answers took longer than the lock lives"], name=self._name)
+                return Guard(Held(self._together, target, granted, sent, self._ttl, self._margin))
+        raise UnavailableError(["answers took longer than the lock lives"], name=target.label)
 
 
 class _Posts:

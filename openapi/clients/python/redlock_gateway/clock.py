@@ -24,6 +24,12 @@ def now() -> float:
     return time.monotonic()
 
 
+async def reached(moment: float) -> None:
+    """Waits until that moment."""
+    while (left := moment - now()) > 0:
+        await asyncio.sleep(min(left, _PIECE))
+
+
 async def finished(task: asyncio.Future[T], until: float) -> bool:
     """Waits, and returns whether the task or future has ended before that moment."""
     while not task.done():

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from .status import HeldLock, SlotHolder
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -33,6 +35,10 @@ class Problem:
     """The place of this request in this gateway's line for the lock; 1 is next."""
     queue_place_expires: float | None = None
     """How long the gateway keeps that place, in seconds. None: it keeps none."""
+    holders: tuple[SlotHolder, ...] | None = None
+    """The holders of the slots that are taken, by slot. None for a lock without slots."""
+    held: tuple[HeldLock, ...] | None = None
+    """The lock that kept a set from being granted; others may be held too. None for a single lock."""
 
     def __str__(self) -> str:
         return f"{self.code} ({self.status}): {self.detail}"
@@ -53,6 +59,8 @@ class Loss:
     """The kind in words, with the last answers."""
     holder: str | None = None
     """For ``taken``: the label of the new holder."""
+    name: str | None = None
+    """The lock that was lost; of a set one of its locks. None if the gateways did not tell."""
 
     def __str__(self) -> str:
         return self.detail
@@ -62,7 +70,9 @@ class RedlockError(Exception):
     """The base class of all errors of this library."""
 
     name: str | None = None
-    """The lock's name; None if the error is about no single lock."""
+    """The lock's name; of a set all names, with commas between. None if the error is about no lock in
+    particular.
+    """
 
     # Without this, exceptions with fields beside the message cannot be pickled.
     def __reduce__(self) -> Any:
@@ -137,6 +147,16 @@ class LockHeldError(RefusedError):
         return self.problem.acquired_at
 
     @property
+    def holders(self) -> tuple[SlotHolder, ...] | None:
+        """The holders of the slots that are taken, by slot; None for a lock without slots."""
+        return self.problem.holders
+
+    @property
+    def held(self) -> tuple[HeldLock, ...] | None:
+        """The lock that kept a set from being granted; None for a single lock."""
+        return self.problem.held
+
+    @property
     def position(self) -> int | None:
         """The last place in the gateway's line for the lock, if the gateway says so; 1 is next."""
         return self.problem.queue_position
@@ -170,9 +190,13 @@ class UnavailableError(RedlockError):
 
 
 class LockLostError(RedlockError):
-    """The lock was lost: work under it may have overlapped with another holder's."""
+    """The lock was lost: work under it may have overlapped with another holder's.
+
+    ``name`` of a lost set is the lock that was lost, or all names if that is unknown.
+    """
 
     def __init__(self, loss: Loss, name: str | None = None) -> None:
+        name = loss.name or name
         super().__init__(_about(name, f"the lock was lost: {loss}"))
         self.name = name
         self.loss = loss

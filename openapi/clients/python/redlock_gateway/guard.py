@@ -53,7 +53,8 @@ class _Body:
 
 
 class Guard:
-    """A held lock, extended at a third of its validity until it is released or lost.
+    """A held lock, or a held set of locks, extended at a third of its validity until it is released
+    or lost. The guard extends all locks of a set by one request, and the set is lost with any of them.
 
     ``with guard:`` and ``async with guard:`` release the lock at the end. After a loss the block
     raises LockLostError, even if the work succeeded. A loss cancels the body of an ``async with`` at
@@ -73,8 +74,13 @@ class Guard:
 
     @property
     def name(self) -> str:
-        """The lock's name."""
+        """The lock's name; of a set all names, with commas between."""
         return self._held.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the locks: one, or those of the set."""
+        return self._held.target.names
 
     @property
     def token(self) -> str:
@@ -89,6 +95,14 @@ class Guard:
         ``UPDATE … SET …, fence = :token WHERE id = :id AND fence <= :token``.
         """
         return self._held.fencing_token
+
+    @property
+    def slots_held(self) -> tuple[int, ...] | None:
+        """The numbers of the slots that the guard holds, from 1; None for a lock without slots.
+
+        No other holder has these numbers, so they may name what the holder uses, such as a port.
+        """
+        return self._held.slots_held
 
     @property
     def deadline(self) -> float:
@@ -108,7 +122,8 @@ class Guard:
     def waiters(self) -> int | None:
         """How many waited for the lock at the gateway at the last extension; None before it.
 
-        A holder may release the lock early when somebody waits.
+        A holder may release the lock early when somebody waits. Those who wait for any lock of a set
+        count.
         """
         return self._held.waiters
 

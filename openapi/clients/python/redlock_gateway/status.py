@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -18,6 +18,34 @@ class Waiter:
     """When it joined the line, by the gateway's wall clock."""
     is_away: bool
     """Whether it is between two requests of one wait."""
+
+
+@dataclass(frozen=True)
+class SlotHolder:
+    """The holder of one slot of a lock."""
+
+    slot: int
+    """The number of the slot, from 1."""
+    holder: str | None = None
+    """The holder's label."""
+    fencing_token: int | None = None
+    """The holder's fencing token. None in a LockHeldError."""
+    expires_in: float | None = None
+    """When the slot is free unless it is extended, in seconds."""
+    acquired_at: datetime | None = None
+    """Since when the holder has the slot."""
+
+
+@dataclass(frozen=True)
+class HeldLock:
+    """A held lock that kept a set from being granted."""
+
+    name: str
+    """The lock's name."""
+    holder: str | None = None
+    """The holder's label."""
+    expires_in: float | None = None
+    """When the holder's lock expires unless it is extended, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +74,14 @@ class LockStatus:
     """The line at this gateway, the next one first; 100 at most. Empty in lists."""
     waiters_total: int = 0
     """How many wait at this gateway."""
+    slots: int | None = None
+    """How many may hold the lock at once: the largest number that a holder asked for."""
+    holders: tuple[SlotHolder, ...] | None = None
+    """The holder of each slot that is held. None if no holder asked for slots. The fields of the
+    holder above are those of the first one.
+    """
+    slot: int | None = None
+    """In lists: the slot that the entry is about, if it is another one than slot 1."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +102,36 @@ def moment(value: object) -> datetime | None:
         return None
 
 
+def slot_holders(answer: Sequence[Mapping[str, Any]] | None) -> tuple[SlotHolder, ...] | None:
+    """Reads the holders of slots; None if there is no list of them."""
+    if answer is None:
+        return None
+    return tuple(
+        SlotHolder(
+            each["slot"],
+            each.get("holder"),
+            each.get("fencing_token"),
+            seconds(each.get("expires_in_ms")),
+            moment(each.get("acquired_at")),
+        )
+        for each in answer
+    )
+
+
+def held_locks(answer: Sequence[Mapping[str, Any]] | None) -> tuple[HeldLock, ...] | None:
+    """Reads the locks that kept a set from being granted; None if there is no list of them."""
+    if answer is None:
+        return None
+    return tuple(HeldLock(each["name"], each.get("holder"), seconds(each.get("expires_in_ms"))) for each in answer)
+
+
+def seconds(milliseconds: Any) -> float | None:
+    """Converts a number of an answer; None if there is none."""
+    return None if milliseconds is None else float(milliseconds) / 1000
+
+
 def lock_status(answer: Mapping[str, Any]) -> LockStatus:
     """Reads the state of a lock."""
-    expires_in = answer.get("expires_in_ms")
     nodes = answer.get("nodes")
     waiters = answer.get("waiters", ())
     return LockStatus(
@@ -78,13 +141,16 @@ def lock_status(answer: Mapping[str, Any]) -> LockStatus:
         metadata=answer.get("metadata"),
         fencing_token=answer.get("fencing_token"),
         acquired_at=moment(answer.get("acquired_at")),
-        expires_in=None if expires_in is None else expires_in / 1000,
+        expires_in=seconds(answer.get("expires_in_ms")),
         key=answer.get("key"),
         nodes=None if nodes is None else {node["node"]: node["state"] for node in nodes},
         waiters=tuple(
             Waiter(each.get("owner"), moment(each.get("waiting_since")), bool(each.get("is_away"))) for each in waiters
         ),
         waiters_total=answer.get("waiters_total", len(waiters)),
+        slots=answer.get("slots"),
+        holders=slot_holders(answer.get("holders")),
+        slot=answer.get("slot"),
     )
 
 

@@ -16,6 +16,7 @@ import type { components } from "./generated/openapi.js";
 import { Guard, release } from "./guard.js";
 import { deadlineOf, type Granted, granted } from "./lease.js";
 import { defaultOwner, Place, type Waiting } from "./place.js";
+import { LockSet, Single, type Target } from "./target.js";
 import { Together } from "./together.js";
 
 /**
@@ -105,6 +106,14 @@ export interface LockOptions {
    * a newer request of this kind ends the wait with a `RefusedError` whose code is `superseded`.
    */
   readonly queue?: "all" | "newest" | undefined;
+  /**
+   * How many may hold the lock at once: 1 to 256, for example the size of a pool. Everybody should
+   * give the same number, because the largest one in use is the bound. Without it the lock has one
+   * holder.
+   */
+  readonly slots?: number | undefined;
+  /** How many of the `slots` this acquisition takes, all or none: by default 1. */
+  readonly take?: number | undefined;
   /** Stored beside the lock, for people. */
   readonly metadata?: Readonly<Record<string, string>> | undefined;
   /**
@@ -119,6 +128,9 @@ export interface LockOptions {
    */
   readonly signal?: AbortSignal | undefined;
 }
+
+/** How to acquire a set of locks: the options of a single lock, but for those of its queue and slots. */
+export type SetOptions = Omit<LockOptions, "queue" | "slots" | "take">;
 
 /**
  * The work under a lock. `signal` is aborted when the lock is lost; its reason is a
@@ -159,6 +171,24 @@ export class Client {
    */
   async lock(name: string, options: LockOptions = {}): Promise<Guard> {
     checkNames(options, LOCK_OPTIONS, name);
+    return this.#lock(new Single(this.#gateways, name, slotsOf(options)), options);
+  }
+
+  /**
+   * Acquires 1 to 32 locks, all together or none of them, and keeps them until the guard is
+   * released. It holds none of them while it waits, so sets that overlap cannot deadlock, in any
+   * order of names. The guard has one token and one fencing token for all locks.
+   *
+   * @throws the errors of {@link Client.lock}. A {@link LockHeldError} has the held lock in `held`.
+   */
+  async locks(names: readonly string[], options: SetOptions = {}): Promise<Guard> {
+    const target = new LockSet(this.#gateways, names);
+    checkNames(options, SET_OPTIONS, target.label);
+    return this.#lock(target, options);
+  }
+
+  async #lock(target: Target, options: LockOptions): Promise<Guard> {
+    const name = target.label;
     const ttl = milliseconds("ttlMs", options.ttlMs ?? 30_000, 1, name);
     const wait = options.waitMs === Infinity ? Infinity : milliseconds("waitMs", options.waitMs ?? 0, 0, name);
     const { timeoutMs } = options;
@@ -168,13 +198,13 @@ export class Client {
     if (margin >= ttl / 2) {
       throw new SetupError(`marginMs is ${margin}; it has to be less than half of ttlMs, which is ${ttl}`, name);
     }
-    const { lease, sent, deadline } = await this.#acquired(name, ttl, wait, timeout, options);
+    const { lease, sent, deadline } = await this.#acquired(target, ttl, wait, timeout, options);
     if (options.signal?.aborted) {
-      void release(this.#gateways, name, { "Lock-Token": lease.token }, deadline).catch(() => {});
+      void release(this.#gateways, target, { "Lock-Token": lease.token }, deadline).catch(() => {});
       throw options.signal.reason;
     }
     const [gateways, together, warn] = [this.#gateways, this.#together, this.#warn];
-    return new Guard({ gateways, together, name, lease, sent, deadline, ttl, margin, warn });
+    return new Guard({ gateways, together, target, lease, sent, deadline, ttl, margin, warn });
   }
 
   /**
@@ -189,18 +219,15 @@ export class Client {
   async withLock<T>(name: string, options: LockOptions, work: Work<T>): Promise<T>;
   async withLock<T>(name: string, ...rest: [Work<T>] | [LockOptions, Work<T>]): Promise<T> {
     const [options, work] = rest.length === 1 ? [{}, rest[0]] : rest;
-    const guard = await this.lock(name, options);
-    let value: T;
-    try {
-      value = await work(guard.signal, guard);
-    } catch (error) {
-      throw (await guard.ended())?.because(error) ?? error;
-    }
-    const loss = await guard.ended();
-    if (loss !== undefined) {
-      throw loss;
-    }
-    return value;
+    return during(await this.lock(name, options), work);
+  }
+
+  /** Does the work under a set of locks: {@link Client.withLock} with the locks of {@link Client.locks}. */
+  async withLocks<T>(names: readonly string[], work: Work<T>): Promise<T>;
+  async withLocks<T>(names: readonly string[], options: SetOptions, work: Work<T>): Promise<T>;
+  async withLocks<T>(names: readonly string[], ...rest: [Work<T>] | [SetOptions, Work<T>]): Promise<T> {
+    const [options, work] = rest.length === 1 ? [{}, rest[0]] : rest;
+    return during(await this.locks(names, options), work);
   }
 
   /**
@@ -227,13 +254,15 @@ export class Client {
   }
 
   /**
-   * Takes a lock from its holder. The holder's guard reports the loss at the next extension.
+   * Takes a lock from its holder. The holder's guard reports the loss at the next extension. Of a
+   * lock with slots it takes `slot`, by default 1. A holder of several slots loses the lock with any
+   * of them.
    *
    * @throws {RefusedError} with status 404 if nobody holds the lock.
    * @throws {UnavailableError}
    */
-  async forceRelease(name: string): Promise<void> {
-    const params = { path: pathOf(name), query: { force: true } };
+  async forceRelease(name: string, { slot }: { slot?: number | undefined } = {}): Promise<void> {
+    const params = { path: pathOf(name), query: { force: true, ...(slot !== undefined && { slot }) } };
     const { api } = this.#gateways;
     await this.#asked(
       (to) => api.DELETE("/locks/{name}", { ...to, params }),
@@ -248,7 +277,7 @@ export class Client {
   }
 
   async #acquired(
-    name: string,
+    target: Target,
     ttl: number,
     wait: number,
     timeout: number,
@@ -256,22 +285,22 @@ export class Client {
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
     // All repetitions use the same key, so each answer is about the same grant, and all turns of a
     // wait have the same place in line.
-    const header = { "Idempotency-Key": globalThis.crypto.randomUUID() };
-    const params = { path: pathOf(name), header };
+    const key = globalThis.crypto.randomUUID();
     const route = this.#gateways.route();
     const posts = new Posts();
-    const place = new Place(name, { onWaiting: options.onWaiting, warn: this.#warn });
+    const place = new Place(target.label, { onWaiting: options.onWaiting, warn: this.#warn });
     const end = now() + timeout;
     const patience = Math.min(wait, timeout - Math.min(timeout / 10, LAST_ANSWER));
     try {
-      return await this.#granted(params, route, posts, place, ttl, patience, end, options);
+      return await this.#granted(target, key, route, posts, place, ttl, patience, end, options);
     } catch (error) {
       if (posts.mayBeGranted || place.isKept) {
         // The lock may have been granted, and nobody has the token. That holds after lock_held too:
         // a gateway that still works on an unanswered POST may grant the lock when its holder
         // releases it. The release is safe, because it takes only grants of this key. It also gives
         // up a place in line.
-        const released = release(this.#gateways, name, header, now() + ONE_TRY, route).catch(() => {});
+        const header = { "Idempotency-Key": key };
+        const released = release(this.#gateways, target, header, now() + ONE_TRY, route).catch(() => {});
         if (posts.mayBeGranted && !options.signal?.aborted && now() < end) {
           await released;
         }
@@ -281,17 +310,19 @@ export class Client {
   }
 
   async #granted(
-    params: { path: { name: string }; header: { "Idempotency-Key": string } },
+    target: Target,
+    key: string,
     route: Route,
     posts: Posts,
     place: Place,
     ttl: number,
     wait: number,
     end: number,
-    { owner = defaultOwner(), metadata, atLeastMs, priority, queue, signal }: LockOptions,
+    options: LockOptions,
   ): Promise<{ lease: Granted; sent: number; deadline: number }> {
-    const { api, count } = this.#gateways;
-    const lock = params.path.name;
+    const { owner = defaultOwner(), metadata, atLeastMs, priority, queue, signal } = options;
+    const { count } = this.#gateways;
+    const lock = target.label;
     const described = {
       ...(owner && { owner }),
       ...(metadata !== undefined && { metadata }),
@@ -310,7 +341,7 @@ export class Client {
       const body = { ttl_ms: ttl, wait_ms: turn, ...described };
       try {
         const { answer, sent } = await this.#gateways.ask(
-          (to) => posts.send(api.POST("/locks/{name}", { ...to, params, body })),
+          (to) => posts.send(target.acquire(to, key, body)),
           granted,
           limits,
         );
@@ -345,6 +376,21 @@ export class Client {
     }
     throw new UnavailableError(["answers took longer than the lock lives"], lock);
   }
+}
+
+/** Does the work, and releases the guard. */
+async function during<T>(guard: Guard, work: Work<T>): Promise<T> {
+  let value: T;
+  try {
+    value = await work(guard.signal, guard);
+  } catch (error) {
+    throw (await guard.ended())?.because(error) ?? error;
+  }
+  const loss = await guard.ended();
+  if (loss !== undefined) {
+    throw loss;
+  }
+  return value;
 }
 
 /** The POSTs of one acquire. */
@@ -385,9 +431,17 @@ const LOCK_OPTIONS: readonly string[] = [
   "atLeastMs",
   "priority",
   "queue",
+  "slots",
+  "take",
   "marginMs",
   "signal",
 ] satisfies (keyof LockOptions)[];
+const SINGLE_OPTIONS: readonly string[] = ["queue", "slots", "take"];
+const SET_OPTIONS = LOCK_OPTIONS.filter((option) => !SINGLE_OPTIONS.includes(option));
+
+function slotsOf({ slots, take }: LockOptions): { slots?: number; take?: number } {
+  return { ...(slots !== undefined && { slots }), ...(take !== undefined && { take }) };
+}
 
 /** Refuses an unknown option. Ignoring a misspelt `waitMs` would silently mean "do not wait". */
 function checkNames(options: object, known: readonly string[], lock?: string): void {

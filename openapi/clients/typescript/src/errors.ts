@@ -3,6 +3,12 @@ import type { components } from "./generated/openapi.js";
 /** The kind of a problem, for programs. A newer gateway may send codes that are not listed here. */
 export type ProblemCode = components["schemas"]["Problem"]["code"] | (string & {});
 
+/** The holder of one slot of a lock. */
+export type SlotHolder = components["schemas"]["SlotHolder"];
+
+/** A held lock that kept a set from being granted. */
+export type HeldLock = components["schemas"]["HeldLock"];
+
 /** The part of an error answer (RFC 9457) that a client needs. */
 export interface Problem {
   /** The HTTP status. */
@@ -21,6 +27,10 @@ export interface Problem {
   readonly expires_in_ms?: number;
   /** Since when the holder has the lock (RFC 3339). */
   readonly acquired_at?: string;
+  /** The holders of the slots that are taken, in the order of the slots. */
+  readonly holders?: readonly SlotHolder[];
+  /** The lock that kept a set from being granted; others of the set may be held too. */
+  readonly held?: readonly HeldLock[];
   /** The place of this request in this gateway's line for the lock; 1 is next. */
   readonly queue_position?: number;
   /** How long the gateway keeps that place, in milliseconds. Absent if it keeps none. */
@@ -30,7 +40,10 @@ export interface Problem {
 /** The base class of all errors of this package. */
 export class RedlockError extends Error {
   override readonly name: string = "RedlockError";
-  /** The lock's name; undefined if the error is about no single lock. */
+  /**
+   * The lock's name; of a set all names, with commas between. Undefined if the error is about no
+   * lock in particular.
+   */
   readonly lock: string | undefined;
 
   /** @internal */
@@ -105,6 +118,16 @@ export class LockHeldError extends RefusedError {
     return this.problem.acquired_at;
   }
 
+  /** The holders of the slots that are taken; undefined for a lock without slots. */
+  get holders(): readonly SlotHolder[] | undefined {
+    return this.problem.holders;
+  }
+
+  /** The lock that kept a set from being granted; undefined for a single lock. */
+  get held(): readonly HeldLock[] | undefined {
+    return this.problem.held;
+  }
+
   /** The last place in the gateway's line for the lock, if the gateway says so; 1 is next. */
   get position(): number | undefined {
     return this.problem.queue_position;
@@ -139,7 +162,7 @@ export type LossKind = "gone" | "taken" | "max_hold" | "unconfirmed";
  */
 export class LockLostError extends RedlockError {
   override readonly name = "LockLostError";
-  /** The lock's name. */
+  /** The lock's name. Of a set: the lock that was lost, or all names with the kind `unconfirmed`. */
   declare readonly lock: string;
   /** The kind of loss, for programs. */
   readonly kind: LossKind;

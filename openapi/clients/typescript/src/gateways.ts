@@ -52,7 +52,7 @@ export interface Limits {
   oneTry: number;
   /** Ends everything: its reason is thrown. */
   signal?: AbortSignal | undefined;
-  /** The lock that errors name. */
+  /** The lock or set that errors name. */
   lock?: string | undefined;
   /** Keeps several requests at one gateway. */
   route?: Route | undefined;
@@ -63,12 +63,22 @@ export interface Limits {
   hope?: number | undefined;
 }
 
-/** A failed request: a problem, or an outcome that leaves open whether the request was executed. */
-type Failure = { problem: Problem } | { unclear: string; isUnreachable?: boolean };
+/**
+ * A failed request: a problem, or an outcome that leaves open whether the request was executed.
+ * `lock` is the lock of a set that the problem is about.
+ */
+type Failure = { problem: Problem; lock?: string | undefined } | { unclear: string; isUnreachable?: boolean };
 
-/** Thrown by the reader of an answer that leaves some leases undecided: the request is repeated. */
+/**
+ * Thrown by the reader of an answer to a request about several locks that has failed for some of
+ * them. The problem counts as the answer to the request. `lock` is the lock that the problem is
+ * about, if the locks belong to one guard.
+ */
 export class Undecided extends Error {
-  constructor(readonly problem: Problem) {
+  constructor(
+    readonly problem: Problem,
+    readonly lock?: string,
+  ) {
     super(problem.detail);
   }
 }
@@ -142,9 +152,9 @@ export class Gateways {
         isAnybodyThere ||= !("isUnreachable" in result);
         if ("problem" in result) {
           if (!mayPass(result.problem.status)) {
-            throw new RefusedError(result.problem, lock);
+            throw new RefusedError(result.problem, result.lock ?? lock);
           }
-          heard.push(new RefusedError(result.problem).message);
+          heard.push(new RefusedError(result.problem, result.lock).message);
           soonest = Math.min(soonest, result.problem.retry_after_ms ?? 0);
         } else {
           heard.push(result.unclear);
@@ -231,7 +241,7 @@ async function attempt<T>(
       return { answer: read(data) };
     } catch (unreadable) {
       if (unreadable instanceof Undecided) {
-        return { problem: unreadable.problem };
+        return { problem: unreadable.problem, lock: unreadable.lock };
       }
       return { unclear: `${url} answered ${response.status}: ${words(unreadable)}` };
     }

@@ -2,10 +2,11 @@ import "./dispose.js";
 
 import { now, reached } from "./clock.js";
 import { LockLostError, RefusedError, SetupError, UnavailableError } from "./errors.js";
-import { type Gateways, limitOfATry, LONGEST_TRY, ONE_TRY, pathOf, type Route, SHORTEST_TRY } from "./gateways.js";
-import { deadlineOf, type Granted, granted, isLoss } from "./lease.js";
+import { type Gateways, limitOfATry, LONGEST_TRY, ONE_TRY, type Route, SHORTEST_TRY } from "./gateways.js";
+import { deadlineOf, type Granted, isLoss } from "./lease.js";
 import { later } from "./place.js";
-import type { Together } from "./together.js";
+import type { Credentials, Target } from "./target.js";
+import type { Renewed, Together } from "./together.js";
 
 /**
  * How long a release is tried, in milliseconds. Finished work does not wait longer; the lock then
@@ -17,7 +18,7 @@ const LONGEST_RELEASE = 5_000;
 export interface Held {
   gateways: Gateways;
   together: Together;
-  name: string;
+  target: Target;
   lease: Granted;
   sent: number;
   deadline: number;
@@ -27,18 +28,26 @@ export interface Held {
 }
 
 /**
- * A held lock, extended in the background, whose loss is reported. `await using` releases it at the
- * end of the block. A guard does not keep a process alive.
+ * A held lock, or a held set of locks, extended in the background, whose loss is reported. The guard
+ * extends all locks of a set by one request, and the set is lost with any of them. `await using`
+ * releases the guard at the end of the block. A guard does not keep a process alive.
  */
 export class Guard implements AsyncDisposable {
-  /** The lock's name. */
+  /** The lock's name; of a set all names, with commas between. */
   readonly name: string;
+  /** The names of the locks: one, or those of the set. */
+  readonly names: readonly string[];
   /**
    * A number larger than that of every earlier grant of this lock. Give it to the resource with
    * every write, and let the resource refuse smaller ones: `UPDATE … SET …, fence = $1 WHERE id =
    * $2 AND fence <= $1`.
    */
   readonly fencingToken: number;
+  /**
+   * The numbers of the slots that the guard holds, from 1; undefined for a lock without slots. No
+   * other holder has these numbers, so they may name what the holder uses, such as a port.
+   */
+  readonly slotsHeld: readonly number[] | undefined;
   /**
    * Aborted on a loss, at the latest the margin before the deadline. Its reason is the {@link
    * LockLostError}.
@@ -63,8 +72,10 @@ export class Guard implements AsyncDisposable {
     this.#held = held;
     this.#confirmed = held.sent;
     this.#deadline = held.deadline;
-    this.name = held.name;
+    this.name = held.target.label;
+    this.names = held.target.names;
     this.fencingToken = held.lease.fencingToken;
+    this.slotsHeld = held.lease.slotsHeld;
     const signal = (this.signal = this.#loss.signal);
     this.lost = new Promise((resolve) =>
       signal.addEventListener("abort", () => resolve(signal.reason as LockLostError)),
@@ -92,7 +103,8 @@ export class Guard implements AsyncDisposable {
 
   /**
    * How many waited for the lock at the gateway at the last extension; undefined before it. A
-   * holder may release the lock early when somebody waits.
+   * holder may release the lock early when somebody waits. Those who wait for any lock of a set
+   * count.
    */
   get waiters(): number | undefined {
     return this.#waiters;
@@ -202,14 +214,20 @@ export class Guard implements AsyncDisposable {
   }
 
   async #extendUntilLost(): Promise<void> {
-    const { gateways, together, name, lease, ttl, margin } = this.#held;
+    const { gateways, together, target, lease, ttl, margin } = this.#held;
+    const { name } = this;
+    const { token } = lease;
     const stop = this.#stop.signal;
-    const params = { path: pathOf(name), header: { "Lock-Token": lease.token } };
     while (!stop.aborted) {
       const interval = (this.#deadline - this.#confirmed) / 3;
       const due = this.#confirmed + interval;
       const givenUp = this.#deadline - margin;
-      const renewed = await together.renew({ name, token: lease.token, ttl, interval, due, givenUp, stop });
+      let renewed: Renewed;
+      if (target.isJoint) {
+        renewed = await together.renew({ name, token, ttl, interval, due, givenUp, stop });
+      } else {
+        await reached(due, stop, false);
+      }
       if (renewed instanceof LockLostError) {
         this.#lose(renewed);
         return;
@@ -228,15 +246,17 @@ export class Guard implements AsyncDisposable {
         const oneTry = limitOfATry(left);
         try {
           const { answer, sent } = await gateways.ask(
-            (to) => gateways.api.PATCH("/locks/{name}", { ...to, params, body: { ttl_ms: ttl } }),
-            granted,
+            (to) => target.extend(to, token, ttl),
+            (data) => target.readExtended(data),
             { until: givenUp, oneTry, signal: stop, lock: name },
           );
-          this.#extend(sent, deadlineOf(answer, sent, ttl), answer.waiters);
+          const deadline = Math.min(...answer.map((each) => deadlineOf(each, sent, ttl)));
+          const waiters = answer.map((each) => each.waiters).filter((each) => each !== undefined);
+          this.#extend(sent, deadline, waiters.length > 0 ? waiters.reduce((a, b) => a + b) : undefined);
           isConfirmed = true;
         } catch (error) {
           if (error instanceof RefusedError && isLoss(error.code)) {
-            this.#lose(LockLostError.fromProblem(name, error.problem));
+            this.#lose(LockLostError.fromProblem(error.lock ?? name, error.problem));
             return;
           }
           // For example an expired key. The lock is ours until its deadline; the cause may be fixed
@@ -261,8 +281,8 @@ export class Guard implements AsyncDisposable {
   }
 
   async #ask(): Promise<void> {
-    const { gateways, name, lease } = this.#held;
-    await release(gateways, name, { "Lock-Token": lease.token }, Math.max(this.#deadline, now() + 1_000));
+    const { gateways, target, lease } = this.#held;
+    await release(gateways, target, { "Lock-Token": lease.token }, Math.max(this.#deadline, now() + 1_000));
   }
 }
 
@@ -278,25 +298,23 @@ function deferred(): Deferred {
 }
 
 /**
- * Releases by the token, or by the key of a request whose answer never arrived. Throws nothing if
- * the lock is no longer held, because a repeated request may find that the first one has released
- * it.
+ * Releases a lock or a set. Throws nothing if it is no longer held, because a repeated request may
+ * find that the first one has released it.
  *
  * @internal
  */
 export async function release(
   gateways: Gateways,
-  name: string,
-  header: { "Lock-Token": string } | { "Idempotency-Key": string },
+  target: Target,
+  header: Credentials,
   until: number,
   route?: Route,
 ): Promise<void> {
-  const params = { path: pathOf(name), header };
   try {
     await gateways.ask(
-      (to) => gateways.api.DELETE("/locks/{name}", { ...to, params }),
-      () => {},
-      { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY, lock: name, route },
+      (to) => target.release(to, header),
+      (data) => target.readReleased(data),
+      { until: Math.min(until, now() + LONGEST_RELEASE), oneTry: ONE_TRY, lock: target.label, route },
     );
   } catch (error) {
     if (!(error instanceof RefusedError && isLoss(error.code))) {

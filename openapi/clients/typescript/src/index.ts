@@ -28,9 +28,18 @@
 
 import "./dispose.js";
 
-export { Client, type ClientOptions, type LockList, type LockOptions, type LockStatus, type Work } from "./client.js";
+export {
+  Client,
+  type ClientOptions,
+  type LockList,
+  type LockOptions,
+  type LockStatus,
+  type SetOptions,
+  type Work,
+} from "./client.js";
 export { now } from "./clock.js";
 export {
+  type HeldLock,
   LockHeldError,
   LockLostError,
   type LossKind,
@@ -39,6 +48,7 @@ export {
   RedlockError,
   RefusedError,
   SetupError,
+  type SlotHolder,
   UnavailableError,
 } from "./errors.js";
 export type { components, operations, paths } from "./generated/openapi.js";

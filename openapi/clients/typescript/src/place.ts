@@ -7,9 +7,12 @@ const LONGEST_LABEL = 255;
 
 /** What is known while an acquisition waits. What the gateway does not say is undefined. */
 export interface Waiting {
-  /** The lock's name. */
+  /** The lock's name; of a set all names, with commas between. */
   readonly name: string;
-  /** The place in this gateway's line for the lock; 1 is next. */
+  /**
+   * The place in this gateway's line for the lock; 1 is next. A set is in the line of the lock that
+   * refused it, and its place is not kept.
+   */
   readonly position: number | undefined;
   /** The holder's label. */
   readonly holder: string | undefined;
@@ -40,6 +43,7 @@ export class Place {
   /** Notes the end of a turn: somebody else holds the lock. */
   refused(gateway: string, problem: Problem): void {
     const before = this.#last;
+    const wasKept = this.isKept;
     const position = problem.queue_position;
     this.isKept = problem.queue_place_expires_ms !== undefined;
     this.#last = {
@@ -49,7 +53,8 @@ export class Place {
       acquiredAt: moment(problem.acquired_at),
       gateway,
     };
-    if (before?.position === undefined) {
+    // A set has no place that is kept between its requests.
+    if (before?.position === undefined || !wasKept) {
       return;
     }
     const where = position === undefined ? "waiting" : `${ordinal(position)} in line`;

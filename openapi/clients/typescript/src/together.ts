@@ -3,13 +3,14 @@
 //
 // Each guard enters its lease, and waits here until the lease is due. The first guard whose lease is
 // due takes along the others that are due soon. Each guard still watches its own deadline. A lease
-// that the joint request did not decide is extended by its guard alone.
+// that the joint request did not decide is extended by its guard alone. A set has a request of its
+// own, which its guard sends.
 
 import { now, reached } from "./clock.js";
 import { LockLostError, type Problem, RefusedError } from "./errors.js";
 import { type Gateways, limitOfATry, mayPass, Undecided } from "./gateways.js";
 import type { components } from "./generated/openapi.js";
-import { deadlineOf, isLoss } from "./lease.js";
+import { deadlineOf, isLoss, isMs, problemOf, resultsOf, slowest } from "./lease.js";
 
 /** Limit of a gateway on the leases of one request. With the longest names that is about 350 kB. */
 const MAX_LEASES = 1_000;
@@ -18,7 +19,7 @@ const EARLY = 4;
 /** The part of the time left that a joint request may take. In the rest, each guard asks alone. */
 const SHARE = 2;
 
-type Result = components["schemas"]["ExtendResult"];
+type ExtendResult = components["schemas"]["ExtendResult"];
 
 /** A lease that waits for its next extension. Times are moments, or in milliseconds. */
 export interface Renewal {
@@ -149,16 +150,16 @@ export class Together {
         },
         (data) => {
           const failed: Problem[] = [];
-          resultsOf(data, asked.length).forEach((result, at) => {
+          resultsOf<ExtendResult>(data, asked.length).forEach((result, at) => {
             const lease = asked[at]!;
             const problem = decide(lease, result, sent);
             if (problem !== undefined) {
               failed.push(problem);
             }
           });
-          if (failed.length > 0) {
-            const after = ({ retry_after_ms = 0 }: Problem): number => retry_after_ms;
-            throw new Undecided(failed.reduce((a, b) => (after(b) > after(a) ? b : a)));
+          const problem = slowest(failed);
+          if (problem !== undefined) {
+            throw new Undecided(problem);
           }
         },
         { until: now() + left / SHARE, oneTry: limitOfATry(left), signal: allEnded.signal },
@@ -174,25 +175,11 @@ export class Together {
   }
 }
 
-function resultsOf(data: unknown, count: number): readonly Result[] {
-  const { results } = (data ?? {}) as { results?: unknown };
-  if (!Array.isArray(results) || results.length !== count) {
-    throw new Error("the answer has no result for each lease");
-  }
-  return results as Result[];
-}
-
 /** Applies the result for one lease. Returns the problem if the lease has to be sent again. */
-function decide(lease: Waiting, result: Result, sent: number): Problem | undefined {
-  const { name, status, code = "", detail = "", holder, validity_ms, waiters, elapsed_ms, retry_after_ms } = result;
+function decide(lease: Waiting, result: ExtendResult, sent: number): Problem | undefined {
+  const { name, status, code = "", validity_ms, waiters, elapsed_ms } = result;
   const { renewal } = lease;
-  const problem: Problem = {
-    status,
-    code,
-    detail,
-    ...(holder !== undefined && { holder }),
-    ...(retry_after_ms !== undefined && { retry_after_ms }),
-  };
+  const problem = problemOf(result);
   const isKnown = name === renewal.name;
   if (isKnown && status === 200 && isMs(validity_ms) && isMs(elapsed_ms)) {
     const granted = { validity: validity_ms, elapsed: elapsed_ms };
@@ -205,8 +192,4 @@ function decide(lease: Waiting, result: Result, sent: number): Problem | undefin
     lease.decide(undefined);
   }
   return undefined;
-}
-
-function isMs(value: unknown): value is number {
-  return Number.isSafeInteger(value) && (value as number) >= 0;
 }

@@ -1,12 +1,11 @@
 // Guards of one client renew together. A proxy in front of a real gateway counts the requests.
 
 import assert from "node:assert/strict";
-import { createServer, request } from "node:http";
-import type { AddressInfo } from "node:net";
 import { after, before, test } from "node:test";
 
 import { Client, type Guard } from "redlock-gateway";
 
+import { proxied } from "./proxied.js";
 import { eventually, PATIENCE, type Servers, start } from "./servers.js";
 
 /** A busy machine may let nothing run for half a second. */
@@ -18,76 +17,6 @@ before(async () => {
   servers = await start();
 });
 after(() => servers.end());
-
-interface Proxy extends AsyncDisposable {
-  url: string;
-  /** The number of PATCH /locks, and of PATCH /locks/{name}. */
-  joint: number;
-  single: number;
-  /** Whether PATCH /locks gets no answer. */
-  hangs: boolean;
-  /** Replaces the first result of the next answer to PATCH /locks. */
-  first: object | undefined;
-}
-
-/** A proxy in front of a gateway. `status` is its own answer to PATCH /locks, unless it is 0. */
-async function proxied(status = 0): Promise<Proxy> {
-  const target = new URL(servers.places.gateways[0]);
-  const server = createServer((from, to) => {
-    const { method, url, headers } = from;
-    const isJoint = method === "PATCH" && url === "/locks";
-    if (method === "PATCH") {
-      proxy[isJoint ? "joint" : "single"]++;
-    }
-    if (isJoint && status !== 0) {
-      from.resume();
-      from.on("end", () => to.writeHead(status).end());
-    } else if (isJoint && proxy.hangs) {
-      from.resume();
-    } else {
-      const pass = request({ host: target.hostname, port: target.port, method, path: url, headers }, (answer) => {
-        if (!isJoint) {
-          to.writeHead(answer.statusCode!, answer.headers);
-          answer.pipe(to);
-          return;
-        }
-        const pieces: Buffer[] = [];
-        answer.on("data", (piece: Buffer) => pieces.push(piece));
-        answer.on("end", () => {
-          const page = replaced(Buffer.concat(pieces).toString(), proxy);
-          to.writeHead(answer.statusCode!, { "content-type": "application/json" }).end(page);
-        });
-      });
-      pass.on("error", () => to.destroy());
-      from.pipe(pass);
-    }
-  });
-  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
-  const { port } = server.address() as AddressInfo;
-  const proxy: Proxy = {
-    url: `http://127.0.0.1:${port}`,
-    joint: 0,
-    single: 0,
-    hangs: false,
-    first: undefined,
-    async [Symbol.asyncDispose]() {
-      server.closeAllConnections();
-      await new Promise((resolve) => server.close(resolve));
-    },
-  };
-  return proxy;
-}
-
-function replaced(page: string, proxy: Proxy): string {
-  const { first } = proxy;
-  if (first === undefined) {
-    return page;
-  }
-  proxy.first = undefined;
-  const { results } = JSON.parse(page);
-  results[0] = { name: results[0].name, elapsed_ms: 0, ...first };
-  return JSON.stringify({ results });
-}
 
 async function acquired(client: Client, prefix: string, count: number): Promise<Guard[]> {
   const guards: Guard[] = [];
@@ -107,7 +36,7 @@ async function allExtended(guards: readonly Guard[], times = 1): Promise<void> {
 const release = (guards: readonly Guard[]): Promise<unknown> => Promise.all(guards.map((guard) => guard.release()));
 
 test("fifty guards renew by few requests, and only the lost one is told lost", inTime, async () => {
-  await using proxy = await proxied();
+  await using proxy = await proxied(servers);
   const guards = await acquired(new Client(proxy.url), "fifty", 50);
   const first = guards[0]!;
   await allExtended(guards);
@@ -128,7 +57,7 @@ test("fifty guards renew by few requests, and only the lost one is told lost", i
 
 test("guards renew alone at a gateway that cannot extend many", inTime, async () => {
   for (const status of [404, 405]) {
-    await using proxy = await proxied(status);
+    await using proxy = await proxied(servers, status);
     const guards = await acquired(new Client(proxy.url), `alone-${status}`, 5);
     await allExtended(guards, 3);
     // Groups that are due at the same time may each ask once before the first answer.
@@ -139,7 +68,7 @@ test("guards renew alone at a gateway that cannot extend many", inTime, async ()
 });
 
 test("a hung joint renewal loses no lock and holds up no release", inTime, async () => {
-  await using proxy = await proxied();
+  await using proxy = await proxied(servers);
   const guards = await acquired(new Client(proxy.url), "hung", 5);
   proxy.hangs = true;
   await eventually("a joint renewal", async () => proxy.joint > 0);
@@ -153,7 +82,7 @@ test("a hung joint renewal loses no lock and holds up no release", inTime, async
 });
 
 test("each result counts as the answer to its own request", inTime, async () => {
-  await using proxy = await proxied();
+  await using proxy = await proxied(servers);
   const guards = await acquired(new Client(proxy.url), "each", 5);
   proxy.first = { status: 503, code: "outcome_unknown", detail: "ask again" };
   await allExtended(guards);
@@ -170,7 +99,7 @@ test("each result counts as the answer to its own request", inTime, async () => 
 });
 
 test("guards with different TTLs renew in different requests", inTime, async () => {
-  await using proxy = await proxied();
+  await using proxy = await proxied(servers);
   const client = new Client(proxy.url);
   const guards = [await client.lock("ttl/a", { ttlMs: TTL }), await client.lock("ttl/b", { ttlMs: TTL + 1 })];
   await allExtended(guards, 2);
