@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::waiting::another;
 use crate::support::chance::{Chance, seed};
 use crate::support::harness::{PATIENCE, eventually};
-use crate::support::nodes::{Cluster, LONG_MS, intercepted, name, pass_on, redlock, ttl};
+use crate::support::nodes::{Cluster, LONG_MS, PREFIX, intercepted, name, pass_on, redlock, ttl};
 use crate::support::waiters::median;
 
 fn asking(count: u64, take: u64) -> AcquireOptions {
@@ -105,10 +105,44 @@ async fn a_lost_slot_is_a_lost_grant() {
     let lost = slots_of(&lease)[1];
     locks.force_release_slot(&lock, lost, |_| ()).await.expect("held");
     assert_eq!(locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.err(), Some(LockError::Lost));
+    // The extension releases the other slots, because nobody will use them.
+    locks.drained().await;
     assert_eq!(locks.release(&lock, &lease.token).await, Err(LockError::Lost));
-    // All other slots were released.
     let all = acquire(&locks, &lock, asking(4, 4)).await;
-    locks.release(&lock, &all.token).await.expect("held");
+    locks.force_release_slot(&lock, 2, |_| ()).await.expect("held");
+    assert_eq!(locks.release(&lock, &all.token).await, Err(LockError::Lost));
+    assert_eq!(locks.inspect_slots(&lock, 4).await.holders, []);
+}
+
+/// One of three masters is down or hangs, or has remains of another attempt in every slot.
+#[tokio::test]
+async fn slots_are_shared_without_one_master() {
+    for trouble in ["down", "hung", "remains"] {
+        let mut cluster = Cluster::start(3).await;
+        let locks = cluster.redlock();
+        let lock = name("pool");
+        match trouble {
+            "down" => cluster.servers[0].kill(),
+            "hung" => cluster.servers[0].stop(),
+            _ => {
+                for slot in 1..=4 {
+                    let key = format!("{PREFIX}{}", lock.of_slot(slot));
+                    cluster.servers[0].cmd(&["SET", &key, "of another client", "PX", "60000"]);
+                }
+            }
+        }
+        let one = acquire(&locks, &lock, asking(4, 1)).await;
+        let three = acquire(&locks, &lock, asking(4, 3)).await;
+        let refused = locks.acquire(&lock, ttl(LONG_MS), asking(4, 2)).await;
+        assert_eq!(held_slots(refused), [1, 2, 3, 4], "{trouble}");
+        let again = acquire(&locks, &name("other"), for_owner(4, 3, 9)).await;
+        assert_eq!(acquire(&locks, &name("other"), for_owner(4, 3, 9)).await.token, again.token);
+        for lease in [&one, &three] {
+            locks.extend(&lock, &lease.token, ttl(LONG_MS)).await.expect("held");
+            locks.release(&lock, &lease.token).await.expect("held");
+        }
+        assert_eq!(locks.inspect_slots(&lock, 4).await.holders, [], "{trouble}");
+    }
 }
 
 #[tokio::test]

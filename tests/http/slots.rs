@@ -231,6 +231,44 @@ async fn a_request_counts_once_for_each_slot_in_the_rate() {
     assert!(detail.contains("counts as 20 requests"), "{detail}");
 }
 
+/// Extensions and releases count once, so a holder can always keep and release what it has.
+#[tokio::test]
+async fn a_key_with_a_small_burst_keeps_and_releases_its_slots() {
+    let mut slow = key("slow", HOLDER, "*").await;
+    slow.entry.push_str("rate = 1\nburst = 9\n");
+    let file = file(&[&slow]);
+    let gateway = with_keys(&file).start().await;
+    let body = json!({ "slots": 64, "take": 4 });
+    let path = "/locks/pool";
+    let post = slow.call(&gateway, Method::POST, path).header("idempotency-key", KEY);
+    let held = Lease::from(&post.json(&body).send().await);
+    let patch = slow.call(&gateway, Method::PATCH, path).header("lock-token", &held.token);
+    assert_eq!(patch.json(&json!({})).send().await.status, 200);
+    let by_key = format!("{path}?slots=64&take=4");
+    let delete = slow.call(&gateway, Method::DELETE, &by_key).header("idempotency-key", KEY);
+    assert_eq!(delete.send().await.status, 204);
+    assert!(is_free(&slow.call(&gateway, Method::GET, path).send().await.json()));
+}
+
+/// A slot was taken by force. The holder's next extension is refused and frees its other slots.
+#[tokio::test]
+async fn a_holder_that_lost_one_slot_keeps_none() {
+    let gateway = Launch::embedded().start().await;
+    let held = slots_of(&gateway, 4, 3).await;
+    let waits = tokio::spawn(asking(&gateway, 4, 4, json!({ "wait_ms": 20_000 })).send());
+    eventually("it waits", async || {
+        (gateway.inspect("pool").await["waiters_total"] == 1).then_some(())
+    })
+    .await;
+    let forced = "/locks/pool?force=true&slot=".to_owned();
+    let slot = numbers(&gateway.inspect("pool").await["holders"])[2];
+    let forced = gateway.call(Method::DELETE, format!("{forced}{slot}")).send().await;
+    assert_eq!(forced.status, 204);
+    gateway.patch("pool", &held.token, 60_000).await.problem(404, "lock_not_found");
+    let all = Lease::from(&waits.await.unwrap());
+    assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
+}
+
 #[tokio::test]
 async fn rights_and_audit_are_about_the_lock_and_force_takes_one_slot() {
     let builds = key("builds", HOLDER, "pool").await;

@@ -29,9 +29,9 @@ Waiting:
   `acquire` tries once, unless --wait says how long to wait.
 
 Several holders:
-  With `--slots 4`, four may hold the lock at once. `--take 2` takes two of the
-  four places, for heavy work. A run that waits for many places is not
-  overtaken at its gateway by runs that need few.
+  With `--slots 4`, up to four holders share the lock. `--take 2` takes two
+  slots, for heavy work. A run that waits for many slots is not overtaken by
+  other runs at the same gateway.
 
 Exit codes (`run` exits as its command does, with 128 + N after signal N):
   1    `nodes`: the gateway is not ready, for example without a quorum
@@ -330,8 +330,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
 
-    /// Another lock to acquire together with NAME, all or none; repeat for several. A wait holds
-    /// none of them, so runs that need some of the same locks cannot block each other
+    /// Another lock to acquire together with NAME, all or none; repeat for several. While it waits,
+    /// the run holds none of them, so runs that need some of the same locks cannot block each other
     #[arg(long, value_name = "NAME", conflicts_with_all = ["slots", "queue"])]
     pub(crate) also: Vec<String>,
 
@@ -371,7 +371,8 @@ pub(crate) struct Run {
     pub(crate) grace: Option<Duration>,
 
     /// The command and its arguments, after all options of redlock; `--` may stand before it. Its
-    /// environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE
+    /// environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE, and
+    /// with --slots REDLOCK_SLOTS: the numbers of its slots, such as 1,3
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }

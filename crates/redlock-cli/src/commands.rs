@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::args::{Args, Command, Format, Service};
 use crate::outcome::ExitOutcome;
+use crate::run::numbers;
 
 /// The time between two requests of `watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -95,12 +96,17 @@ async fn acquire(
     let token = &grant.token;
     let fencing_token = grant.fencing_token;
     let validity_ms = grant.deadline.left().as_millis() as u64;
-    let all = json!({
+    let mut all = json!({
         "name": name,
         "token": token,
         "fencing_token": fencing_token,
         "validity_ms": validity_ms,
     });
+    let mut slots = String::new();
+    if !grant.slots.is_empty() {
+        all["slots_held"] = json!(grant.slots);
+        slots = format!(" REDLOCK_SLOTS='{}'", numbers(&grant.slots));
+    }
     match format {
         Format::Token => print(is_json, &all, format_args!("{token}")),
         // None of the values, and no lock name, has a character that is special inside single
@@ -110,7 +116,7 @@ async fn acquire(
             &all,
             format_args!(
                 "export REDLOCK_NAME='{name}' REDLOCK_TOKEN='{token}' \
-                 REDLOCK_FENCING_TOKEN='{fencing_token}' REDLOCK_VALIDITY_MS='{validity_ms}'"
+                 REDLOCK_FENCING_TOKEN='{fencing_token}' REDLOCK_VALIDITY_MS='{validity_ms}'{slots}"
             ),
         ),
     }

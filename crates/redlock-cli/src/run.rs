@@ -356,16 +356,23 @@ fn was_ended(status: ExitStatus) -> bool {
 fn start(guard: &Guard, command: &[OsString]) -> Start {
     let deadline =
         humantime::format_rfc3339_millis(SystemTime::now() + guard.deadline().left()).to_string();
+    let slots = (!guard.slots().is_empty()).then(|| ("REDLOCK_SLOTS", numbers(guard.slots())));
     let environment = [
         ("REDLOCK_NAME", guard.name().to_owned()),
         ("REDLOCK_TOKEN", guard.token().to_owned()),
         ("REDLOCK_FENCING_TOKEN", guard.fencing_token().to_string()),
         ("REDLOCK_DEADLINE", deadline),
     ];
-    let environment = environment.map(|(name, value)| (name.to_owned(), value));
+    let environment = environment.into_iter().chain(slots);
+    let environment = environment.map(|(name, value)| (name.to_owned(), value)).collect();
     let blocked = SigSet::thread_get_mask().unwrap_or_else(|_| SigSet::empty());
     let blocked = blocked.iter().map(|signal| signal as i32).collect();
-    Start { command: command.to_vec(), environment: environment.into(), blocked }
+    Start { command: command.to_vec(), environment, blocked }
+}
+
+/// The numbers of slots, with commas in between.
+pub(crate) fn numbers(slots: &[u32]) -> String {
+    slots.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// `redlock __exec`: this process becomes the command, which dies with the watchdog that started

@@ -77,6 +77,8 @@ pub struct Grant {
     pub fencing_token: u64,
     /// Until when the lock is certainly held.
     pub deadline: Moment,
+    /// See [`Guard::slots`].
+    pub slots: Vec<u32>,
 }
 
 /// Leaves out the token, which is a secret.
@@ -180,9 +182,9 @@ impl Lock {
         Self { queue: Some(queue), ..self }
     }
 
-    /// Takes `take` of the lock's `slots` places, all or none: so many may hold the lock at once, up
-    /// to 256. Every request for a lock should give the same `slots`, because the largest number
-    /// in use is the bound. Without this, the lock has one holder.
+    /// Takes `take` of `slots` slots, all or none. Up to `slots` clients hold the lock at once: 1 to
+    /// 256. Every request for a lock should give the same `slots`, because the largest number in
+    /// use is the bound. Without this, the lock has one holder.
     pub fn slots(self, slots: u32, take: u32) -> Self {
         Self { slots: Some((slots, take)), ..self }
     }
@@ -254,8 +256,9 @@ impl Lock {
     /// Those of [`Lock::acquire`].
     pub async fn grant(&self) -> Result<Grant, Error> {
         let Ok((lease, deadline, _)) = self.request_unless(pending::<Infallible>()).await?;
-        let Granted { token, fencing_token, .. } = lease;
-        Ok(Grant { token, fencing_token, deadline })
+        let Granted { token, fencing_token, slots_held, .. } = lease;
+        let slots = slots_held.unwrap_or_default();
+        Ok(Grant { token, fencing_token, deadline, slots })
     }
 
     /// Returns the grant, its deadline, and when its request was sent.

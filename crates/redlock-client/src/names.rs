@@ -120,7 +120,7 @@ impl Names {
         self.release_without_token()?.secret(&LOCK_TOKEN, token)
     }
 
-    /// A request to release all of them, which says in another way whose they are.
+    /// A request to release all of them without a token. The caller adds the idempotency key.
     pub(crate) fn release_without_token(&self) -> Result<Call, Error> {
         if let [name] = self.all.as_slice() {
             return Call::of_lock(Method::DELETE, name);

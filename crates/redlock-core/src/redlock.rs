@@ -227,12 +227,19 @@ impl Redlock {
         }
         let keys = self.shared.keys_of_slots(name, token.slots());
         if keys.others.is_some() {
-            return extend::extend_slots(&self.shared, &keys, token, ttl).await;
+            let extended = extend::extend_slots(&self.shared, &keys, token, ttl).await;
+            // The lease is lost with one of its slots. This call may have extended the others, and
+            // nobody will use them.
+            if matches!(extended, Err(LockError::Lost | LockError::NotHolder(_))) {
+                self.begin_release(name, token, ReleaseScope::Holder);
+            }
+            return extended;
         }
         extend::extend(&self.shared, keys, token, ttl).await
     }
 
-    /// Releases a lock, or the slots of it that the token has. Returns when a majority has released it; nodes that did not answer are
+    /// Releases a lock, or the slots of it that the token has. Returns when a majority has released
+    /// it; nodes that did not answer are
     /// asked again in the background.
     ///
     /// # Errors
@@ -326,18 +333,18 @@ impl Redlock {
     /// confirmed, by extending it, is left alone too.
     pub fn abandon(&self, name: &LockName, lease: &Lease) {
         if !lease.replayed {
-            self.begin_release(name, lease, ReleaseScope::Proposal);
+            self.begin_release(name, &lease.token, ReleaseScope::Proposal);
         }
     }
 
     pub(crate) fn release_in_background(&self, name: &LockName, lease: &Lease) {
-        self.begin_release(name, lease, ReleaseScope::Holder);
+        self.begin_release(name, &lease.token, ReleaseScope::Holder);
     }
 
-    fn begin_release(&self, name: &LockName, lease: &Lease, scope: ReleaseScope) {
-        for slot in lease.token.slots().iter() {
+    fn begin_release(&self, name: &LockName, token: &LockToken, scope: ReleaseScope) {
+        for slot in token.slots().iter() {
             let slot = (name, slot);
-            release::release_and_hand_off(&self.shared, &self.waiters, slot, &lease.token, scope);
+            release::release_and_hand_off(&self.shared, &self.waiters, slot, token, scope);
         }
     }
 

@@ -90,9 +90,17 @@ impl Shared {
 
     /// The keys of these slots of a lock.
     pub(crate) fn keys_of_slots(&self, name: &LockName, slots: SlotSet) -> Keys {
-        let mut all = slots.iter().map(|slot| self.keys(&name.of_slot(slot)));
+        if slots == SlotSet::FIRST {
+            return self.keys(name);
+        }
+        let mut all = slots.iter().map(|slot| self.keys_of_slot((name, slot)));
         let first = all.next().unwrap_or_else(|| self.keys(name));
         first.with(all)
+    }
+
+    /// The keys of one slot of a lock.
+    pub(crate) fn keys_of_slot(&self, (name, slot): (&LockName, u16)) -> Keys {
+        if slot == 1 { self.keys(name) } else { self.keys(&name.of_slot(slot)) }
     }
 
     pub(crate) fn keys(&self, name: &LockName) -> Keys {

@@ -232,8 +232,8 @@ impl Gateway {
         let terms = self.memory.terms(&self.locks);
         let name = target.name().clone();
         let mut reservations = Vec::with_capacity(target.count());
-        for at in 0..target.count() {
-            let (name, terms) = (target.counted(at), terms.clone());
+        for name in &*target.counted() {
+            let terms = terms.clone();
             match client.reserve(name.as_str(), info.as_bytes().len(), until, terms) {
                 Ok(reservation) => reservations.push(reservation),
                 Err(exceeded) => {
@@ -321,8 +321,8 @@ impl Gateway {
                 // The request that got the grant has counted the lock's memory. A replay renews the
                 // TTL, so only the end of the lock is counted anew.
                 let terms = self.memory.terms(&self.locks);
-                for at in 0..target.count() {
-                    client.extended(target.counted(at).as_str(), until, &terms);
+                for name in &*target.counted() {
+                    client.extended(name.as_str(), until, &terms);
                 }
             }
             let guard = GrantGuard {
@@ -415,22 +415,19 @@ impl Gateway {
         token: &ResolvedToken,
         client: &Client,
     ) -> Result<(), Refusal> {
+        let names = tokens::counted_slots(name, token.known.slots().count());
         let terms = self.memory.terms(&self.locks);
-        let release = self.within_share(client.begin_release(name.as_str(), terms))?;
+        let release = self.within_share(client.begin_release(&names, terms))?;
         let kept_for = self.locks.kept_for(&token.known);
         let result = self.locks.release(name, &token.known).await;
-        let slots = token.known.slots().count();
-        let terms = self.memory.terms(&self.locks);
         match (&result, kept_for) {
-            (Ok(()), None) => {
-                release.succeeded();
-                (1..slots).for_each(|_| client.released(name.as_str(), &terms));
-            }
+            (Ok(()), None) => release.succeeded(names.len()),
             // The masters store the lock until then.
             (Ok(()), Some(kept_for)) => {
                 release.keeps_the_lock();
                 let until = Instant::now() + kept_for;
-                (0..slots).for_each(|_| client.extended(name.as_str(), until, &terms));
+                let terms = self.memory.terms(&self.locks);
+                names.iter().for_each(|name| client.extended(name.as_str(), until, &terms));
             }
             (Err(_), _) => drop(release),
         }
@@ -446,8 +443,14 @@ impl Gateway {
         (principal, idempotency_key): (Option<&str>, &str),
         client: &Client,
     ) -> Result<(), Refusal> {
+        // A release by the key may leave a token watermark on every slot.
+        let (asked, taken) = match target {
+            Target::Slots(_, slots) => (slots.count(), slots.take()),
+            Target::Lock(_) | Target::Set(_) => (1, 1),
+        };
+        let names = tokens::counted_slots(name, asked);
         let terms = self.memory.terms(&self.locks);
-        let release = self.within_share(client.begin_release(name.as_str(), terms))?;
+        let release = self.within_share(client.begin_release(&names, terms))?;
         let owner = tokens::owner_of_key(&self.cluster, target, principal, idempotency_key);
         let released = match target {
             Target::Slots(_, slots) => {
@@ -458,7 +461,7 @@ impl Gateway {
         };
         let result = released.map(|_| ());
         if result.is_ok() {
-            release.succeeded();
+            release.succeeded(taken.into());
         }
         self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }

@@ -45,13 +45,13 @@ impl Slots {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SlotsError {
     /// The number of slots.
-    #[error("{given} slots; allowed are 1 to {}", Slots::MAX)]
+    #[error("slots is {given}; allowed are 1 to {}", Slots::MAX)]
     Count {
         /// The number.
         given: u64,
     },
     /// The number of slots that a request takes.
-    #[error("a request takes {given} slots; allowed are 1 to the number of slots, {count}")]
+    #[error("take is {given}; allowed are 1 to {count}, the number of slots")]
     Take {
         /// The number.
         given: u64,
@@ -80,7 +80,13 @@ impl SlotSet {
 
     /// The numbers of the slots, in ascending order.
     pub fn iter(self) -> impl Iterator<Item = u16> {
-        (1..=Slots::MAX).filter(move |slot| self.has(*slot))
+        (0..).zip(self.0).flat_map(|(word, mut bits)| {
+            std::iter::from_fn(move || {
+                let at = (bits != 0).then_some(bits.trailing_zeros() as u16)?;
+                bits &= bits - 1;
+                Some(64 * word + at + 1)
+            })
+        })
     }
 
     /// Whether this slot is among them.
@@ -144,10 +150,10 @@ mod tests {
     #[test]
     fn slots_outside_their_limits_are_refused() {
         let said = |count, take| Slots::new(count, take).unwrap_err().to_string();
-        assert_eq!(said(0, 1), "0 slots; allowed are 1 to 256");
-        assert_eq!(said(257, 1), "257 slots; allowed are 1 to 256");
+        assert_eq!(said(0, 1), "slots is 0; allowed are 1 to 256");
+        assert_eq!(said(257, 1), "slots is 257; allowed are 1 to 256");
         for take in [0, 5, u64::MAX] {
-            let wanted = "allowed are 1 to the number of slots, 4";
+            let wanted = "allowed are 1 to 4, the number of slots";
             assert!(said(4, take).ends_with(wanted), "{take}");
         }
         assert_eq!(Slots::new(256, 256).map(|slots| (slots.count(), slots.take())), Ok((256, 256)));

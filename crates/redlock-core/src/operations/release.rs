@@ -60,7 +60,7 @@ fn begin_release(
         None => release_and_hand_off(shared, waiters, slot, token, ReleaseScope::Holder),
         // Nobody can have the lock yet, so it is handed to nobody.
         Some(life) => {
-            let keys = shared.keys(&slot.0.of_slot(slot.1));
+            let keys = shared.keys_of_slot(slot);
             let record = Record::new(token, &Info::default());
             let scope = ReleaseScope::HolderKeeping(life);
             shared.release_on(Arc::new(Op::Release { keys, record, scope, tell: None }), ALL_NODES)
@@ -106,7 +106,7 @@ pub(crate) async fn force_release(
     slot: (&LockName, u16),
     on_found: impl FnOnce(&HeldBy) + Send,
 ) -> Result<(), LockError> {
-    let keys = shared.keys(&slot.0.of_slot(slot.1));
+    let keys = shared.keys_of_slot(slot);
     let round = shared.inspect(keys, shared.settings.node_timeout);
     round.votes_until(|_| false).await;
     let outcome = round.outcome().await;
@@ -199,7 +199,7 @@ pub(crate) async fn release_owner(
     owner: &Owner,
 ) -> Result<FencingToken, LockError> {
     let minted = shared.tokens.mint();
-    let keys = shared.keys(&slot.0.of_slot(slot.1));
+    let keys = shared.keys_of_slot(slot);
     let round = shared.inspect(keys, shared.settings.node_timeout);
     let votes = round.votes_until(|_| false).await;
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
@@ -255,11 +255,11 @@ pub(crate) fn release_and_hand_off(
     token: &LockToken,
     scope: ReleaseScope,
 ) -> Arc<Round> {
-    let keys = shared.keys(&name.of_slot(slot));
+    let keys = shared.keys_of_slot((name, slot));
     let queue = if slot == 1 { keys.lock.clone() } else { shared.keys(name).lock };
     let hints_arrive = || shared.nodes.iter().any(|node| node.is_subscribed());
-    // Hints about one lock must come with growing T. The slots of a lock are not released in the
-    // order of their grants, so a hint gets a T of now.
+    // The T tells the hints about different releases apart. The slots of one grant have the same T,
+    // so a hint gets a T of its own.
     let t = || shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()));
     let plan = waiters.plan_handoff(&queue, t, hints_arrive);
     plan.carry_out(|first, hint| {

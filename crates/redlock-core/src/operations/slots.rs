@@ -10,13 +10,13 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{HeldBy, LockError, SlotHolder};
+use crate::error::{HeldBy, LockError, NodeReport, SlotHolder};
 use crate::model::quorum::{Decision, Quorum};
 use crate::model::slots::{SlotSet, Slots};
 use crate::model::types::{LockName, LockToken, Owner};
 use crate::node::{Holding, Keys, Op, Vote};
 use crate::round::votes::{LockState, count, found, held_by, holds, unheard};
-use crate::round::{Round, tally};
+use crate::round::{Round, RoundOutcome, tally};
 use crate::shared::Shared;
 
 /// A lock with several slots, and how many of them a request takes.
@@ -36,6 +36,9 @@ pub(crate) enum Choice {
     Own(SlotSet),
     /// Too few slots are free.
     Full(HeldBy),
+    /// The votes do not show that enough slots are free, or that they are not: contenders have
+    /// divided the votes, or too few nodes answered about a slot.
+    Undecided(Vec<NodeReport>),
 }
 
 impl SlottedLock {
@@ -94,15 +97,18 @@ impl SlottedLock {
         is_shared: bool,
         limit: Duration,
     ) -> Result<Choice, LockError> {
-        let quorum = shared.quorum;
-        let read = self.read(shared, limit, |slots| {
-            let free = slots.iter().filter(|votes| is_free(quorum, votes)).count();
+        let (quorum, take) = (shared.quorum, usize::from(self.take));
+        let is_full = |slots: &[Vec<Option<Vote>>]| {
             let taken = slots.iter().filter(|votes| holds(quorum, votes)).count();
-            let take = usize::from(self.take);
-            free >= take || slots.len() - taken < take
+            slots.len() - taken < take
+        };
+        let read = self.read(shared, limit, |slots| {
+            let own = own_slots(quorum, slots, owner, None).filter(|_| is_shared);
+            let free = slots.iter().filter(|votes| is_free(quorum, votes)).count();
+            own.is_none_or(|(_, stands)| stands) && (free >= take || is_full(slots))
         });
-        let slots = read.await?;
-        if is_shared && let Some(own) = own_slots(quorum, &slots, owner, None) {
+        let (slots, outcome) = read.await?;
+        if is_shared && let Some((own, _)) = own_slots(quorum, &slots, owner, None) {
             return Ok(Choice::Own(own));
         }
         let count = slots.len();
@@ -113,11 +119,14 @@ impl SlottedLock {
             .filter(|(_, votes)| is_free(quorum, votes))
             .map(|(at, votes)| (found(votes).count(), (at + count - turn) % count, at))
             .collect();
-        if free.len() < usize::from(self.take) {
-            return Ok(Choice::Full(self.full(quorum, &slots)));
+        if free.len() < take {
+            return Ok(match is_full(&slots) {
+                true => Choice::Full(self.full(quorum, &slots)),
+                false => Choice::Undecided(shared.reports(&outcome)),
+            });
         }
         free.sort_unstable();
-        free.truncate(self.take.into());
+        free.truncate(take);
         let chosen = SlotSet::new(free.into_iter().map(|(_, _, at)| at as u16 + 1));
         Ok(Choice::Free(chosen.unwrap_or(SlotSet::FIRST)))
     }
@@ -134,8 +143,11 @@ impl SlottedLock {
         token: &LockToken,
         limit: Duration,
     ) -> Result<bool, LockError> {
-        let slots = self.read(shared, limit, |_| true).await?;
-        Ok(own_slots(shared.quorum, &slots, token.owner(), Some(token)).is_some())
+        let other = |slots: &[Vec<Option<Vote>>]| {
+            own_slots(shared.quorum, slots, token.owner(), Some(token)).is_some()
+        };
+        let (slots, _) = self.read(shared, limit, |slots| !other(slots)).await?;
+        Ok(other(&slots))
     }
 
     /// The votes about each slot, once they are `clear`, and at least those of a majority.
@@ -147,15 +159,15 @@ impl SlottedLock {
         shared: &Shared,
         limit: Duration,
         clear: impl Fn(&[Vec<Option<Vote>>]) -> bool,
-    ) -> Result<Vec<Vec<Option<Vote>>>, LockError> {
+    ) -> Result<(Vec<Vec<Option<Vote>>>, RoundOutcome), LockError> {
         let round = self.ask(shared, limit);
         let outcome = round.outcome().await;
         let is_heard = |vote: &Vote| matches!(vote, Vote::FoundOfSet(_));
         if count(&outcome.votes, is_heard) < shared.quorum.size() {
             return Err(LockError::NoQuorum(shared.reports(&outcome)));
         }
-        let slots = |votes: &[Option<Vote>]| self.votes_of_each(votes);
-        Ok(slots(&round.votes_until(|votes| clear(&slots(votes))).await))
+        let votes = round.votes_until(|votes| clear(&self.votes_of_each(votes))).await;
+        Ok((self.votes_of_each(&votes), RoundOutcome { votes, ..outcome }))
     }
 
     fn ask(&self, shared: &Shared, limit: Duration) -> Arc<Round> {
@@ -185,7 +197,7 @@ impl SlottedLock {
     fn full(&self, quorum: Quorum, slots: &[Vec<Option<Vote>>]) -> HeldBy {
         let holders: Vec<_> = (1..)
             .zip(slots)
-            .filter(|(_, votes)| found(votes).next().is_some() && !is_free(quorum, votes))
+            .filter(|(_, votes)| holds(quorum, votes))
             .map(|(slot, votes)| SlotHolder { slot, by: held_by(quorum, votes) })
             .collect();
         let mut ends: Vec<_> = holders.iter().map(|holder| &holder.by).collect();
@@ -233,13 +245,14 @@ fn is_free(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
 }
 
 /// The slots of an owner's grant that may stand on a majority of nodes, other than the grant
-/// `except`. Of several such grants, the one with the most copies.
+/// `except`, and whether the votes show that it does. Of several such grants, the one with the most
+/// copies.
 fn own_slots(
     quorum: Quorum,
     slots: &[Vec<Option<Vote>>],
     owner: &Owner,
     except: Option<&LockToken>,
-) -> Option<SlotSet> {
+) -> Option<(SlotSet, bool)> {
     let is_other = |token: &LockToken| {
         token.owner() == owner && !except.is_some_and(|except| except.is_grant_of(token))
     };
@@ -261,5 +274,7 @@ fn own_slots(
         .flatten()
         .filter(may_stand)
         .max_by_key(|token| (copies(token), Reverse(token.fencing())))?;
-    SlotSet::new((1..).zip(&all).filter(|(_, tokens)| tokens.contains(most)).map(|(slot, _)| slot))
+    let with_it = (1..).zip(&all).filter(|(_, tokens)| tokens.contains(most));
+    let own = SlotSet::new(with_it.map(|(slot, _)| slot))?;
+    Some((own, copies(most) >= quorum.size()))
 }

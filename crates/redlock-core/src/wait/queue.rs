@@ -234,7 +234,7 @@ impl<P, A> WaitQueues<P, A> {
         self.update(lock, |queue, _| {
             // Every node publishes the same hint. The first one counts. A repeated one counts only
             // after a refusal: the node that refused may have released the lock since.
-            if t < queue.last_hint || t == queue.last_hint && queue.last_refusal.is_none() {
+            if t == queue.last_hint && queue.last_refusal.is_none() {
                 return None;
             }
             queue.last_hint = t;

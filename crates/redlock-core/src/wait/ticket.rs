@@ -323,8 +323,8 @@ impl<P, A> WaitTicket<P, A> {
                 places.asked(number);
             }
             // Another request of that owner was granted the lock.
-            if let Some(owner) = holder {
-                places.forget(&owner);
+            for owner in holder.iter().chain(&slot_owners) {
+                places.forget(owner);
             }
         });
         let mut own = queue.held_by(holder);

@@ -52,8 +52,8 @@ impl Drop for GrantGuard {
             // delivered it.
             if !lease.replayed {
                 let terms = self.memory.terms(&self.locks);
-                for at in 0..target.count() {
-                    self.client.released(target.counted(at).as_str(), &terms);
+                for name in &*target.counted() {
+                    self.client.released(name.as_str(), &terms);
                 }
             }
             match &target {

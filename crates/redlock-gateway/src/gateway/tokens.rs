@@ -2,6 +2,7 @@
 //! is derived from the client's token and the client's principal. So a token that was stolen, or
 //! read from a node, is useless without an API key of that principal.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use redlock_core::{
@@ -68,11 +69,21 @@ impl Target {
     }
 
     /// The name of each of these locks, as the client's use of the masters' memory counts it.
-    pub(super) fn counted(&self, at: usize) -> &LockName {
+    pub(super) fn counted(&self) -> Cow<'_, [LockName]> {
         match self {
-            Self::Lock(name) | Self::Slots(name, _) => name,
-            Self::Set(set) => &set.names()[at],
+            Self::Lock(name) => counted_slots(name, 1),
+            Self::Slots(name, slots) => counted_slots(name, slots.take()),
+            Self::Set(set) => Cow::Borrowed(set.names()),
         }
+    }
+}
+
+/// Names for so many slots of a lock, for the client's use of the masters' memory. Which slots they
+/// are does not matter there.
+pub(super) fn counted_slots(name: &LockName, count: u16) -> Cow<'_, [LockName]> {
+    match count {
+        1 => Cow::Borrowed(std::slice::from_ref(name)),
+        _ => (1..=count).map(|slot| name.of_slot(slot)).collect(),
     }
 }
 

@@ -428,8 +428,8 @@ impl ApiError {
 
 fn describe(by: &HeldBy) -> String {
     if by.is_part_of_own_set {
-        return "an earlier request with this Idempotency-Key still holds it, and no longer holds the whole set; \
-                release the rest by DELETE /locks, or use another key"
+        return "an earlier request with this Idempotency-Key still holds a part of what it was granted; release the \
+                rest by a DELETE with this key, or use another key"
             .into();
     }
     let holds = match by.expires_in {

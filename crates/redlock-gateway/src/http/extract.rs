@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{HeaderMap, Uri};
 use redlock_api::AcquireBody;
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN, PREFER};
-use redlock_core::{Info, LockName, LockToken, Priority, QueueMode, Slots, SlotsError, Ttl};
+use redlock_core::{Info, LockName, LockToken, Priority, QueueMode, Slots, Ttl};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
@@ -432,16 +432,8 @@ pub fn requested_slots(
         };
     };
     let slots = number("slots", slots, &format!("1 to {}", Slots::MAX))?;
-    Slots::new(slots, take.unwrap_or(1)).map(Some).map_err(|error| {
-        INVALID_BODY.because(match error {
-            SlotsError::Count { given } => {
-                format!("slots is {given}; allowed are 1 to {}", Slots::MAX)
-            }
-            SlotsError::Take { given, count } => {
-                format!("take is {given}; allowed are 1 to {count}, the number of slots")
-            }
-        })
-    })
+    let slots = Slots::new(slots, take.unwrap_or(1));
+    slots.map(Some).map_err(|error| INVALID_BODY.because(error.to_string()))
 }
 
 /// Which requests wait at the same time, as a body asks, or all.

@@ -41,8 +41,8 @@ use crate::overload::in_flight::RequestClass;
 /// or none. Every request for a lock should give the same `slots`: the largest number in use is the
 /// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 /// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-/// Such a request counts once for each slot in the rate of the key and in the client's share of the
-/// masters' memory.
+/// The request counts once for each slot in the rate of the key, and each slot counts in the
+/// client's share of the masters' memory.
 #[utoipa::path(
     post, path = "/locks/{name}", operation_id = "acquireLock", tag = "locks",
     params(
@@ -177,7 +177,6 @@ pub(super) async fn extend(
     let caller = lock.check_again()?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    access.charge_locks(token.slots().count().into()).await?;
     let token = lock.resolve(&caller, token).await?;
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
@@ -227,13 +226,11 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     let _in_flight = access.enter(RequestClass::Held).await?;
     match by {
         ReleaseBy::Token(token) => {
-            access.charge_locks(token.slots().count().into()).await?;
             let token = lock.resolve(access.caller(), token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::IdempotencyKey(key, slots) => {
-            access.charge_locks(slots.map_or(1, |slots| slots.count().into())).await?;
             let whose = (access.caller().principal(), key.as_str());
             let target = match slots {
                 None => Target::Lock(name.clone()),

@@ -88,11 +88,11 @@ impl Client {
     /// Earlier failed releases of this client have left too many token watermarks on the masters.
     pub fn begin_release<'a>(
         &'a self,
-        name: &'a str,
+        names: &'a [LockName],
         terms: Terms,
     ) -> Result<PendingRelease<'a>, Exceeded> {
-        self.quota.check_release(name, &terms)?;
-        Ok(PendingRelease { client: self, name, terms, has_succeeded: false })
+        self.quota.check_release(names, &terms)?;
+        Ok(PendingRelease { client: self, names, terms, settled: 0 })
     }
 
     /// Counts a release that succeeded.
@@ -163,28 +163,32 @@ impl Drop for Reservation {
 #[must_use]
 pub struct PendingRelease<'a> {
     client: &'a Client,
-    name: &'a str,
+    names: &'a [LockName],
     terms: Terms,
-    has_succeeded: bool,
+    /// How many of the locks need no more accounting, from the first.
+    settled: usize,
 }
 
 impl PendingRelease<'_> {
-    /// Counts that the lock was released.
-    pub fn succeeded(mut self) {
-        self.has_succeeded = true;
-        self.client.released(self.name, &self.terms);
+    /// Counts that the first `count` locks were released. The release of the others found no lock of
+    /// the client.
+    pub fn succeeded(mut self, count: usize) {
+        self.settled = count.min(self.names.len());
+        for name in &self.names[..self.settled] {
+            self.client.released(name.as_str(), &self.terms);
+        }
     }
 
-    /// The release succeeded, and the masters keep the lock for a while. Nothing is refunded.
+    /// The release succeeded, and the masters keep the locks for a while. Nothing is refunded.
     pub fn keeps_the_lock(mut self) {
-        self.has_succeeded = true;
+        self.settled = self.names.len();
     }
 }
 
 impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
-        if !self.has_succeeded {
-            let change = self.client.quota.record_stray_release(self.name, &self.terms);
+        for name in &self.names[self.settled..] {
+            let change = self.client.quota.record_stray_release(name.as_str(), &self.terms);
             self.terms.taken.add(change);
         }
     }
@@ -354,11 +358,14 @@ mod tests {
         // Enough for one token watermark.
         let watermark_life = std::time::Duration::from_secs(10);
         let terms = Terms { limit: Some(200), watermark_life, ..Terms::default() };
-        for name in ["a", "b"] {
-            client.begin_release(name, terms.clone()).expect("within the limit").succeeded();
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| [name.parse().expect("a name")]);
+        for names in [&a, &b] {
+            client.begin_release(names, terms.clone()).expect("within the limit").succeeded(1);
         }
-        drop(client.begin_release("c", terms.clone()).expect("within the limit"));
-        assert!(client.begin_release("d", terms).is_err());
+        let both = [a, b].concat();
+        assert!(client.begin_release(&both, terms.clone()).is_err(), "two at once are too many");
+        drop(client.begin_release(&c, terms.clone()).expect("within the limit"));
+        assert!(client.begin_release(&d, terms).is_err());
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(crate) struct Attempt {
     params: AcquireParams,
     /// The lock, the set or the slots that the proposals ask for.
     asked: Keys,
-    /// Which slots of the lock these are.
+    /// The slots that `asked` names.
     slots: SlotSet,
     /// Whether the slots are yet to be chosen.
     chooses_slots: bool,
@@ -127,8 +127,8 @@ impl Attempt {
         self
     }
 
-    /// Takes no free slot: asks only for an earlier grant of the owner. Without effect on a lock
-    /// with one holder, where only the owner's turn decides.
+    /// Takes no free slot: asks only for an earlier grant of the owner. On a lock without slots this
+    /// changes nothing.
     pub(crate) fn for_own(mut self) -> Self {
         self.is_for_own = true;
         self
@@ -185,6 +185,9 @@ impl Attempt {
                 self.full = Some(Box::new(by));
             }
             Choice::Full(by) => return Err(self.failed(LockError::Held(by), false)),
+            Choice::Undecided(reports) => {
+                return Err(self.failed(LockError::NoQuorum(reports), true));
+            }
         }
         Ok(())
     }
@@ -255,7 +258,8 @@ impl Attempt {
                         let error = LockError::NoQuorum(shared.reports(&outcome));
                         return Err(self.failed(error, false));
                     }
-                    if self.proposals == 1 {
+                    // The time of a choice of slots is no time of a round.
+                    if self.proposals == 1 && self.params.slotted.is_none() {
                         shared.round_times.granted(now.saturating_sub(self.started), now);
                     }
                     lease.rounds = self.proposals;

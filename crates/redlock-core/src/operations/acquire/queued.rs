@@ -116,7 +116,9 @@ impl<F: FnOnce() -> Result<T, LockError>, T: Into<PlacePermit>> Queued<'_, F> {
     }
 
     fn is_own(&self, by: &HeldBy) -> bool {
-        self.params.owner_is_shared && by.owner == Some(self.params.owner)
+        let owner = Some(self.params.owner);
+        let is_holder = by.owner == owner || by.holders().iter().any(|it| it.by.owner == owner);
+        self.params.owner_is_shared && is_holder
     }
 
     fn last_error(&self, now: Instant) -> LockError {

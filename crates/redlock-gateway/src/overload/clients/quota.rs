@@ -15,6 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use redlock_core::LockName;
+
 /// How many recently counted names are remembered, so that the watermark of a name is not counted
 /// twice. The hash of a name gives its place, and a newer name with the same place replaces it.
 const RECENT: usize = 256;
@@ -225,12 +227,13 @@ impl QuotaLedger {
         -(slot.bytes as Change)
     }
 
-    /// Checks whether a release may be tried. A release that finds no lock leaves a token
-    /// watermark, and any client may send one.
-    pub(super) fn check_release(&self, name: &str, terms: &Terms) -> Result<(), Exceeded> {
+    /// Checks whether releases may be tried. A release that finds no lock leaves a token watermark,
+    /// and any client may send one.
+    pub(super) fn check_release(&self, names: &[LockName], terms: &Terms) -> Result<(), Exceeded> {
         let Some(limit) = terms.limit else { return Ok(()) };
         let taken = self.table().stray_watermarks.bytes;
-        let fits = taken + watermark_bytes(name) <= limit;
+        let more: u64 = names.iter().map(|name| watermark_bytes(name.as_str())).sum();
+        let fits = taken + more <= limit;
         fits.then_some(()).ok_or(Exceeded { taken, limit, retry_after: RETRY_AFTER })
     }
 
@@ -384,7 +387,11 @@ mod tests {
             take(&quota, &n.to_string(), SECOND * 60, &free).expect("within the limit")
         });
         assert!(bytes(&quota) > 36_000_000);
-        quota.check_release("unknown", &free).expect("within the limit");
+        quota.check_release(&named("unknown"), &free).expect("within the limit");
+    }
+
+    fn named(name: &str) -> [LockName; 1] {
+        [name.parse().expect("a name")]
     }
 
     #[test]
@@ -454,15 +461,15 @@ mod tests {
             take(&quota, &format!("{n}"), SECOND * 60, &few).expect("within the limit")
         });
         take(&quota, "more", SECOND * 60, &few).expect_err("over the limit");
-        quota.check_release("0", &few).expect("a holder may release its locks");
+        quota.check_release(&named("0"), &few).expect("a holder may release its locks");
         let stray_watermarks = (0..1000).take_while(|n| {
             let name = format!("{n:03}");
-            let may = quota.check_release(&name, &few).is_ok();
+            let may = quota.check_release(&named(&name), &few).is_ok();
             may.then(|| quota.record_stray_release(&name, &few)).is_some()
         });
         assert_eq!(stray_watermarks.count() as u64, 10 * LOCK / (WATERMARK + 2));
         pass(&quota, SECOND * 13);
-        quota.check_release("0", &few).expect("watermarks expire");
+        quota.check_release(&named("0"), &few).expect("watermarks expire");
     }
 
     #[test]
