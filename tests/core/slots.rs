@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use redlock_core::node::NodeSettings;
@@ -322,6 +322,58 @@ async fn a_slot_passes_between_gateways_without_waiting_for_a_poll() {
     }
     println!("{times:?}");
     assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
+}
+
+/// Copies of one request arrive at two gateways at once, while other holders come and go. No two
+/// answers name different grants, and a copy is refused only if the lock is full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copies_of_a_request_among_other_holders_name_one_grant() {
+    let seed = seed("REDLOCK_SEED");
+    let mut chance = Chance::of(seed, 0);
+    let cluster = Cluster::start(3).await;
+    let gateways = [cluster.redlock(), another(&cluster).await];
+    let lock = name("pool");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let mut others = JoinSet::new();
+    for locks in gateways.clone() {
+        let (lock, is_over) = (lock.clone(), is_over.clone());
+        others.spawn(async move {
+            while !is_over.load(Ordering::SeqCst) {
+                if let Ok(lease) = locks.acquire(&lock, ttl(LONG_MS), asking(6, 1)).await {
+                    tokio::task::yield_now().await;
+                    locks.release(&lock, &lease.token).await.expect("held");
+                }
+            }
+        });
+    }
+    for round in 1..=60u8 {
+        let take = 1 + u64::from(round % 2);
+        let mut copies = JoinSet::new();
+        for _ in 0..4 {
+            let locks = gateways[chance.below(2)].clone();
+            let lock = lock.clone();
+            copies.spawn(async move {
+                let options = for_owner(6, take, round);
+                locks.acquire_within(&lock, ttl(LONG_MS), options, PATIENCE, || Ok(())).await
+            });
+        }
+        let answers = copies.join_all().await;
+        let mut granted = BTreeSet::new();
+        for answer in &answers {
+            match answer {
+                Ok(lease) => drop(granted.insert(lease.token.expose())),
+                Err(LockError::Unknown(_)) => {}
+                Err(error) => panic!("round {round}, {seed}: {error}"),
+            }
+        }
+        assert!(granted.len() <= 1, "round {round}, {seed}: {granted:?}");
+        let slots = Slots::new(6, take).expect("slots");
+        let owner = Owner::from_bytes([round; 16]);
+        let released = gateways[0].release_owner_of_slots(&lock, slots, &owner).await;
+        assert!(matches!(released, Ok(_) | Err(LockError::Lost)), "{released:?}");
+    }
+    is_over.store(true, Ordering::SeqCst);
+    others.join_all().await;
 }
 
 /// Contenders for 1 and for 4 of 8 slots at two gateways: never more than 8 places are held, and

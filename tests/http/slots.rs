@@ -76,14 +76,18 @@ async fn lifecycle(gateway: &Gateway) {
     ] });
     let both = gateway.call(Method::PATCH, "/locks").json(&leases).send().await.json();
     assert!(both["results"].as_array().unwrap().iter().all(|one| one["status"] == 200), "{both}");
-    // With another slot in it, the token is no longer one of a holder.
-    let forged = format!("2-0-7{}", &heavy.token[heavy.token.find('.').unwrap()..]);
-    assert_ne!(gateway.patch("pool", &forged, 60_000).await.status, 200);
-
     assert_eq!(gateway.delete("pool", &light.token).await.status, 204);
     assert_eq!(gateway.delete("pool", &heavy.token).await.status, 204);
     gateway.delete("pool", &heavy.token).await.problem(404, "lock_not_found");
     assert!(is_free(&gateway.inspect("pool").await));
+    // A token with another slot in it is one of a lost lease.
+    let heavy = slots_of(gateway, 3, 2).await;
+    let forged = format!("2-0-7{}", &heavy.token[heavy.token.find('.').unwrap()..]);
+    gateway.patch("pool", &forged, 60_000).await.problem(404, "lock_not_found");
+    eventually("the lease is given up", async || {
+        is_free(&gateway.inspect("pool").await).then_some(())
+    })
+    .await;
     let plain = gateway.acquire("pool").await;
     assert!(plain.token.starts_with("1."));
     assert_eq!(gateway.delete("pool", &plain.token).await.status, 204);
@@ -307,6 +311,73 @@ async fn rights_and_audit_are_about_the_lock_and_force_takes_one_slot() {
     })
     .await;
     assert!(lines.iter().all(|line| line["lock"] == "pool"), "{lines:?}");
+}
+
+/// A token with the slots of another holder in it touches none of them.
+#[tokio::test]
+async fn a_token_with_slots_of_others_is_refused_whole() {
+    let servers = masters(3);
+    let urls: Vec<_> = servers.iter().map(|server| server.url()).collect();
+    let [alice, bob] = [key("alice", HOLDER, "*").await, key("bob", HOLDER, "*").await];
+    let file = file(&[&alice, &bob]);
+    let gateway = with_keys(&file).nodes(&urls).flag("--node-timeout", "2s").brand_new();
+    let gateway = gateway.start().await;
+    let path = "/locks/pool";
+    let ask = |who: &crate::http::keys::Key, take: u32| {
+        let body = json!({ "slots": 4, "take": take });
+        who.call(&gateway, Method::POST, path).json(&body).send()
+    };
+    let theirs = eventually("a majority votes", async || {
+        Some(ask(&bob, 3).await).filter(|answer| answer.status == 201)
+    })
+    .await;
+    let own = Lease::from(&ask(&alice, 1).await);
+    let forged = format!("2-0-f{}", &own.token[own.token.find('.').unwrap()..]);
+    let watermarks = || -> Vec<String> {
+        let key = |slot: &Value| match slot.as_u64() {
+            Some(1) => "{lock:pool}:fence".to_owned(),
+            slot => format!("{{lock:pool#{}}}:fence", slot.unwrap()),
+        };
+        let slots = theirs.json()["slots_held"].as_array().unwrap().clone();
+        slots.iter().map(|slot| servers[0].cmd(&["GET", &key(slot)]).text()).collect()
+    };
+    let before = watermarks();
+    for method in [Method::DELETE, Method::PATCH] {
+        let call = alice.call(&gateway, method.clone(), path).header("lock-token", &forged);
+        let call = if method == Method::PATCH { call.json(&json!({})) } else { call };
+        call.send().await.problem(409, "not_holder");
+        assert_eq!(watermarks(), before, "{method}");
+    }
+    let seen = alice.call(&gateway, Method::GET, path).send().await.json();
+    let bobs = seen["holders"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|one| one["fencing_token"] == theirs.json()["fencing_token"]);
+    assert_eq!(bobs.count(), 3, "{seen}");
+}
+
+/// A newer request supersedes an older one also while it waits for slots.
+#[tokio::test]
+async fn a_superseded_request_for_slots_stays_superseded() {
+    let gateway = Launch::embedded().start().await;
+    let held = slots_of(&gateway, 2, 2).await;
+    let newest = |key: &str| {
+        let body = json!({ "queue": "newest", "wait_ms": 20_000 });
+        tokio::spawn(asking(&gateway, 2, 1, body).header("idempotency-key", key).send())
+    };
+    let keys = ["the-key-of-build-1", "the-key-of-build-2"];
+    let first = newest(keys[0]);
+    eventually("it waits", async || {
+        (gateway.inspect("pool").await["waiters_total"] == 1).then_some(())
+    })
+    .await;
+    let second = newest(keys[1]);
+    first.await.unwrap().problem(409, "superseded");
+    newest(keys[0]).await.unwrap().problem(409, "superseded");
+    assert!(!second.is_finished());
+    assert_eq!(gateway.delete("pool", &held.token).await.status, 204);
+    Lease::from(&second.await.unwrap());
 }
 
 /// A client that disconnects leaves no slot behind.

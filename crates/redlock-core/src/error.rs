@@ -181,6 +181,11 @@ impl HeldBy {
         self.owner.as_ref() == Some(token.owner())
     }
 
+    /// Whether both have the same owner.
+    pub fn has_owner_of(&self, other: &Self) -> bool {
+        self.owner.is_some() && self.owner == other.owner
+    }
+
     pub(crate) fn from_holding(holding: &Holding, expires_in: Option<Duration>) -> Self {
         let lock_of_set = holding.at;
         match holding.record.parse() {

@@ -225,16 +225,14 @@ impl Redlock {
         if *token.owner() == Owner::NOBODY {
             return Err(LockError::Lost);
         }
-        let keys = self.shared.keys_of_slots(name, token.slots());
-        if keys.others.is_some() {
-            let extended = extend::extend_slots(&self.shared, &keys, token, ttl).await;
-            // The lease is lost with one of its slots. This call may have extended the others, and
-            // nobody will use them.
-            if matches!(extended, Err(LockError::Lost | LockError::NotHolder(_))) {
-                self.begin_release(name, token, ReleaseScope::Holder);
-            }
-            return extended;
+        if token.slots().count() > 1 {
+            let on_unused = |slot| {
+                release::begin_release(&self.shared, &self.waiters, (name, slot), token);
+            };
+            // Boxed, because an unboxed future would make every extension larger.
+            return Box::pin(extend::extend_slots(&self.shared, name, token, ttl, on_unused)).await;
         }
+        let keys = self.shared.keys_of_slots(name, token.slots());
         extend::extend(&self.shared, keys, token, ttl).await
     }
 

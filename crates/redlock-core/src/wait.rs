@@ -190,11 +190,12 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         Waiting { waiters, locks }
     }
 
-    /// Plans a release. A hint about it gets the token `t`. `hints_arrive` returns whether any node
-    /// passes on hints.
+    /// Plans a release. A waiter that the release `fits` gets the lock. A hint about the release gets
+    /// the token `t`. `hints_arrive` returns whether any node passes on hints.
     pub(crate) fn plan_handoff(
         &self,
         lock: &Bytes,
+        fits: impl Fn(&P) -> bool,
         t: impl FnOnce() -> FencingToken,
         hints_arrive: impl FnOnce() -> bool,
     ) -> Handoff<P, A> {
@@ -204,11 +205,13 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         let hints = !self.is_waited_for(lock) || hints_arrive();
         let quota = self.fairness.quota(lock, now, hints);
         let mut plan = self.queues.release(lock, now, quota.pause(hints, self.entropy.as_ref()));
-        match plan.next {
-            Next::First { .. } => {
+        match &plan.next {
+            Next::First { params, .. } if fits(params) => {
                 self.fairness.handed_over(lock, now);
                 return plan;
             }
+            // The first waiter tries by itself, and waiters elsewhere may try too.
+            Next::First { .. } => {}
             Next::Nobody | Next::Yielded if quota.others_wait() => self.fairness.yielded(lock, now),
             Next::Nobody | Next::Yielded | Next::Competing | Next::Away => {}
         }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use self::repair::Repair;
 use crate::error::LockError;
 use crate::model::quorum::Decision;
-use crate::model::types::{Info, LockToken, Ttl};
+use crate::model::types::{Info, LockName, LockToken, Ttl};
 use crate::model::validity::{self, Lease};
 use crate::node::{Keys, Op, Record};
 use crate::round::votes::not_held;
@@ -19,28 +19,41 @@ use crate::round::{Round, WhenMissing};
 use crate::shared::{ALL_NODES, Shared};
 
 /// Extends every slot that the token has. The lease ends with the first of them.
+///
+/// # Errors
+/// If a slot is lost, the lease is lost with it. `on_unused` is then called for each slot that this
+/// call has extended, because nobody will use it. It is called for no other slot: of those, the
+/// token may be invented.
 pub(crate) async fn extend_slots(
     shared: &Shared,
-    keys: &Keys,
+    name: &LockName,
     token: &LockToken,
     ttl: Ttl,
+    on_unused: impl Fn(u16) + Send,
 ) -> Result<Lease, LockError> {
     let mut first: Option<Lease> = None;
-    let mut error = None;
-    for (_, extended) in extend_each(shared, keys, token, ttl).await {
-        match extended {
-            Ok(lease) if first.as_ref().is_none_or(|first| lease.ends_before(first)) => {
-                first = Some(lease);
+    let (mut lost, mut unknown, mut extended) = (None, None, Vec::new());
+    let keys = shared.keys_of_slots(name, token.slots());
+    let results = extend_each(shared, &keys, token, ttl).await;
+    for (slot, (_, result)) in token.slots().iter().zip(results) {
+        match result {
+            Ok(lease) => {
+                extended.push(slot);
+                let ends_first = first.as_ref().is_none_or(|first| lease.ends_before(first));
+                first = if ends_first { Some(lease) } else { first };
             }
-            Ok(_) => {}
-            // A lost slot is certain, and the grant is lost with it. An unknown outcome is not.
-            Err(lost @ (LockError::Lost | LockError::NotHolder(_))) => return Err(lost),
-            Err(unknown) => error = Some(unknown),
+            Err(error @ (LockError::Lost | LockError::NotHolder(_))) => lost = Some(error),
+            Err(error) => unknown = Some(error),
         }
     }
-    match (error, first) {
+    // A lost slot is certain. An unknown outcome is not.
+    if let Some(lost) = lost {
+        extended.into_iter().for_each(on_unused);
+        return Err(lost);
+    }
+    match (unknown, first) {
         (None, Some(lease)) => Ok(lease),
-        (error, _) => Err(error.unwrap_or(LockError::Lost)),
+        (unknown, _) => Err(unknown.unwrap_or(LockError::Lost)),
     }
 }
 

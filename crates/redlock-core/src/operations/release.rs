@@ -10,7 +10,7 @@ use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
 use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner, Ttl};
 use crate::node::{Holding, Op, Record, ReleaseScope, Vote};
-use crate::operations::acquire::{Attempt, Waiters};
+use crate::operations::acquire::{AcquireParams, Attempt, Waiters};
 use crate::round::votes::{
     LockState, agreeing, count, found, held_by, may_be_held, not_held, same_owner, unheard, without,
 };
@@ -50,7 +50,8 @@ fn worse(one: Result<(), LockError>, other: Result<(), LockError>) -> Result<(),
     if rank(&other) > rank(&one) { other } else { one }
 }
 
-fn begin_release(
+/// Sends the release of one slot of a lock, for its holder.
+pub(crate) fn begin_release(
     shared: &Arc<Shared>,
     waiters: &Waiters,
     slot: (&LockName, u16),
@@ -261,11 +262,12 @@ pub(crate) fn release_and_hand_off(
     // The T tells the hints about different releases apart. The slots of one grant have the same T,
     // so a hint gets a T of its own.
     let t = || shared.tokens.mint().map_or(token.fencing(), |now| now.max(token.fencing()));
-    let plan = waiters.plan_handoff(&queue, t, hints_arrive);
+    // A waiter that needs more than this slot tries by itself.
+    let fits = |first: &AcquireParams| first.fits_slot(slot);
+    let plan = waiters.plan_handoff(&queue, fits, t, hints_arrive);
     plan.carry_out(|first, hint| {
         let record = Record::new(token, &Info::default());
         let op = Arc::new(Op::Release { keys, record, scope, tell: hint });
-        // A waiter that needs more than this slot tries by itself.
         let attempt = first.and_then(|first| Attempt::for_released(shared, first.clone(), slot));
         if let Some(mut attempt) = attempt {
             // If the attempt cannot be prepared, the waiter tries by itself, and can report the

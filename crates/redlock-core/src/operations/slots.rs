@@ -34,6 +34,8 @@ pub(crate) enum Choice {
     Free(SlotSet),
     /// An earlier grant of the same owner has these slots.
     Own(SlotSet),
+    /// Several grants of the owner may stand. Their requests are about to give up all but one.
+    SeveralOwn,
     /// Too few slots are free.
     Full(HeldBy),
     /// The votes do not show that enough slots are free, or that they are not: contenders have
@@ -105,11 +107,11 @@ impl SlottedLock {
         let read = self.read(shared, limit, |slots| {
             let own = own_slots(quorum, slots, owner, None).filter(|_| is_shared);
             let free = slots.iter().filter(|votes| is_free(quorum, votes)).count();
-            own.is_none_or(|(_, stands)| stands) && (free >= take || is_full(slots))
+            own.is_none_or(|(_, stands, _)| stands) && (free >= take || is_full(slots))
         });
         let (slots, outcome) = read.await?;
-        if is_shared && let Some((own, _)) = own_slots(quorum, &slots, owner, None) {
-            return Ok(Choice::Own(own));
+        if is_shared && let Some((own, _, more)) = own_slots(quorum, &slots, owner, None) {
+            return Ok(if more { Choice::SeveralOwn } else { Choice::Own(own) });
         }
         let count = slots.len();
         let turn = owner.spread() % count;
@@ -245,14 +247,14 @@ fn is_free(quorum: Quorum, votes: &[Option<Vote>]) -> bool {
 }
 
 /// The slots of an owner's grant that may stand on a majority of nodes, other than the grant
-/// `except`, and whether the votes show that it does. Of several such grants, the one with the most
-/// copies.
+/// `except`; whether the votes show that it does; and whether there are more such grants. Of several,
+/// the one with the most copies.
 fn own_slots(
     quorum: Quorum,
     slots: &[Vec<Option<Vote>>],
     owner: &Owner,
     except: Option<&LockToken>,
-) -> Option<(SlotSet, bool)> {
+) -> Option<(SlotSet, bool, bool)> {
     let is_other = |token: &LockToken| {
         token.owner() == owner && !except.is_some_and(|except| except.is_grant_of(token))
     };
@@ -269,12 +271,10 @@ fn own_slots(
     let unheard = slots.first().map_or(0, |votes| unheard(votes));
     let may_stand = |token: &&LockToken| copies(token) + unheard >= quorum.size();
     // Of two grants with as many copies, the one with the smaller T is that of the earlier request.
-    let most = all
-        .iter()
-        .flatten()
-        .filter(may_stand)
-        .max_by_key(|token| (copies(token), Reverse(token.fencing())))?;
+    let standing = || all.iter().flatten().filter(may_stand);
+    let most = standing().max_by_key(|token| (copies(token), Reverse(token.fencing())))?;
     let with_it = (1..).zip(&all).filter(|(_, tokens)| tokens.contains(most));
     let own = SlotSet::new(with_it.map(|(slot, _)| slot))?;
-    Some((own, copies(most) >= quorum.size()))
+    let more = standing().any(|token| token != most);
+    Some((own, copies(most) >= quorum.size(), more))
 }

@@ -141,13 +141,13 @@ impl<P, A> WaitQueues<P, A> {
             Some((number, place)) => (number, place.since, place.arrival, place.permit),
             None => (ticket, now, arrival, None),
         };
-        let may_hold = shared_owner == queue.holder || is_slotted && !queue.waiters.is_empty();
-        let owner_holds = shared_owner.is_some() && may_hold;
+        let is_holder = shared_owner.is_some() && shared_owner == queue.holder;
+        let may_hold = shared_owner.is_some() && is_slotted && !queue.waiters.is_empty();
         let mut is_superseded = false;
         if mode == QueueMode::Newest
             && let Some(owner) = shared_owner
         {
-            is_superseded = !owner_holds && self.was_superseded(places, &lock, &owner, now);
+            is_superseded = !is_holder && self.was_superseded(places, &lock, &owner, now);
             arrival = arrival.min(queue.arrival_of_copy(owner).unwrap_or(arrival));
         }
         if mode == QueueMode::Newest && !is_superseded {
@@ -168,12 +168,16 @@ impl<P, A> WaitQueues<P, A> {
             round_limit,
             failures: 0,
             shared_owner,
-            owner_holds,
+            owner_holds: is_holder || may_hold,
             handed: None,
             waker: None,
             signalled: false,
         };
         queue.insert(number, Box::new(waiter));
+        if is_slotted && queue.is_first(ticket) {
+            // The slots that are too few for the waiters behind it may do for this one.
+            queue.next_try = queue.next_try.min(first_try);
+        }
         drop(shard);
         WaitTicket { queues: self.clone(), lock, ticket, mode, has_left: false }
     }

@@ -19,7 +19,7 @@ use crate::model::validity::Lease;
 use crate::node::{Hint, Holding, Keys, Op, Reason, Record, ReleaseScope, Vote};
 use crate::operations::extend;
 use crate::operations::slots::{Choice, SlottedLock};
-use crate::round::votes::{OwnGrant, can_hold, found, held_by, is_split, own_grant, unheard};
+use crate::round::votes::{OwnGrant, can_hold, count, held_by, is_split, own_grant, unheard};
 use crate::round::{PreparedRound, Round, RoundOutcome};
 use crate::shared::{ALL_NODES, Shared};
 
@@ -49,6 +49,12 @@ pub(crate) struct AcquireParams {
 }
 
 impl AcquireParams {
+    /// Whether one released slot of the lock is all that the request needs. Slot 1 is the lock
+    /// itself.
+    pub(crate) fn fits_slot(&self, slot: u16) -> bool {
+        self.slotted.as_ref().map_or(slot == 1, |slotted| slotted.needs_only(slot))
+    }
+
     /// Parameters for one attempt. Only the first attempt uses the nonce that was drawn with the
     /// owner.
     pub(crate) fn for_attempt(&mut self) -> Self {
@@ -141,11 +147,10 @@ impl Attempt {
         params: AcquireParams,
         slot: u16,
     ) -> Option<Self> {
-        let slots = match &params.slotted {
-            Some(slotted) if slotted.needs_only(slot) => SlotSet::new([slot])?,
-            None if slot == 1 => SlotSet::FIRST,
-            Some(_) | None => return None,
-        };
+        if !params.fits_slot(slot) {
+            return None;
+        }
+        let slots = SlotSet::new([slot])?;
         let mut attempt = Self::new(shared, params);
         attempt.take_slots(slots, slot);
         Some(attempt)
@@ -167,12 +172,11 @@ impl Attempt {
         let limit = self.shared.round_limit(ttl);
         let choice = slotted.choose(&self.shared, &owner, owner_is_shared, limit).await;
         match choice.map_err(|error| self.failed(error, false))? {
-            // A part of a grant is not extended. Repetitions of the request would keep it for ever.
             Choice::Own(slots) if slots.count() != slotted.take() => {
-                let by = HeldBy { is_part_of_own_set: true, ..HeldBy::default() };
-                return Err(self.failed(LockError::Held(by), false));
+                return Err(self.part_of_slots());
             }
             Choice::Own(slots) => self.take_slots(slots, 1),
+            Choice::SeveralOwn => return Err(self.failed(LockError::Unknown(Vec::new()), true)),
             Choice::Free(_) if self.is_for_own => {
                 return Err(self.failed(LockError::Held(HeldBy::default()), false));
             }
@@ -351,12 +355,22 @@ impl Attempt {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
         }
         let is_set = keys.others.is_some();
+        let is_slotted = self.params.slotted.is_some();
         let part = HeldBy { is_part_of_own_set: true, ..by };
         // A part of a set is not extended. Repetitions of the request would keep it for ever.
-        if is_set && !self.may_stand_whole(&keys, &grant).await {
-            return Err(self.failed(LockError::Held(part), false));
+        let standing = if is_set { self.may_stand(&keys, &grant).await } else { 1 };
+        if standing == 0 {
+            // The whole grant was given up meanwhile.
+            return Err(self.failed(LockError::Held(HeldBy::default()), true));
+        }
+        if standing < keys.count() {
+            return Err(match is_slotted {
+                true => self.part_of_slots(),
+                false => self.failed(LockError::Held(part), false),
+            });
         }
         let mut error = None;
+        let mut lost = 0;
         let mut first: Option<Lease> = None;
         for (keys, extended) in extend::extend_each(&shared, &keys, &grant, ttl).await {
             match extended {
@@ -371,6 +385,7 @@ impl Attempt {
                 // promised to a client. The other locks of a set stay: a client may still hold
                 // them, and have released only this one.
                 Err(LockError::Lost | LockError::NotHolder(_)) => {
+                    lost += 1;
                     let record = Record::new(&grant, &Info::default());
                     let scope = ReleaseScope::Grant;
                     let release = Op::Release { keys, record, scope, tell: None };
@@ -385,33 +400,47 @@ impl Attempt {
         match (error, first) {
             (None, Some(lease)) => {
                 let token = lease.token.holding(self.params.hold_at_least).on_slots(self.slots);
+                if let Err(error) = self.is_only_grant(&token).await {
+                    return Err(self.failed(error, true));
+                }
                 Ok(Lease { token, replayed: true, rounds: self.proposals + 1, ..lease })
             }
-            (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), !is_set)),
+            (Some(LockError::Held(_)), _) if lost == keys.count() => {
+                Err(self.failed(LockError::Held(HeldBy::default()), true))
+            }
+            (Some(LockError::Held(_)), _) if is_slotted => Err(self.part_of_slots()),
+            (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), false)),
             (Some(error), _) => Err(self.failed(error, false)),
             (None, None) => unreachable!("a set has a lock"),
         }
     }
 
-    /// Whether each lock of a set may have this grant on a majority.
-    async fn may_stand_whole(&self, keys: &Keys, grant: &LockToken) -> bool {
+    /// How many locks of a set may have this grant on a majority. They are read together: an undo of
+    /// the grant between two readings would leave a part.
+    async fn may_stand(&self, keys: &Keys, grant: &LockToken) -> usize {
         let shared = &self.shared;
-        let rounds = keys.each().map(|keys| {
-            let keys = Keys { others: None, ..keys.clone() };
-            shared.inspect(keys, shared.round_limit(self.params.ttl))
-        });
-        // All rounds are asked before the first is awaited.
-        for round in rounds.collect::<Vec<_>>() {
-            let votes = round.outcome().await.votes;
-            let is_it = |holding: &&Holding| {
-                holding.record.parse().is_some_and(|(token, _)| token == *grant)
-            };
-            let count = found(&votes).filter(is_it).count();
-            if count + unheard(&votes) < shared.quorum.size() {
-                return false;
-            }
-        }
-        true
+        let round = shared.inspect(keys.clone(), shared.round_limit(self.params.ttl));
+        let votes = round.outcome().await.votes;
+        let unheard = unheard(&votes);
+        let is_it = |at: usize, holding: &Holding| {
+            usize::from(holding.at) == at
+                && holding.record.parse().is_some_and(|(token, _)| token.is_grant_of(grant))
+        };
+        let copies = |at: usize| {
+            count(&votes, |vote| match vote {
+                Vote::FoundOfSet(stand) => stand.iter().any(|holding| is_it(at, holding)),
+                _ => false,
+            })
+        };
+        (0..keys.count()).filter(|at| copies(*at) + unheard >= shared.quorum.size()).count()
+    }
+
+    /// The error when only a part of the owner's grant stands. It is not extended, because
+    /// repetitions of the request would keep it for ever. It is not released either: its holder may
+    /// not know yet that it lost the rest. Another request may be giving the grant up just now, so
+    /// the attempt is repeated a few times.
+    fn part_of_slots(&mut self) -> AttemptError {
+        self.failed(LockError::Unknown(Vec::new()), true)
     }
 
     fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
