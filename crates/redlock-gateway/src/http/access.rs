@@ -265,10 +265,16 @@ impl Access {
                 RATE_LIMITED.because(detail).retry_after(LONG_PAUSE)
             }
         })?;
+        self.take_turns(locks).await;
+        Ok(())
+    }
+
+    /// Waits for a turn in the fair queue for each lock or slot after the first, so that other
+    /// clients do not feel a request for many. A holder is never refused for its rate here.
+    pub(super) async fn take_turns(&self, locks: usize) {
         for _ in 1..locks {
             self.app.fair_queue.take(&self.client.queue, false).await;
         }
-        Ok(())
     }
 
     /// Adds to the request's audit entry.

@@ -152,6 +152,7 @@ async fn extend(
     let _in_flight = access.enter_lease(index == 0).await?;
     let (name, token) = checked?;
     let caller = access.check_again(Verb::Extend, &name)?;
+    access.take_turns(token.slots().count().into()).await;
     let token = resolve(access, &caller, &name, Verb::Extend, token).await?;
     if token.is_forced {
         access.note(|entry| entry.parts[index].forces = true);

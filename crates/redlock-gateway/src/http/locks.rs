@@ -177,6 +177,7 @@ pub(super) async fn extend(
     let caller = lock.check_again()?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
+    access.take_turns(token.slots().count().into()).await;
     let token = lock.resolve(&caller, token).await?;
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
@@ -226,11 +227,13 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     let _in_flight = access.enter(RequestClass::Held).await?;
     match by {
         ReleaseBy::Token(token) => {
+            access.take_turns(token.slots().count().into()).await;
             let token = lock.resolve(access.caller(), token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::IdempotencyKey(key, slots) => {
+            access.take_turns(slots.map_or(1, |slots| slots.count().into())).await;
             let whose = (access.caller().principal(), key.as_str());
             let target = match slots {
                 None => Target::Lock(name.clone()),

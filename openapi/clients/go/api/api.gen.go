@@ -1100,8 +1100,8 @@ type ClientInterface interface {
 	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
 	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// Such a request counts once for each slot in the rate of the key and in the client's share of the
-	// masters' memory.
+	// The request counts once for each slot in the rate of the key, and each slot counts in the
+	// client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1126,8 +1126,8 @@ type ClientInterface interface {
 	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
 	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// Such a request counts once for each slot in the rate of the key and in the client's share of the
-	// masters' memory.
+	// The request counts once for each slot in the rate of the key, and each slot counts in the
+	// client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1441,8 +1441,8 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 // or none. Every request for a lock should give the same `slots`: the largest number in use is the
 // bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 // gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// Such a request counts once for each slot in the rate of the key and in the client's share of the
-// masters' memory.
+// The request counts once for each slot in the rate of the key, and each slot counts in the
+// client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type.
 //
@@ -1477,8 +1477,8 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 // or none. Every request for a lock should give the same `slots`: the largest number in use is the
 // bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 // gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// Such a request counts once for each slot in the rate of the key and in the client's share of the
-// masters' memory.
+// The request counts once for each slot in the rate of the key, and each slot counts in the
+// client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -2446,8 +2446,8 @@ type ClientWithResponsesInterface interface {
 	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
 	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// Such a request counts once for each slot in the rate of the key and in the client's share of the
-	// masters' memory.
+	// The request counts once for each slot in the rate of the key, and each slot counts in the
+	// client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -2472,8 +2472,8 @@ type ClientWithResponsesInterface interface {
 	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
 	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// Such a request counts once for each slot in the rate of the key and in the client's share of the
-	// masters' memory.
+	// The request counts once for each slot in the rate of the key, and each slot counts in the
+	// client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -4108,8 +4108,8 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 // or none. Every request for a lock should give the same `slots`: the largest number in use is the
 // bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 // gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// Such a request counts once for each slot in the rate of the key and in the client's share of the
-// masters' memory.
+// The request counts once for each slot in the rate of the key, and each slot counts in the
+// client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -4140,8 +4140,8 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 // or none. Every request for a lock should give the same `slots`: the largest number in use is the
 // bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
 // gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// Such a request counts once for each slot in the rate of the key and in the client's share of the
-// masters' memory.
+// The request counts once for each slot in the rate of the key, and each slot counts in the
+// client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

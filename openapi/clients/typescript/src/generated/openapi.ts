@@ -38,8 +38,8 @@ export interface paths {
          *     or none. Every request for a lock should give the same `slots`: the largest number in use is the
          *     bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
          *     gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-         *     Such a request counts once for each slot in the rate of the key and in the client's share of the
-         *     masters' memory.
+         *     The request counts once for each slot in the rate of the key, and each slot counts in the
+         *     client's share of the masters' memory.
          */
         post: operations["acquireLock"];
         /**
