@@ -376,6 +376,49 @@ async fn copies_of_a_request_among_other_holders_name_one_grant() {
     others.join_all().await;
 }
 
+/// The first waiter here needs more than the released slot. So the release is announced, and a
+/// waiter at the other gateway gets the slot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_is_too_few_here_goes_to_a_waiter_elsewhere() {
+    let cluster = Cluster::start(3).await;
+    let (here, there) = (cluster.redlock(), another(&cluster).await);
+    let lock = name("pool");
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        let mut held = Vec::new();
+        for _ in 0..4 {
+            held.push(acquire(&here, &lock, asking(4, 1)).await);
+        }
+        let wait = |locks: &Redlock, take| {
+            let (locks, lock) = (locks.clone(), lock.clone());
+            tokio::spawn(async move {
+                locks
+                    .acquire_within(&lock, ttl(LONG_MS), asking(4, take), PATIENCE, || Ok(()))
+                    .await
+            })
+        };
+        let heavy = wait(&here, 4);
+        let light = wait(&there, 1);
+        eventually("both wait", async || {
+            (here.waiting().waiters == 1 && there.waiting().waiters == 1).then_some(())
+        })
+        .await;
+        // Time for the hints to arrive. Receivers do not acknowledge hints.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let began = Instant::now();
+        here.release(&lock, &held.remove(0).token).await.expect("held");
+        held.push(light.await.expect("no panic").expect("a slot is free"));
+        times.push(began.elapsed());
+        for lease in held {
+            here.release(&lock, &lease.token).await.expect("held");
+        }
+        let heavy = heavy.await.expect("no panic").expect("all slots are free");
+        here.release(&lock, &heavy.token).await.expect("held");
+    }
+    println!("{times:?}");
+    assert!(median(times.clone()) <= Duration::from_millis(50), "{times:?}");
+}
+
 /// Contenders for 1 and for 4 of 8 slots at two gateways: never more than 8 places are held, and
 /// every request is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
