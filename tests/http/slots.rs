@@ -311,6 +311,15 @@ async fn rights_and_audit_are_about_the_lock_and_force_takes_one_slot() {
     })
     .await;
     assert!(lines.iter().all(|line| line["lock"] == "pool"), "{lines:?}");
+    let of = |what: &str| {
+        let line = lines.iter().find(|line| line["what"] == what && line["outcome"] == "done");
+        line.unwrap_or_else(|| panic!("no {what}: {lines:?}"))["slots"].clone()
+    };
+    let both = format!("{},{}", slots[0], slots[1]);
+    assert_eq!((of("acquire"), of("extend")), (json!(both), json!(both)));
+    if slots[1] != 1 {
+        assert_eq!(of("force"), json!(slots[1].to_string()));
+    }
 }
 
 /// A token with the slots of another holder in it touches none of them.

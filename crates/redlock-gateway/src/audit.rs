@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use redlock_core::SlotSet;
 use serde::Serialize;
 
 pub use self::file::{AuditError, AuditFile, TARGET};
@@ -30,6 +31,9 @@ pub struct AuditEntry {
     pub what: Option<&'static str>,
     /// The lock's name.
     pub lock: Option<String>,
+    /// The slots of the lock that the request was granted, or that it releases. `None` for a lock
+    /// without slots.
+    pub slots: Option<SlotSet>,
     /// The label of the holder, or of the request that wants the lock.
     pub owner: Option<String>,
     /// Whether the request changes a lock.
@@ -98,6 +102,9 @@ struct AuditLine<'a> {
     what: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     lock: Option<&'a str>,
+    /// The numbers of the slots, such as `1,3`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slots: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     owner: Option<&'a str>,
     outcome: &'a str,
@@ -203,6 +210,7 @@ impl Audit {
             who: who.as_deref(),
             what: "requests",
             lock: None,
+            slots: None,
             owner: None,
             outcome: what,
             status: None,
@@ -220,6 +228,7 @@ impl Audit {
                 who = line.who,
                 what = line.what,
                 lock = line.lock,
+                slots = line.slots,
                 owner = line.owner,
                 outcome = line.outcome,
                 status = line.status,
@@ -295,6 +304,9 @@ impl AuditGuard {
             who: entry.who.as_deref(),
             what: entry.what.unwrap_or("request"),
             lock: entry.lock.as_deref(),
+            slots: entry.slots.map(|slots| {
+                slots.iter().map(|slot| slot.to_string()).collect::<Vec<_>>().join(",")
+            }),
             owner: entry.owner.as_deref(),
             outcome: outcome(end, entry.is_sent),
             status: end.map(|end| end.status),

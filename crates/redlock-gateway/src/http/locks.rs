@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
 use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
-use redlock_core::{HeldBy, LockName, LockToken, Slots};
+use redlock_core::{HeldBy, LockName, LockToken, SlotSet, Slots};
 
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
@@ -109,6 +109,9 @@ pub(super) async fn acquire(
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
+    if slots.is_some() {
+        access.note(|entry| entry.slots = Some(view.token.slots()));
+    }
 
     let lease = Lease {
         slots: slots.map(|slots| slots.count().into()),
@@ -178,6 +181,7 @@ pub(super) async fn extend(
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     access.take_turns(token.slots().count().into()).await;
+    note_slots(access, &token);
     let token = lock.resolve(&caller, token).await?;
     let extended =
         access.gateway().extend(name, &token, ttl, limits.max_hold, access.client()).await;
@@ -228,6 +232,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
     match by {
         ReleaseBy::Token(token) => {
             access.take_turns(token.slots().count().into()).await;
+            note_slots(access, &token);
             let token = lock.resolve(access.caller(), token).await?;
             let released = access.gateway().release(name, &token, access.client()).await;
             released.map_err(|refusal| lock.refused(refusal))?;
@@ -246,6 +251,9 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
             released.map_err(|refusal| lock.refused(refusal))?;
         }
         ReleaseBy::Force(slot) => {
+            if slot != 1 {
+                access.note(|entry| entry.slots = SlotSet::new([slot]));
+            }
             let found = |by: &HeldBy| {
                 access.note(|entry| {
                     entry.owner = label_of(&by.info);
@@ -257,6 +265,12 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         }
     }
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Notes the slots that a token names in the audit entry.
+fn note_slots(access: &Access, token: &LockToken) {
+    let slots = Some(token.slots()).filter(|slots| *slots != SlotSet::FIRST);
+    access.note(|entry| entry.slots = slots);
 }
 
 impl LockAccess {
