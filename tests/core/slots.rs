@@ -217,7 +217,7 @@ async fn copies_of_a_request_at_two_gateways_get_one_grant() {
 }
 
 #[tokio::test]
-async fn a_waiter_for_many_slots_is_not_overtaken_by_waiters_for_one() {
+async fn a_heavy_waiter_is_not_overtaken_by_light_ones() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("pool");
@@ -256,7 +256,7 @@ async fn a_waiter_for_many_slots_is_not_overtaken_by_waiters_for_one() {
 
 /// A slot that is too few for the first waiter does for the next one.
 #[tokio::test]
-async fn a_waiter_for_many_slots_that_gives_up_lets_the_next_one_try_at_once() {
+async fn the_next_waiter_tries_at_once_when_a_heavy_one_gives_up() {
     let cluster = Cluster::start(3).await;
     let locks = cluster.redlock();
     let lock = name("pool");
@@ -290,7 +290,7 @@ async fn a_waiter_for_many_slots_that_gives_up_lets_the_next_one_try_at_once() {
 /// A release at one gateway is announced to the waiters at another. The oldest grant is released
 /// last: hints with the T of the grants would look old.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_passes_between_gateways_without_waiting_for_a_poll() {
+async fn a_slot_passes_between_gateways_by_a_hint() {
     let cluster = Cluster::start(3).await;
     let (here, there) = (cluster.redlock(), another(&cluster).await);
     let lock = name("pool");
@@ -422,7 +422,7 @@ async fn a_slot_that_is_too_few_here_goes_to_a_waiter_elsewhere() {
 /// Contenders for 1 and for 4 of 8 slots at two gateways: never more than 8 places are held, and
 /// every request is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn contenders_of_several_weights_never_hold_more_than_all_slots() {
+async fn weighted_contenders_stay_within_all_slots() {
     const SLOTS: u32 = 8;
     let is_long = std::env::var_os("REDLOCK_LONG_TESTS").is_some();
     let (contenders, seconds) = if is_long { (200, 60) } else { (40, 4) };

@@ -105,7 +105,7 @@ async fn slots_are_granted_and_released_on_masters() {
 }
 
 #[tokio::test]
-async fn a_repeated_request_gets_its_slots_again_and_is_released_by_its_key() {
+async fn a_key_gets_its_slots_again_and_releases_them() {
     let gateway = Launch::embedded().start().await;
     let ask = || asking(&gateway, 4, 2, json!({})).header("idempotency-key", KEY).send();
     let first = Lease::from(&ask().await);
@@ -130,7 +130,7 @@ async fn a_repeated_request_gets_its_slots_again_and_is_released_by_its_key() {
 }
 
 #[tokio::test]
-async fn slots_pass_to_waiters_in_order_and_a_heavy_one_is_not_overtaken() {
+async fn slots_pass_to_waiters_in_their_order() {
     let gateway = Launch::embedded().start().await;
     let held = [slots_of(&gateway, 2, 1).await, slots_of(&gateway, 2, 1).await];
     let mut waiters = Vec::new();
@@ -274,7 +274,7 @@ async fn a_holder_that_lost_one_slot_keeps_none() {
 }
 
 #[tokio::test]
-async fn rights_and_audit_are_about_the_lock_and_force_takes_one_slot() {
+async fn rights_are_about_the_lock_and_force_is_about_a_slot() {
     let builds = key("builds", HOLDER, "pool").await;
     let other = key("other", HOLDER, "another").await;
     let chief = key("chief", &format!("{HOLDER},force,list"), "*").await;
@@ -391,7 +391,7 @@ async fn a_superseded_request_for_slots_stays_superseded() {
 
 /// A client that disconnects leaves no slot behind.
 #[tokio::test]
-async fn an_undelivered_grant_of_slots_is_released() {
+async fn a_disconnected_waiter_leaves_no_slot() {
     let gateway = Launch::embedded().start().await;
     let all = slots_of(&gateway, 8, 8).await;
     let waits = asking(&gateway, 8, 8, json!({ "wait_ms": 20_000 }));

@@ -258,6 +258,16 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "NUMBER", requires = "slots", default_value_t = 1, hide_default_value = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) take: u32,
 
+    /// How early the request is served while it waits: 0 to 9, and 9 is served first [default: 5]
+    #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
+    pub(crate) priority: Option<u8>,
+
+    /// Keep the lock from everybody for this time from its grant on, although it is released
+    /// earlier. So a job of several hosts runs once although their clocks differ. At most the longest TTL
+    /// of the gateway
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0s", hide_default_value = true)]
+    pub(crate) at_least: Duration,
+
     /// Text stored beside the lock, for people; repeat for several
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) metadata: Vec<(String, String)>,
@@ -309,6 +319,11 @@ impl Lock {
             Some(slots) => lock.slots(slots, self.take),
             None => lock,
         };
+        let lock = match self.priority {
+            Some(priority) => lock.priority(priority),
+            None => lock,
+        };
+        let lock = lock.at_least(self.at_least);
         self.metadata.iter().fold(lock, |lock, (key, value)| lock.metadata(key, value))
     }
 }
@@ -334,16 +349,6 @@ pub(crate) struct Run {
     /// the run holds none of them, so runs that need some of the same locks cannot block each other
     #[arg(long, value_name = "NAME", conflicts_with_all = ["slots", "queue"])]
     pub(crate) also: Vec<String>,
-
-    /// How early this run is served while it waits: 0 to 9, and 9 is served first [default: 5]
-    #[arg(long, value_name = "0-9", value_parser = clap::value_parser!(u8).range(0..=9))]
-    pub(crate) priority: Option<u8>,
-
-    /// Keep the lock from everybody for this time from its grant on, although the command ends
-    /// earlier. So a job of several hosts runs once although their clocks differ. At most the longest TTL
-    /// of the gateway
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "0s", hide_default_value = true)]
-    pub(crate) at_least: Duration,
 
     /// Which runs wait for the lock at the same time at one gateway. With `newest`, a newer run
     /// with `newest` supersedes this one while it waits

@@ -80,12 +80,8 @@ async fn attempt(service: &Service, run: Run, is_json: bool) -> Result<ExitOutco
     let watchdogs = watchdogs.map_err(|error| failed("the watchdog", error))?;
     let program = Path::new(&run.command[0]).file_name().unwrap_or(&run.command[0]);
     let owner = default_owner(std::process::id(), &program.to_string_lossy());
-    let lock = run.lock.of(&client, &owner).margin(margins.all()).at_least(run.at_least);
+    let lock = run.lock.of(&client, &owner).margin(margins.all());
     let lock = run.also.iter().fold(lock, |lock, name| lock.also(name));
-    let lock = match run.priority {
-        Some(priority) => lock.priority(priority),
-        None => lock,
-    };
     let lock = match run.queue {
         Queue::Newest => lock.queue(redlock_client::Queue::Newest),
         Queue::All => lock,

@@ -208,6 +208,26 @@ async fn a_failed_acquire_ends_the_shell_that_evaluates_it() {
 }
 
 #[tokio::test]
+async fn a_shell_and_a_command_learn_their_slots() {
+    let gateway = Launch::embedded().ready().await;
+    let redlock = super::binary().display();
+    let work = format!(
+        "set -e; eval \"$({redlock} acquire pool --slots 4 --take 3 --at-least 1m --format shell)\"
+         {redlock} run pool --slots 4 -- sh -c 'echo $REDLOCK_SLOTS'; echo $REDLOCK_SLOTS; echo $REDLOCK_TOKEN"
+    );
+    let url = format!("http://{}", gateway.address());
+    let output =
+        Command::new("sh").args(["-c", &work]).env("REDLOCK_URL", url).output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = text.lines().collect();
+    let [of_command, of_shell, token] = lines[..] else { panic!("{output:?}") };
+    let mut all: Vec<_> = of_shell.split(',').chain([of_command]).collect();
+    all.sort_unstable();
+    assert_eq!(all, ["1", "2", "3", "4"], "{text}");
+    assert!(token.starts_with("2-60000-"), "{token}");
+}
+
+#[tokio::test]
 async fn a_run_reports_processes_left_without_the_lock() {
     let gateway = Launch::embedded().ready().await;
     let dir = TempDir::new();

@@ -263,18 +263,23 @@ fn own_slots(
         parsed.map(|(token, _)| token).filter(is_other).collect()
     };
     let all: Vec<_> = slots.iter().map(|votes| tokens(votes)).collect();
+    // An owner has few grants, but one grant may have all slots.
+    let mut grants: Vec<LockToken> = Vec::new();
+    for token in all.iter().flatten() {
+        if !grants.contains(token) {
+            grants.push(*token);
+        }
+    }
     let copies = |token: &LockToken| {
         let of_slot = |tokens: &Vec<_>| tokens.iter().filter(|other| *other == token).count();
         all.iter().map(of_slot).max().unwrap_or_default()
     };
     // All slots were read by the same nodes.
     let unheard = slots.first().map_or(0, |votes| unheard(votes));
-    let may_stand = |token: &&LockToken| copies(token) + unheard >= quorum.size();
+    grants.retain(|token| copies(token) + unheard >= quorum.size());
     // Of two grants with as many copies, the one with the smaller T is that of the earlier request.
-    let standing = || all.iter().flatten().filter(may_stand);
-    let most = standing().max_by_key(|token| (copies(token), Reverse(token.fencing())))?;
+    let most = grants.iter().max_by_key(|token| (copies(token), Reverse(token.fencing())))?;
     let with_it = (1..).zip(&all).filter(|(_, tokens)| tokens.contains(most));
     let own = SlotSet::new(with_it.map(|(slot, _)| slot))?;
-    let more = standing().any(|token| token != most);
-    Some((own, copies(most) >= quorum.size(), more))
+    Some((own, copies(most) >= quorum.size(), grants.len() > 1))
 }
