@@ -39,7 +39,7 @@ public class Example {
     expect(true, held.getRetryAfterMs() > 0 && held.getExpiresInMs() > 0);
     said("conflict: " + held.getCode() + " by " + held.getHolder());
 
-    LockStatus status = locks.getLock(NAME);
+    LockStatus status = locks.getLock(NAME, null);
     expect("held", status.getState().getValue());
     expect(lease.getFencingToken(), status.getFencingToken());
     said("looked: " + status.getState());
@@ -49,10 +49,10 @@ public class Example {
     expect(lease.getFencingToken(), longer.getFencingToken());
     said("extended to " + longer.getTtlMs() + " ms");
 
-    expect(204, locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null, null).getStatusCode());
+    expect(204, locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null, null, null, null, null).getStatusCode());
     said("released");
 
-    Problem gone = refused(404, () -> locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null, null));
+    Problem gone = refused(404, () -> locks.releaseLockWithHttpInfo(NAME, lease.getToken(), null, null, null, null, null));
     expect(Problem.CodeEnum.LOCK_NOT_FOUND, gone.getCode());
     said("released again: " + gone.getCode());
   }
