@@ -243,6 +243,7 @@ impl Vote {
             Self::Extended { .. } => "extended",
             Self::Released => "released",
             Self::Missing => "missing",
+            Self::FoundOfSet(stand) if stand.is_empty() => "missing",
             Self::Found(_) | Self::FoundOfSet(_) => "found",
             Self::Failed(failure) => failure.reason.as_str(),
         }

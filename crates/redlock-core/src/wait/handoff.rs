@@ -126,7 +126,7 @@ impl<P, A> Handoff<P, A> {
             drop(prepared);
             return false;
         };
-        waiter.handed = Some(prepared);
+        waiter.handed = Some(Box::new(prepared));
         waiter.signalled = true;
         let wake = waiter.waker.take();
         drop(shard);

@@ -159,7 +159,8 @@ pub(super) struct Waiter<P, A> {
     /// The waiter's owner appears to hold the lock, and the waiter has not asked for that grant
     /// since.
     pub(super) owner_holds: bool,
-    pub(super) handed: Option<A>,
+    /// Boxed, because it is large and most waiters never have one.
+    pub(super) handed: Option<Box<A>>,
     pub(super) waker: Option<Waker>,
     pub(super) signalled: bool,
 }
@@ -325,7 +326,7 @@ impl<P, A> WaitQueues<P, A> {
         }
         let Waiter { handed, shared_owner, params, permit, is_superseded, .. } = *waiter;
         let Waiter { priority, mode, since, arrival, .. } = *waiter;
-        let mut left = Left { handed, line: None };
+        let mut left = Left { handed: handed.map(|attempt| *attempt), line: None };
         let mut is_passed_on = false;
         match leave {
             Leave::Granted { now } => self.with_places(places, lock, now, |places| {

@@ -267,7 +267,7 @@ impl<P, A> WaitTicket<P, A> {
         if !waiter.is_superseded
             && let Some(prepared) = waiter.handed.take()
         {
-            return Step::Handed(prepared);
+            return Step::Handed(*prepared);
         }
         if std::mem::take(&mut waiter.owner_holds) {
             return Step::AskForOwn;

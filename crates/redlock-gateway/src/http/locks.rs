@@ -84,7 +84,10 @@ pub(super) async fn acquire(
     let priority = requested_priority(body.priority.as_ref())?;
     let queue = requested_queue(body.queue.as_ref())?;
     let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
-    access.charge_locks(slots.map_or(1, |slots| slots.take().into())).await?;
+    if let Some(slots) = slots.filter(|slots| slots.take() > 1) {
+        // Boxed, because an unboxed future would make the future of every request larger.
+        Box::pin(access.charge_locks(slots.take().into())).await?;
+    }
     let metadata = metadata(body, access.caller().principal())?;
     let metadata = LockMetadata { slots: slots.map(Slots::count).filter(|it| *it > 1), ..metadata };
     access.note(|entry| entry.owner.clone_from(&metadata.owner));

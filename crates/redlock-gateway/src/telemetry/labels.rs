@@ -95,6 +95,7 @@ pub(super) fn vote_index(vote: &Vote) -> usize {
         Vote::Extended { .. } => 4,
         Vote::Released => 5,
         Vote::Missing => 6,
+        Vote::FoundOfSet(stand) if stand.is_empty() => 6,
         Vote::Found(_) | Vote::FoundOfSet(_) => 7,
         Vote::Failed(Failure { reason, .. }) => 8 + *reason as usize,
     }
