@@ -249,8 +249,9 @@ pub(crate) struct Lock {
     #[arg(long, value_name = "TEXT", env = "REDLOCK_OWNER")]
     pub(crate) owner: Option<String>,
 
-    /// How many may hold the lock at once: 1 to 256. Everybody who uses the lock should give the
-    /// same number, because the largest one in use is the bound [default: one holder]
+    /// Number of slots of the lock, 1 to 256: up to that many holders share it. Give the same number
+    /// in every command for this lock, because the largest one in use is the bound [default: one
+    /// holder]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) slots: Option<u32>,
 
@@ -377,7 +378,8 @@ pub(crate) struct Run {
 
     /// The command and its arguments, after all options of redlock; `--` may stand before it. Its
     /// environment has REDLOCK_NAME, REDLOCK_TOKEN, REDLOCK_FENCING_TOKEN and REDLOCK_DEADLINE, and
-    /// with --slots REDLOCK_SLOTS: the numbers of its slots, such as 1,3
+    /// with --slots REDLOCK_SLOTS: the numbers of its slots, such as 1,3. With --also, REDLOCK_NAME
+    /// has all names, such as a,b
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
 }

@@ -236,9 +236,8 @@ impl Redlock {
         extend::extend(&self.shared, keys, token, ttl).await
     }
 
-    /// Releases a lock, or the slots of it that the token has. Returns when a majority has released
-    /// it; nodes that did not answer are
-    /// asked again in the background.
+    /// Releases a lock, or all slots that the token names. Returns when a majority has released it.
+    /// Nodes that did not answer are asked again in the background.
     ///
     /// # Errors
     /// [`LockError::Lost`]: the lock had already been released or had expired.
@@ -277,7 +276,8 @@ impl Redlock {
     /// The same for a lock with `slots` slots: releases every grant of the owner on any of them.
     ///
     /// # Errors
-    /// As for [`Redlock::release_owner`], without [`LockError::NotHolder`].
+    /// [`LockError::Lost`]: this owner held no slot. [`LockError::Unknown`]: too few nodes answered
+    /// about a slot.
     pub async fn release_owner_of_slots(
         &self,
         name: &LockName,

@@ -50,7 +50,7 @@ fn worse(one: Result<(), LockError>, other: Result<(), LockError>) -> Result<(),
     if rank(&other) > rank(&one) { other } else { one }
 }
 
-/// Sends the release of one slot of a lock, for its holder.
+/// Sends the release of one slot on behalf of its holder. Does not wait for the answer.
 pub(crate) fn begin_release(
     shared: &Arc<Shared>,
     waiters: &Waiters,

@@ -34,7 +34,8 @@ pub(crate) enum Choice {
     Free(SlotSet),
     /// An earlier grant of the same owner has these slots.
     Own(SlotSet),
-    /// Several grants of the owner may stand. Their requests are about to give up all but one.
+    /// Several grants of the owner may have a majority. The requests that made them will give up all
+    /// but one.
     SeveralOwn,
     /// Too few slots are free.
     Full(HeldBy),
@@ -105,7 +106,7 @@ impl SlottedLock {
             slots.len() - taken < take
         };
         let read = self.read(shared, limit, |slots| {
-            let own = own_slots(quorum, slots, owner, None).filter(|_| is_shared);
+            let own = if is_shared { own_slots(quorum, slots, owner, None) } else { None };
             let free = slots.iter().filter(|votes| is_free(quorum, votes)).count();
             own.is_none_or(|(_, stands, _)| stands) && (free >= take || is_full(slots))
         });
@@ -263,7 +264,7 @@ fn own_slots(
         parsed.map(|(token, _)| token).filter(is_other).collect()
     };
     let all: Vec<_> = slots.iter().map(|votes| tokens(votes)).collect();
-    // An owner has few grants, but one grant may have all slots.
+    // An owner has few grants, so this list is short. But one grant may stand in every slot.
     let mut grants: Vec<LockToken> = Vec::new();
     for token in all.iter().flatten() {
         if !grants.contains(token) {

@@ -415,8 +415,8 @@ impl Attempt {
         }
     }
 
-    /// How many locks of a set may have this grant on a majority. They are read together: an undo of
-    /// the grant between two readings would leave a part.
+    /// Counts the locks of a set of which a majority may store this grant. One call to each node reads
+    /// all of them. Otherwise an undo between two readings could make a whole grant look like a part.
     async fn may_stand(&self, keys: &Keys, grant: &LockToken) -> usize {
         let shared = &self.shared;
         let round = shared.inspect(keys.clone(), shared.round_limit(self.params.ttl));
