@@ -95,7 +95,7 @@ func (p Problem) String() string {
 
 // HeldError reports that somebody else held the lock until the wait ended.
 type HeldError struct {
-	// Name is the name of the lock; of a set all names, with commas between.
+	// Name is the name of the lock. For a set it has all names, separated by commas.
 	Name string
 	Problem
 }
@@ -107,7 +107,7 @@ func (e *HeldError) Error() string {
 // RefusedError reports that the gateway refuses the request; a repetition would be refused too.
 // Detail says what is allowed.
 type RefusedError struct {
-	// Name is the name of the lock; of a set all names, with commas between; empty if the request was
+	// Name is the name of the lock. For a set it has all names, separated by commas; empty if the request was
 	// about no lock in particular.
 	Name string
 	Problem
@@ -119,7 +119,7 @@ func (e *RefusedError) Error() string {
 
 // UnavailableError reports that no gateway decided.
 type UnavailableError struct {
-	// Name is the name of the lock; of a set all names, with commas between; empty if the request was
+	// Name is the name of the lock. For a set it has all names, separated by commas; empty if the request was
 	// about no lock in particular.
 	Name string
 	// What is the last answer or failure of each URL.

@@ -92,7 +92,7 @@ func newGuard(ctx context.Context, client *Client, target target, r request, lea
 	return guard
 }
 
-// Name returns the name of the lock; of a set all names, with commas between.
+// Name returns the name of the lock. For a set it has all names, separated by commas.
 func (g *Guard) Name() string {
 	return g.name
 }

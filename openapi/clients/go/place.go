@@ -17,7 +17,7 @@ const longestLabel = 255
 // Waiting is what is known while an acquisition waits. What the gateway does not say is the zero
 // value.
 type Waiting struct {
-	// Name is the lock's name; of a set all names, with commas between.
+	// Name is the lock's name. For a set it has all names, separated by commas.
 	Name string
 	// Position is the place in this gateway's line for the lock; 1 is next. A set is in the line of the
 	// lock that refused it, and its place is not kept.

@@ -1096,12 +1096,12 @@ type ClientInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
-	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// The request counts once for each slot in the rate of the key, and each slot counts in the
-	// client's share of the masters' memory.
+	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+	// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+	// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+	// as N locks in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1122,12 +1122,12 @@ type ClientInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
-	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// The request counts once for each slot in the rate of the key, and each slot counts in the
-	// client's share of the masters' memory.
+	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+	// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+	// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+	// as N locks in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1437,12 +1437,12 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
-// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// The request counts once for each slot in the rate of the key, and each slot counts in the
-// client's share of the masters' memory.
+// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+// as N locks in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type.
 //
@@ -1473,12 +1473,12 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
-// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// The request counts once for each slot in the rate of the key, and each slot counts in the
-// client's share of the masters' memory.
+// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+// as N locks in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -2442,12 +2442,12 @@ type ClientWithResponsesInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
-	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// The request counts once for each slot in the rate of the key, and each slot counts in the
-	// client's share of the masters' memory.
+	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+	// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+	// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+	// as N locks in the client's share of the masters' memory.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -2468,12 +2468,12 @@ type ClientWithResponsesInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
-	// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-	// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-	// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-	// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-	// The request counts once for each slot in the rate of the key, and each slot counts in the
-	// client's share of the masters' memory.
+	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+	// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+	// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+	// as N locks in the client's share of the masters' memory.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -4104,12 +4104,12 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
-// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// The request counts once for each slot in the rate of the key, and each slot counts in the
-// client's share of the masters' memory.
+// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+// as N locks in the client's share of the masters' memory.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -4136,12 +4136,12 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
-// With `slots`, so many may hold the lock at once, and the request takes `take` of the slots, all
-// or none. Every request for a lock should give the same `slots`: the largest number in use is the
-// bound. A request without `slots` asks for slot 1. A waiter for many slots is not overtaken at its
-// gateway by waiters for few. The token knows the slots, so `PATCH` and `DELETE` stay as they are.
-// The request counts once for each slot in the rate of the key, and each slot counts in the
-// client's share of the masters' memory.
+// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
+// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
+// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
+// for few slots does not pass a waiter for many. The token names the slots, so `PATCH` and `DELETE`
+// need no other field. A request that takes N slots counts as N requests in the rate of the key, and
+// as N locks in the client's share of the masters' memory.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

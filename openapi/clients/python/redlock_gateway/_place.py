@@ -25,7 +25,7 @@ class Waiting:
     """What is known while an acquisition waits. What the gateway does not say is None."""
 
     name: str
-    """The lock's name; of a set all names, with commas between."""
+    """The lock's name. For a set it has all names, separated by commas."""
     position: int | None
     """The place in this gateway's line for the lock; 1 is next. A set is in the line of the lock that
     refused it, and its place is not kept.

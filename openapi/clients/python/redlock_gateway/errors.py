@@ -70,7 +70,7 @@ class RedlockError(Exception):
     """The base class of all errors of this library."""
 
     name: str | None = None
-    """The lock's name; of a set all names, with commas between. None if the error is about no lock in
+    """The lock's name. For a set it has all names, separated by commas. None if the error is about no lock in
     particular.
     """
 

@@ -74,7 +74,7 @@ class Guard:
 
     @property
     def name(self) -> str:
-        """The lock's name; of a set all names, with commas between."""
+        """The lock's name. For a set it has all names, separated by commas."""
         return self._held.name
 
     @property

@@ -41,7 +41,7 @@ export interface Problem {
 export class RedlockError extends Error {
   override readonly name: string = "RedlockError";
   /**
-   * The lock's name; of a set all names, with commas between. Undefined if the error is about no
+   * The lock's name. For a set it has all names, separated by commas. Undefined if the error is about no
    * lock in particular.
    */
   readonly lock: string | undefined;

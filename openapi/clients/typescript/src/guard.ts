@@ -33,7 +33,7 @@ export interface Held {
  * releases the guard at the end of the block. A guard does not keep a process alive.
  */
 export class Guard implements AsyncDisposable {
-  /** The lock's name; of a set all names, with commas between. */
+  /** The lock's name. For a set it has all names, separated by commas. */
   readonly name: string;
   /** The names of the locks: one, or those of the set. */
   readonly names: readonly string[];

@@ -7,7 +7,7 @@ const LONGEST_LABEL = 255;
 
 /** What is known while an acquisition waits. What the gateway does not say is undefined. */
 export interface Waiting {
-  /** The lock's name; of a set all names, with commas between. */
+  /** The lock's name. For a set it has all names, separated by commas. */
   readonly name: string;
   /**
    * The place in this gateway's line for the lock; 1 is next. A set is in the line of the lock that
