@@ -107,8 +107,8 @@ func (e *HeldError) Error() string {
 // RefusedError reports that the gateway refuses the request; a repetition would be refused too.
 // Detail says what is allowed.
 type RefusedError struct {
-	// Name is the name of the lock. For a set it has all names, separated by commas; empty if the request was
-	// about no lock in particular.
+	// Name is the name of the lock. For a set it has all names, separated by commas. It is empty
+	// if the request was about no lock in particular.
 	Name string
 	Problem
 }
@@ -119,8 +119,8 @@ func (e *RefusedError) Error() string {
 
 // UnavailableError reports that no gateway decided.
 type UnavailableError struct {
-	// Name is the name of the lock. For a set it has all names, separated by commas; empty if the request was
-	// about no lock in particular.
+	// Name is the name of the lock. For a set it has all names, separated by commas. It is empty
+	// if the request was about no lock in particular.
 	Name string
 	// What is the last answer or failure of each URL.
 	What []string

@@ -161,23 +161,22 @@ pub(super) async fn resolve(
     let is_of_the_future = shown.fencing().get() > locks.wall_micros();
     let slots = shown.slots();
     let first = slots.iter().next().unwrap_or(1);
-    let mut state = locks.inspect_slot(name, first).await.state;
-    if slots.count() > 1 {
-        // All slots that are held must belong to one owner. Otherwise the token has a slot of
-        // somebody else in it, and nothing is sent for it.
+    let state = if slots.count() == 1 {
+        locks.inspect_slot(name, first).await.state
+    } else {
         let last = slots.iter().last().unwrap_or(first);
         let mut holders = locks.inspect_slots(name, last).await.holders;
         holders.retain(|holder| slots.has(holder.slot));
+        // All slots that are held must belong to one owner. Otherwise the token has a slot of
+        // somebody else in it, and nothing is sent for it.
         let is_mixed = holders.windows(2).any(|two| !two[0].by.has_owner_of(&two[1].by));
         if let Some(foreign) = holders.iter().find(|holder| !holder.by.is_of(&own.known))
             && (is_mixed || !may_force)
         {
             return Err(LockError::NotHolder(foreign.by.clone()));
         }
-        if let Some(holder) = holders.into_iter().next() {
-            state = LockState::Held(holder.by);
-        }
-    }
+        holders.into_iter().next().map_or(LockState::Free, |holder| LockState::Held(holder.by))
+    };
     match state {
         LockState::Held(by) => {
             // The comparison uses the owner. The text beside the lock also names the principal, but

@@ -146,7 +146,8 @@ struct ReleaseQuery {
 }
 
 /// The query of a release. Unknown and repeated parameters are refused: a misspelt `force=true`
-/// must not turn a forced release into a release by token.
+/// must not turn a forced release into a release by token. Nothing is percent-decoded, because
+/// `is_forced`, which decides on the permission, reads the text as it was sent.
 fn release_query(uri: &Uri) -> Result<ReleaseQuery, ApiError> {
     let mut query = ReleaseQuery::default();
     let mut seen = Vec::new();

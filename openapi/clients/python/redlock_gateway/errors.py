@@ -70,8 +70,9 @@ class RedlockError(Exception):
     """The base class of all errors of this library."""
 
     name: str | None = None
-    """The lock's name. For a set it has all names, separated by commas. None if the error is about no lock in
-    particular.
+    """The lock's name. For a set it has all names, separated by commas.
+
+    None if the error is about no lock in particular.
     """
 
     # Without this, exceptions with fields beside the message cannot be pickled.

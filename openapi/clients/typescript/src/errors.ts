@@ -41,8 +41,8 @@ export interface Problem {
 export class RedlockError extends Error {
   override readonly name: string = "RedlockError";
   /**
-   * The lock's name. For a set it has all names, separated by commas. Undefined if the error is about no
-   * lock in particular.
+   * The lock's name. For a set it has all names, separated by commas. Undefined if the error is
+   * about no lock in particular.
    */
   readonly lock: string | undefined;
 

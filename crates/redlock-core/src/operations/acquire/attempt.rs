@@ -68,9 +68,9 @@ impl AcquireParams {
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     params: AcquireParams,
-    /// The lock, the set or the slots that the proposals ask for.
-    asked: Keys,
-    /// The slots that `asked` names.
+    /// The chosen slots that the proposals ask for. `None` if they ask for `params.keys`.
+    chosen: Option<Keys>,
+    /// The numbers of these slots.
     slots: SlotSet,
     /// Whether the slots are yet to be chosen.
     chooses_slots: bool,
@@ -113,7 +113,7 @@ impl Attempt {
         let started = shared.env.clock.monotonic();
         Self {
             shared: shared.clone(),
-            asked: params.keys.clone(),
+            chosen: None,
             slots: SlotSet::FIRST,
             chooses_slots: params.slotted.is_some(),
             is_for_own: false,
@@ -156,9 +156,14 @@ impl Attempt {
         Some(attempt)
     }
 
+    /// The lock, the set or the slots that the proposals ask for.
+    fn asked(&self) -> &Keys {
+        self.chosen.as_ref().unwrap_or(&self.params.keys)
+    }
+
     fn take_slots(&mut self, slots: SlotSet, first: u16) {
         if let Some(slotted) = &self.params.slotted {
-            (self.asked, self.slots) = (slotted.keys_of(slots, first), slots);
+            (self.chosen, self.slots) = (Some(slotted.keys_of(slots, first)), slots);
         }
         self.chooses_slots = false;
     }
@@ -209,13 +214,13 @@ impl Attempt {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
             return Err(LockError::NoQuorum(reports));
         };
-        let AcquireParams { owner, nonce, info, ttl, hold_at_least, .. } = &mut self.params;
+        let AcquireParams { keys, owner, nonce, info, ttl, hold_at_least, .. } = &mut self.params;
         let nonce = nonce.take().unwrap_or_else(|| shared.env.entropy.nonce());
         let token = LockToken::new(*owner, nonce, fencing).holding(*hold_at_least);
         let token = token.on_slots(self.slots);
         let record = Record::new(&token, info);
         let op = Op::Acquire {
-            keys: self.asked.clone(),
+            keys: self.chosen.as_ref().unwrap_or(keys).clone(),
             record: record.clone(),
             ttl: *ttl,
             tell: self.hint.clone(),
@@ -349,7 +354,7 @@ impl Attempt {
         self.undo();
         let shared = self.shared.clone();
         let AcquireParams { ttl, max_hold, .. } = self.params.clone();
-        let keys = self.asked.clone();
+        let keys = self.asked().clone();
         let held = shared.tokens.age(grant.fencing());
         if let Some(max) = max_hold.filter(|max| held > *max) {
             return Err(self.failed(LockError::HeldTooLong { held, max }, false));
@@ -470,7 +475,7 @@ impl Attempt {
 
     fn undo_of(&self, record: Record, hint: Option<Hint>) -> Arc<Op> {
         Arc::new(Op::Release {
-            keys: self.asked.clone(),
+            keys: self.asked().clone(),
             record,
             scope: ReleaseScope::Proposal,
             tell: hint,
