@@ -39,8 +39,9 @@ use crate::time::SimClock;
 /// Prefix of every lock name.
 pub const KEY_PREFIX: &str = "lock:";
 
-/// The number of slot 1 of the lock with slots. The numbers of its other slots follow.
-pub const FIRST_SLOT: u8 = 100;
+/// The number of slot 1 of the lock with slots. The numbers of its other slots follow. Other locks
+/// have smaller numbers.
+pub const FIRST_SLOT: u8 = 240;
 
 /// The name of a lock, or of a slot, by its number.
 pub fn lock_name(number: u8) -> LockName {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use redlock_core::node::SafetyRules;
 
 use crate::chance::{Chance, Stream};
+use crate::master::FIRST_SLOT;
 use crate::network::Latency;
 use crate::time::MAX_SLEWED_PPM;
 
@@ -147,6 +148,7 @@ const LONG_MAX_TTL: Duration = Duration::from_secs(40);
 
 /// Number of lock names for each client in a history of young locks.
 pub const YOUNG_NAMES: u8 = 50;
+const _: () = assert!(4 * YOUNG_NAMES <= FIRST_SLOT, "a name would be a slot");
 
 /// Milliseconds that no answer takes, so the limit that this sets is never reached.
 const NEVER: u64 = 1_000_000;
