@@ -13,6 +13,7 @@ pub mod openapi;
 mod render;
 mod sets;
 mod site;
+mod watch;
 pub mod wire;
 
 use parking_lot::Mutex;

@@ -21,7 +21,7 @@ pub(super) use self::kinds::*;
 use super::wire::{json_line, node_answer, rfc3339, slot_holder};
 use crate::auth::AuthError;
 use crate::config::show;
-use crate::gateway::{Refusal, TooManyListings};
+use crate::gateway::{Refusal, TooManyListings, TooManyWatchers};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 use crate::overload::in_flight::TooManyExtendMany;
@@ -343,6 +343,10 @@ impl ApiError {
                     "too many PATCH /locks are under way; allowed are {max} at a time, and one client may have as many as are \
                      still free"
                 );
+                RATE_LIMITED.because(detail).retry_after(SOON)
+            }
+            Refusal::TooManyWatchers(TooManyWatchers { max, what }) => {
+                let detail = format!("too many streams of events are open; allowed are {max} {what}");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(

@@ -208,6 +208,31 @@ impl<S: Send + Sync> FromRequestParts<S> for InspectQuery {
     }
 }
 
+/// Whether a request asks for a stream of events instead of one answer.
+pub(super) struct StreamHead {
+    pub(super) is_wanted: bool,
+    /// The id of the last event that the client has got.
+    pub(super) last: Option<String>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for StreamHead {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        _: &S,
+    ) -> Result<Self, std::convert::Infallible> {
+        let kinds = parts.headers.get_all(http::header::ACCEPT).iter();
+        let kinds = kinds.filter_map(|value| value.to_str().ok()).flat_map(|it| it.split(','));
+        let is_stream = |kind: &str| {
+            let kind = kind.split(';').next().unwrap_or_default().trim();
+            kind.eq_ignore_ascii_case("text/event-stream")
+        };
+        let last = parts.headers.get("last-event-id").and_then(|id| id.to_str().ok());
+        Ok(Self { is_wanted: kinds.into_iter().any(is_stream), last: last.map(str::to_owned) })
+    }
+}
+
 /// What entitles a request to release: the token or the key.
 pub(super) enum TokenOrKey {
     Token(LockToken),

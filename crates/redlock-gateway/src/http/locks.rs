@@ -12,11 +12,12 @@ use redlock_core::{HeldBy, LockName, LockToken, SlotSet, Slots};
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, metadata, requested_hold,
-    requested_priority, requested_queue, requested_slots, requested_ttl, stored,
+    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, metadata,
+    requested_hold, requested_priority, requested_queue, requested_slots, requested_ttl, stored,
 };
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
+use super::watch;
 use super::wire::{lease, lock_list, lock_status};
 use crate::auth::{Caller, Verb};
 use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken, Target};
@@ -314,6 +315,10 @@ pub(super) async fn resolve(
 /// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
 /// its holders are shown. For people and dashboards only: the state may have changed before the
 /// answer arrives.
+///
+/// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+/// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+/// gateway does is told at once, what others do within about a second.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
     params(
@@ -330,7 +335,11 @@ pub(super) async fn resolve(
 pub(super) async fn inspect(
     lock: LockAccess,
     InspectQuery(slots): InspectQuery,
+    stream: StreamHead,
 ) -> Result<Response, ApiError> {
+    if stream.is_wanted {
+        return watch::of_lock(&lock, slots, stream.last);
+    }
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Other).await?;
     // Boxed, because an unboxed future would make the future of every request larger.
@@ -350,6 +359,10 @@ pub(super) async fn inspect(
 /// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
 /// of each client, and two of all clients together, may run at a time; the gateway answers others
 /// 429.
+///
+/// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+/// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+/// effect there.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),
@@ -360,7 +373,14 @@ pub(super) async fn inspect(
         (status = 503, description = "quorum_unavailable, overloaded"),
     )
 )]
-pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, ApiError> {
+pub(super) async fn list(
+    access: Access,
+    query: ListQuery,
+    stream: StreamHead,
+) -> Result<Response, ApiError> {
+    if stream.is_wanted {
+        return watch::of_prefix(&access, query.prefix, stream.last);
+    }
     let _in_flight = access.enter(RequestClass::Other).await?;
     // A slot is listed for a key that may list its lock.
     let is_listed = |name: &LockName| access.caller().may(Verb::List, &name.lock_and_slot().0);
