@@ -72,6 +72,7 @@ mod http {
     mod front_door;
     mod fuzz;
     mod given_up;
+    mod held_streams;
     mod kept_places;
     pub(crate) mod keys;
     mod least_hold;

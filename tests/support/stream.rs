@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use http::{HeaderMap, Request};
-use http_body_util::{BodyExt, Empty};
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
@@ -36,19 +37,37 @@ impl Drop for Events {
 }
 
 impl Events {
-    /// Opens a stream. An answer that is no stream is an error.
+    /// Opens a stream by a GET. An answer that is no stream is an error.
     pub(crate) async fn open(
         address: SocketAddr,
         path: &str,
         headers: &HeaderMap,
     ) -> Result<Self, Answer> {
+        Self::open_by(Method::GET, address, path, headers, &Value::Null).await
+    }
+
+    /// Opens a stream.
+    pub(crate) async fn open_by(
+        method: Method,
+        address: SocketAddr,
+        path: &str,
+        headers: &HeaderMap,
+        body: &Value,
+    ) -> Result<Self, Answer> {
         let stream = TcpStream::connect(address).await.expect("the gateway listens");
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
         let connection = tokio::spawn(async move { drop(connection.await) });
-        let mut request = Request::get(path).body(Empty::<bytes::Bytes>::new()).expect("a path");
+        let has_body = !body.is_null();
+        let body = if has_body { body.to_string() } else { String::new() };
+        let mut request = Request::new(Full::new(Bytes::from(body)));
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().expect("a path");
         *request.headers_mut() = headers.clone();
         let headers = request.headers_mut();
+        if has_body {
+            headers.insert("content-type", "application/json".parse().expect("a media type"));
+        }
         headers.insert("host", address.to_string().parse().expect("an address"));
         headers.insert("accept", "text/event-stream".parse().expect("a media type"));
         let response = timeout(PATIENCE, sender.send_request(request)).await;

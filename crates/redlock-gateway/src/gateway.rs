@@ -26,7 +26,7 @@ pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
 use self::watch::Watches;
-pub use self::watch::{Change, Event, Next, TooManyWatchers, Watched, Watcher};
+pub use self::watch::{Change, Event, Next, StreamPermit, TooManyWatchers, Watched, Watcher};
 use crate::config::Limits;
 use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
@@ -75,6 +75,8 @@ pub struct AcquireRequest {
     pub hold_at_least: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
+    /// Notified when the request begins to wait.
+    pub on_wait: Option<Arc<Notify>>,
     /// How early the request is served while it waits.
     pub priority: Priority,
     /// Which requests for the lock wait at the same time.
@@ -230,6 +232,7 @@ impl Gateway {
             max_hold,
             hold_at_least,
             wait,
+            on_wait,
             priority,
             queue,
             client,
@@ -289,7 +292,7 @@ impl Gateway {
                         let waits = || {
                             place = Some(self.wait_share.take(&client, &name)?);
                             in_flight.wait();
-                            self.watches.line_changed(&name);
+                            self.begins_to_wait(&name, on_wait.as_deref());
                             let keeps_place = || self.wait_share.take_place(&client, &name);
                             let kept = idempotency_key.as_ref().and_then(|_| keeps_place());
                             Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
@@ -304,7 +307,7 @@ impl Gateway {
                         drop(place.take());
                         place = Some(self.wait_share.take(&client, &set.names()[at])?);
                         in_flight.wait();
-                        self.watches.line_changed(&set.names()[at]);
+                        self.begins_to_wait(&set.names()[at], on_wait.as_deref());
                         Ok(())
                     };
                     Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
@@ -372,6 +375,11 @@ impl Gateway {
             LockError::NoQuorum(nodes) => self.without_quorum(nodes),
             error => error.into(),
         })
+    }
+
+    fn begins_to_wait(&self, name: &LockName, on_wait: Option<&Notify>) {
+        self.watches.line_changed(name);
+        on_wait.into_iter().for_each(Notify::notify_one);
     }
 
     /// The refusal for a missing quorum. If a majority is missing only because of quarantines, the
@@ -526,6 +534,17 @@ impl Gateway {
             return Err(Refusal::Draining);
         }
         self.watches.watch(client, watched, last).map_err(Refusal::TooManyWatchers)
+    }
+
+    /// Begins a stream of events that is about no change of others.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManyWatchers`], and [`Refusal::Draining`].
+    pub fn begin_stream(&self, client: &Client) -> Result<StreamPermit, Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        self.watches.begin_stream(client).map_err(Refusal::TooManyWatchers)
     }
 
     /// Reads the state of the lock that is watched. Changes are told from here on.

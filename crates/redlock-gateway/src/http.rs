@@ -8,6 +8,7 @@ pub mod error;
 mod extend_many;
 pub mod extract;
 mod health;
+mod hold;
 mod locks;
 pub mod openapi;
 mod render;

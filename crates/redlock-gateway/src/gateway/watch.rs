@@ -26,8 +26,8 @@ pub(super) use self::poll::{pages, poll};
 use self::seen::{End, Seen};
 use crate::overload::clients::{Client, Counter, Permit};
 
-/// Limit on watchers. Each has a connection, or a stream of one.
-const MAX_WATCHERS: usize = 20_000;
+/// Limit on streams of events, of watchers and of holders. Each has a connection, or a part of one.
+const MAX_STREAMS: usize = 20_000;
 /// Limit on the locks that are watched by name. Each is read about once a second.
 const MAX_NAMES: usize = 1_000;
 /// Limit on the different prefixes that are watched.
@@ -95,12 +95,17 @@ pub struct TooManyWatchers {
     pub what: &'static str,
 }
 
+/// The place of one stream of events; returned when dropped.
+#[derive(Debug)]
+pub struct StreamPermit(#[allow(dead_code)] Permit, #[allow(dead_code)] Permit);
+
 /// Everything that is watched at this gateway.
 #[derive(Debug)]
 pub(super) struct Watches {
     /// Whether anything is watched.
     is_active: AtomicBool,
-    watchers: Counter,
+    /// Open streams of events.
+    streams: Counter,
     state: Mutex<State>,
     /// Wakes the poller.
     wake: Notify,
@@ -194,7 +199,7 @@ impl Default for Watches {
     fn default() -> Self {
         Self {
             is_active: AtomicBool::new(false),
-            watchers: Counter::default(),
+            streams: Counter::default(),
             state: Mutex::new(State {
                 last_id: 0,
                 names: HashMap::new(),
@@ -218,7 +223,7 @@ impl Watches {
     }
 
     pub(super) fn count(&self) -> usize {
-        self.watchers.count()
+        self.streams.count()
     }
 
     /// Tells that these slots were acquired. A repeated request finds its own grant, and only its
@@ -305,10 +310,7 @@ impl Watches {
         last: Option<&str>,
     ) -> Result<Watcher, TooManyWatchers> {
         let full = |max, what| TooManyWatchers { max, what };
-        let free = MAX_WATCHERS.saturating_sub(self.watchers.count());
-        let of_client = client.watching.take(free).ok_or(full(free, "streams of one client"))?;
-        let permit =
-            self.watchers.take(MAX_WATCHERS).ok_or(full(MAX_WATCHERS, "streams in all"))?;
+        let permit = self.begin_stream(client)?;
         let mut state = self.state.lock();
         let last = last.and_then(|id| self.own_id(id)).filter(|id| *id <= state.last_id);
         let has_all_since = last.filter(|last| {
@@ -355,8 +357,17 @@ impl Watches {
             watches: self.clone(),
             watched,
             is_polled: false,
-            _permits: [of_client, permit],
+            _permit: permit,
         })
+    }
+
+    /// Counts a stream of events. One client may have as many as are still free.
+    pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, TooManyWatchers> {
+        let full = |max, what| TooManyWatchers { max, what };
+        let free = MAX_STREAMS.saturating_sub(self.streams.count());
+        let of_client = client.watching.take(free).ok_or(full(free, "of one client"))?;
+        let permit = self.streams.take(MAX_STREAMS).ok_or(full(MAX_STREAMS, "in all"))?;
+        Ok(StreamPermit(of_client, permit))
     }
 
     /// The id of a change as a watcher sends it back.
@@ -381,7 +392,7 @@ pub struct Watcher {
     watched: Watched,
     /// Whether a watcher of a prefix counts for the poller.
     is_polled: bool,
-    _permits: [Permit; 2],
+    _permit: StreamPermit,
 }
 
 /// What a watcher gets next.

@@ -368,6 +368,7 @@ impl Access {
 
 /// A caller whose answer is a stream. Unlike [`Access`], it is not a request in flight, so a drain
 /// does not wait for it.
+#[derive(Clone)]
 pub(super) struct Standing {
     app: Arc<AppState>,
     caller: Caller,
@@ -385,6 +386,16 @@ impl Standing {
 
     pub(super) fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    /// The caller's access to a lock, for a request that the stream makes on its own. A drain waits
+    /// for it.
+    pub(super) fn lock(&self, name: &LockName, verb: Verb) -> LockAccess {
+        let Self { app, caller, client } = self;
+        let _active = app.gateway.begin();
+        let (caller, client) = (caller.clone(), client.clone());
+        let access = Access { caller, client, app: app.clone(), audit: None, _active };
+        LockAccess { access, name: name.clone(), verb }
     }
 
     /// Whether the caller is still known. Its permissions are then those of today.

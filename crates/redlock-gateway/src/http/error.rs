@@ -188,6 +188,24 @@ impl ApiError {
         error
     }
 
+    /// A lease could not be extended before its end.
+    pub(super) fn not_in_time() -> Self {
+        let detail =
+            "the lock could not be extended in time; it may be another's soon, so stop the work";
+        OUTCOME_UNKNOWN.because(detail)
+    }
+
+    /// Whether the lock is certainly no longer the client's, or may no longer be extended.
+    pub(super) fn is_loss(&self) -> bool {
+        use ProblemCode as C;
+        matches!(self.report.code, C::LockNotFound | C::NotHolder | C::MaxHoldReached)
+    }
+
+    /// Whether the caller is not known, or lacks the permission.
+    pub(super) fn is_denial(&self) -> bool {
+        matches!(self.report.code, ProblemCode::Unauthenticated | ProblemCode::Forbidden)
+    }
+
     /// The request must be recorded in the audit log, and cannot be recorded now.
     pub(super) fn unrecorded() -> Self {
         let detail = "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";

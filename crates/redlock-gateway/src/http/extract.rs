@@ -76,6 +76,19 @@ impl AcquireHead {
     }
 }
 
+/// The token of a lock that the client holds already, if it sends one with a request for a stream.
+/// Any other request to acquire a lock may have such a header, and it has no effect.
+pub(super) struct HeldToken(pub(super) Option<LockToken>);
+
+impl<S: Send + Sync> FromRequestParts<S> for HeldToken {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let is_there = wants_stream(&parts.headers) && parts.headers.contains_key(&LOCK_TOKEN);
+        Ok(Self(is_there.then(|| lock_token(&parts.headers)).transpose()?))
+    }
+}
+
 /// The argument of an extension (PATCH) that is in its head: the token.
 pub(super) struct ExtendHead(pub(super) LockToken);
 
@@ -222,15 +235,18 @@ impl<S: Send + Sync> FromRequestParts<S> for StreamHead {
         parts: &mut Parts,
         _: &S,
     ) -> Result<Self, std::convert::Infallible> {
-        let kinds = parts.headers.get_all(http::header::ACCEPT).iter();
-        let kinds = kinds.filter_map(|value| value.to_str().ok()).flat_map(|it| it.split(','));
-        let is_stream = |kind: &str| {
-            let kind = kind.split(';').next().unwrap_or_default().trim();
-            kind.eq_ignore_ascii_case("text/event-stream")
-        };
         let last = parts.headers.get("last-event-id").and_then(|id| id.to_str().ok());
-        Ok(Self { is_wanted: kinds.into_iter().any(is_stream), last: last.map(str::to_owned) })
+        Ok(Self { is_wanted: wants_stream(&parts.headers), last: last.map(str::to_owned) })
     }
+}
+
+fn wants_stream(headers: &HeaderMap) -> bool {
+    let kinds = headers.get_all(http::header::ACCEPT).iter();
+    let mut kinds = kinds.filter_map(|value| value.to_str().ok()).flat_map(|it| it.split(','));
+    kinds.any(|kind| {
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("text/event-stream")
+    })
 }
 
 /// What entitles a request to release: the token or the key.

@@ -12,15 +12,19 @@ use redlock_core::{HeldBy, LockName, LockToken, SlotSet, Slots};
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, metadata,
-    requested_hold, requested_priority, requested_queue, requested_slots, requested_ttl, stored,
+    AcquireHead, ExtendHead, HeldToken, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead,
+    metadata, requested_hold, requested_priority, requested_queue, requested_slots, requested_ttl,
+    stored,
 };
+use super::hold;
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::watch;
 use super::wire::{lease, lock_list, lock_status};
 use crate::auth::{Caller, Verb};
-use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken, Target};
+use crate::gateway::{
+    AcquireRequest, LeaseView, ListRequest, PresentedToken, ResolvedToken, Target,
+};
 use crate::info::{LockMetadata, label_of};
 use crate::overload::in_flight::RequestClass;
 
@@ -71,57 +75,24 @@ use crate::overload::in_flight::RequestClass;
 pub(super) async fn acquire(
     lock: LockAccess,
     head: AcquireHead,
+    stream: StreamHead,
+    HeldToken(token): HeldToken,
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
+    if stream.is_wanted {
+        // Boxed, because an unboxed future would make the future of every request larger.
+        return Box::pin(hold::begin(lock, head, body, token)).await;
+    }
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    // The body may have taken long to arrive, and the key may have been removed meanwhile.
-    lock.check_again()?;
-    let limits = access.limits();
-    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let (wait, applied) = head.wait(&body, &limits)?;
-    let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
-    let priority = requested_priority(body.priority.as_ref())?;
-    let queue = requested_queue(body.queue.as_ref())?;
-    let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
-    if let Some(slots) = slots.filter(|slots| slots.take() > 1) {
-        // Boxed, because an unboxed future would make the future of every request larger.
-        Box::pin(access.charge_locks(slots.take().into())).await?;
-    }
-    let metadata = metadata(body, access.caller().principal())?;
-    let metadata = LockMetadata { slots: slots.map(Slots::count).filter(|it| *it > 1), ..metadata };
-    access.note(|entry| entry.owner.clone_from(&metadata.owner));
-    let request = AcquireRequest {
-        target: match slots {
-            None => Target::Lock(name.clone()),
-            Some(slots) => Target::Slots(name.clone(), slots),
-        },
-        hold_at_least,
-        ttl,
-        info: stored(&metadata)?,
-        principal: access.caller().principal().map(Into::into),
-        idempotency_key: head.idempotency_key.clone(),
-        max_hold: limits.max_hold,
-        wait,
-        priority,
-        queue,
-        client: access.client().clone(),
-        started,
-    };
+    let (request, asked) = Asked::read(&lock, &head, body, started).await?;
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
-    if slots.is_some() {
-        access.note(|entry| entry.slots = Some(view.token.slots()));
-    }
-
-    let lease = Lease {
-        slots: slots.map(|slots| slots.count().into()),
-        slots_held: slots.map(|_| view.token.slots().iter().map(u32::from).collect()),
-        ..lease(name, &view, metadata.owner)
-    };
+    let applied = asked.applied;
+    let lease = asked.lease(&lock, &view);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
     // Only slashes are encoded: no other character that a name may have ends a segment of a path.
@@ -131,6 +102,75 @@ pub(super) async fn acquire(
     );
     add_grant_headers(headers, lease.token, view.replayed, applied)?;
     Ok(response)
+}
+
+/// What a request to acquire a lock asks for, as far as its answer needs it.
+pub(super) struct Asked {
+    owner: Option<String>,
+    slots: Option<Slots>,
+    /// The seconds of `Prefer: wait`, if they decide how long the request waits.
+    applied: Option<u64>,
+}
+
+impl Asked {
+    /// Reads the request, and charges it for its slots.
+    pub(super) async fn read(
+        lock: &LockAccess,
+        head: &AcquireHead,
+        body: AcquireBody,
+        started: Instant,
+    ) -> Result<(AcquireRequest, Self), ApiError> {
+        let LockAccess { access, name, .. } = lock;
+        // The body may have taken long to arrive, and the key may have been removed meanwhile.
+        lock.check_again()?;
+        let limits = access.limits();
+        let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
+        let (wait, applied) = head.wait(&body, &limits)?;
+        let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
+        let priority = requested_priority(body.priority.as_ref())?;
+        let queue = requested_queue(body.queue.as_ref())?;
+        let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
+        if let Some(slots) = slots.filter(|slots| slots.take() > 1) {
+            // Boxed, because an unboxed future would make the future of every request larger.
+            Box::pin(access.charge_locks(slots.take().into())).await?;
+        }
+        let metadata = metadata(body, access.caller().principal())?;
+        let count = slots.map(Slots::count).filter(|count| *count > 1);
+        let metadata = LockMetadata { slots: count, ..metadata };
+        access.note(|entry| entry.owner.clone_from(&metadata.owner));
+        let request = AcquireRequest {
+            target: match slots {
+                None => Target::Lock(name.clone()),
+                Some(slots) => Target::Slots(name.clone(), slots),
+            },
+            hold_at_least,
+            ttl,
+            info: stored(&metadata)?,
+            principal: access.caller().principal().map(Into::into),
+            idempotency_key: head.idempotency_key.clone(),
+            max_hold: limits.max_hold,
+            wait,
+            on_wait: None,
+            priority,
+            queue,
+            client: access.client().clone(),
+            started,
+        };
+        Ok((request, Self { owner: metadata.owner, slots, applied }))
+    }
+
+    /// The lease of a grant. Notes its slots in the audit entry.
+    pub(super) fn lease(self, lock: &LockAccess, view: &LeaseView) -> Lease {
+        let held = view.token.slots();
+        if self.slots.is_some() {
+            lock.access.note(|entry| entry.slots = Some(held));
+        }
+        Lease {
+            slots: self.slots.map(|slots| slots.count().into()),
+            slots_held: self.slots.map(|_| held.iter().map(u32::from).collect()),
+            ..lease(&lock.name, view, self.owner)
+        }
+    }
 }
 
 /// Adds the headers of an answer with a grant. `applied`: the seconds of `Prefer: wait`, if they

@@ -12,7 +12,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
-use http::{HeaderValue, header};
+use http::{HeaderName, HeaderValue, header};
 use redlock_api::{Lagged, StreamEnd, StreamEndReason};
 use redlock_core::LockState;
 use serde::Serialize;
@@ -25,7 +25,7 @@ use crate::auth::Verb;
 use crate::gateway::{Change, Next, Watched, Watcher};
 
 /// Time between two signs of life. Proxies often close a connection that is silent for 60 s.
-const HEARTBEAT: Duration = Duration::from_secs(15);
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long a stream lasts at most. The client then connects again, perhaps to another gateway.
 const MAX_STREAM: Duration = Duration::from_secs(3_600);
 /// Pause before a snapshot is tried again, while too few nodes answer.
@@ -235,7 +235,7 @@ impl EventStream {
     }
 }
 
-fn write_event(text: &mut String, event: &str, id: Option<&str>, data: &impl Serialize) {
+pub(super) fn write_event(text: &mut String, event: &str, id: Option<&str>, data: &impl Serialize) {
     // A string takes everything, and these shapes are always JSON.
     let data = serde_json::to_string(data).unwrap_or_default();
     if let Some(id) = id {
@@ -250,12 +250,17 @@ impl IntoResponse for EventStream {
             let piece = stream.next().await?;
             Some((Ok::<_, std::convert::Infallible>(piece), stream))
         });
-        let headers = [
-            (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
-            (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
-            // nginx would collect the events otherwise.
-            (http::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-        ];
-        (headers, Body::from_stream(pieces)).into_response()
+        stream_response(Body::from_stream(pieces))
     }
+}
+
+/// An answer that is a stream of events.
+pub(super) fn stream_response(body: Body) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        // nginx would collect the events otherwise.
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, body).into_response()
 }

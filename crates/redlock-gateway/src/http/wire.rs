@@ -158,6 +158,12 @@ pub(super) fn change(change: &Change, shows: bool) -> Option<(&'static str, Lock
     Some((word, LockStatus { slot, ..status }))
 }
 
+/// What a caller sees who may not inspect the lock.
+pub(super) fn state_only(name: &LockName, status: LockStatus) -> LockStatus {
+    let waiters_total = status.waiters_total;
+    LockStatus { waiters_total, ..status_of(name, status.state, HeldBy::default()) }
+}
+
 /// The held locks of a stream about a prefix.
 pub(super) fn lock_snapshot(
     locks: Vec<(LockName, HeldBy)>,
