@@ -118,7 +118,7 @@ impl Watchdogs {
         if !matches!(ready, Ok(Some(_))) {
             // A stopped watchdog would stay for ever.
             for pid in [Some(Pid::from_child(&child)), inner_pid].into_iter().flatten() {
-                drop(kill_process(pid, Signal::KILL));
+                let _ = kill_process(pid, Signal::KILL);
             }
         }
         let ready = ready.map_err(io::Error::other)?;

@@ -18,6 +18,7 @@ use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
     PlacePermit, Priority, QueueMode, Redlock, SlotSet, Ttl, Waiter,
 };
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 pub use self::grant::{GrantGuard, LeaseView};
@@ -240,7 +241,7 @@ impl Gateway {
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let terms = self.memory.terms(&self.locks);
         let name = target.name().clone();
-        let mut reservations = Vec::with_capacity(target.count());
+        let mut reservations = SmallVec::<[Reservation; 1]>::new();
         for name in &*target.counted() {
             let terms = terms.clone();
             match client.reserve(name.as_str(), info.as_bytes().len(), until, terms) {

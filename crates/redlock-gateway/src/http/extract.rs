@@ -76,19 +76,6 @@ impl AcquireHead {
     }
 }
 
-/// The token of a lock that the client holds already, if it sends one with a request for a stream.
-/// Any other request to acquire a lock may have such a header, and it has no effect.
-pub(super) struct HeldToken(pub(super) Option<LockToken>);
-
-impl<S: Send + Sync> FromRequestParts<S> for HeldToken {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        let is_there = wants_stream(&parts.headers) && parts.headers.contains_key(&LOCK_TOKEN);
-        Ok(Self(is_there.then(|| lock_token(&parts.headers)).transpose()?))
-    }
-}
-
 /// The argument of an extension (PATCH) that is in its head: the token.
 pub(super) struct ExtendHead(pub(super) LockToken);
 
@@ -221,11 +208,16 @@ impl<S: Send + Sync> FromRequestParts<S> for InspectQuery {
     }
 }
 
-/// Whether a request asks for a stream of events instead of one answer.
-pub(super) struct StreamHead {
-    pub(super) is_wanted: bool,
+/// What a request for a stream of events has in its head. `None`: the request asks for an ordinary
+/// answer.
+pub(super) struct StreamHead(pub(super) Option<Stream>);
+
+/// See [`StreamHead`].
+pub(super) struct Stream {
     /// The id of the last event that the client has got.
     pub(super) last: Option<String>,
+    /// The token of a lock that the client holds already.
+    pub(super) token: Result<Option<LockToken>, ApiError>,
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for StreamHead {
@@ -235,8 +227,14 @@ impl<S: Send + Sync> FromRequestParts<S> for StreamHead {
         parts: &mut Parts,
         _: &S,
     ) -> Result<Self, std::convert::Infallible> {
-        let last = parts.headers.get("last-event-id").and_then(|id| id.to_str().ok());
-        Ok(Self { is_wanted: wants_stream(&parts.headers), last: last.map(str::to_owned) })
+        let headers = &parts.headers;
+        if !wants_stream(headers) {
+            return Ok(Self(None));
+        }
+        let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+        let has_token = headers.contains_key(&LOCK_TOKEN);
+        let token = has_token.then(|| lock_token(headers)).transpose();
+        Ok(Self(Some(Stream { last: last.map(str::to_owned), token })))
     }
 }
 

@@ -12,9 +12,8 @@ use redlock_core::{HeldBy, LockName, LockToken, SlotSet, Slots};
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, HeldToken, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead,
-    metadata, requested_hold, requested_priority, requested_queue, requested_slots, requested_ttl,
-    stored,
+    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, metadata,
+    requested_hold, requested_priority, requested_queue, requested_slots, requested_ttl, stored,
 };
 use super::hold;
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
@@ -41,6 +40,10 @@ use crate::overload::in_flight::RequestClass;
 /// gateway tries again only when several contenders divided the nodes' votes so that none got a
 /// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 /// request leaves the queue, and a lock that was granted to it is released.
+///
+/// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+/// lock while the stream is open. With a `Lock-Token`, such a request takes up a lock that the client
+/// holds already.
 ///
 /// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 /// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -75,13 +78,12 @@ use crate::overload::in_flight::RequestClass;
 pub(super) async fn acquire(
     lock: LockAccess,
     head: AcquireHead,
-    stream: StreamHead,
-    HeldToken(token): HeldToken,
+    StreamHead(stream): StreamHead,
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
-    if stream.is_wanted {
+    if let Some(stream) = stream {
         // Boxed, because an unboxed future would make the future of every request larger.
-        return Box::pin(hold::begin(lock, head, body, token)).await;
+        return Box::pin(hold::begin(lock, head, body, stream.token?)).await;
     }
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
@@ -375,9 +377,9 @@ pub(super) async fn resolve(
 pub(super) async fn inspect(
     lock: LockAccess,
     InspectQuery(slots): InspectQuery,
-    stream: StreamHead,
+    StreamHead(stream): StreamHead,
 ) -> Result<Response, ApiError> {
-    if stream.is_wanted {
+    if let Some(stream) = stream {
         return watch::of_lock(&lock, slots, stream.last);
     }
     let LockAccess { access, name, .. } = &lock;
@@ -416,9 +418,9 @@ pub(super) async fn inspect(
 pub(super) async fn list(
     access: Access,
     query: ListQuery,
-    stream: StreamHead,
+    StreamHead(stream): StreamHead,
 ) -> Result<Response, ApiError> {
-    if stream.is_wanted {
+    if let Some(stream) = stream {
         return watch::of_prefix(&access, query.prefix, stream.last);
     }
     let _in_flight = access.enter(RequestClass::Other).await?;
