@@ -6,14 +6,16 @@ that loses answers, and a separate gateway that requires a key.
 
 One line of JSON on stdout gives their addresses:
 
-    {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY}
+    {"gateways": [URL, URL], "proxy": URL, "keyed": URL, "key": KEY, "admin": KEY}
 
-`proxy` stands in front of the first gateway. `keyed` is the separate gateway. Its API key is
-`key`, which is valid for names that begin with "jobs/". Then the program reads orders from stdin, one
-JSON object in each line. It carries out each order and answers with a line, {} or {"error": TEXT}:
+`proxy` stands in front of the first gateway. `keyed` is the separate gateway. Its API keys are
+`key`, which is valid for names that begin with "jobs/", and `admin`, which may do anything. Then
+the program reads orders from stdin, one JSON object in each line. It carries out each order and
+answers with a line, {} or {"error": TEXT}:
 
     {"do": "stop-masters", "count": N}      the first N masters stop answering (SIGSTOP)
     {"do": "continue-masters"}
+    {"do": "restart-master", "index": I}    kill -9, then a new process without the data
     {"do": "stop-gateway", "index": I}      accepts connections and answers none (SIGSTOP)
     {"do": "continue-gateway", "index": I}
     {"do": "kill-gateway", "index": I}      kill -9
@@ -184,6 +186,7 @@ class Servers:
     def __init__(self, binary, folder):
         self.binary, self.folder = binary, folder
         *master_ports, first, second, keyed = free_ports(6)
+        self.master_ports = master_ports
         self.masters = [self.start_master(port) for port in master_ports]
         nodes = [argument for port in master_ports for argument in ("--node", f"redis://127.0.0.1:{port}")]
         # A busy machine may let a master wait for longer than the default.
@@ -194,7 +197,10 @@ class Servers:
         self.ports = [first, second]
         self.gateways = [self.start_gateway(index) for index in range(2)]
         self.proxy = Proxy(first)
-        self.key, keys = self.new_key()
+        keys = os.path.join(folder, "keys.toml")
+        usual = "acquire,extend,release,inspect"
+        self.key = self.new_key(keys, "test", usual, "jobs/*")
+        self.admin = self.new_key(keys, "admin", f"{usual},list,metrics,force", "*")
         self.keyed = keyed
         self.run_gateway(keyed, ["--auth-keys", keys])
 
@@ -219,18 +225,18 @@ class Servers:
             raise RuntimeError(f"{error}\n{open(log.name).read()}") from None
         return process
 
-    def new_key(self):
-        command = [self.binary, "key", "new", "test", "--verbs", "acquire,extend,release,inspect", "--names", "jobs/*"]
+    def new_key(self, path, name, verbs, names):
+        """Adds a key to the file of keys, and returns it."""
+        command = [self.binary, "key", "new", name, "--verbs", verbs, "--names", names]
         key, entry = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n\n", 1)
-        path = os.path.join(self.folder, "keys.toml")
-        with open(path, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        with open(path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(entry)
-        return key.strip(), path
+        return key.strip()
 
     def addresses(self):
         urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         keyed = f"http://127.0.0.1:{self.keyed}"
-        return {"gateways": urls, "proxy": self.proxy.url, "keyed": keyed, "key": self.key}
+        return {"gateways": urls, "proxy": self.proxy.url, "keyed": keyed, "key": self.key, "admin": self.admin}
 
     def do(self, order):
         what, index = order["do"], order.get("index", 0)
@@ -240,6 +246,10 @@ class Servers:
         elif what == "continue-masters":
             for master in self.masters:
                 master.send_signal(signal.SIGCONT)
+        elif what == "restart-master":
+            self.masters[index].kill()
+            self.masters[index].wait()
+            self.masters[index] = self.start_master(self.master_ports[index])
         elif what == "stop-gateway":
             stop(self.gateways[index])
         elif what == "continue-gateway":

@@ -1,0 +1,269 @@
+// The console: connects the stream and the polls with the views.
+
+import { Problem, access, request, sleep } from "./api.js";
+import { Charts } from "./charts.js";
+import { Details } from "./details.js";
+import { byId, setText } from "./dom.js";
+import { Feed } from "./feed.js";
+import { ForceDialog } from "./force.js";
+import { clock, count } from "./format.js";
+import { KeyDialog } from "./key.js";
+import { Lines } from "./lines.js";
+import { Locks, ORDERS } from "./locks.js";
+import { Masters } from "./masters.js";
+import { showFreshness } from "./status.js";
+import { Stream } from "./stream.js";
+import { LocksTable } from "./table.js";
+import { bindTheme } from "./theme.js";
+
+const READYZ_MS = 2_000;
+const METRICS_MS = 3_000;
+const SECOND_MS = 1_000;
+/** Typing in the search box opens a new stream after this pause. */
+const TYPING_MS = 300;
+
+const locks = new Locks();
+const feed = new Feed({ list: byId("feed"), announcer: byId("announcer"), onOpen: open });
+const table = new LocksTable({
+  body: byId("rows"),
+  note: byId("more"),
+  empty: byId("empty"),
+  onOpen: open,
+});
+const lines = new Lines(locks, draw);
+const masters = new Masters({
+  list: byId("masters"),
+  sentence: byId("readiness"),
+  note: byId("masters-note"),
+});
+const charts = new Charts({ place: byId("charts"), note: byId("charts-note") });
+const force = new ForceDialog(locks, say);
+const details = new Details({
+  locks,
+  feed,
+  onForce: (name, slot) => force.open(name, slot),
+  onAnswer: draw,
+});
+const keys = new KeyDialog(restart);
+const stream = new Stream({ onEvent, onState });
+
+/** Since when the stream is broken, if it is. */
+let brokenSince;
+let mayReadMetrics = true;
+let isDrawing = false;
+
+function open(name) {
+  details.open(name);
+}
+
+/** Tells people and screen readers what a click has done. */
+function say(sentence) {
+  setText(byId("announcer"), sentence);
+}
+
+// The stream.
+
+function onEvent(type, data) {
+  if (type === "snapshot" && brokenSince !== undefined) {
+    feed.gap(`Reconnected. Events since ${clock(brokenSince)} are missing.`);
+    brokenSince = undefined;
+  }
+  const lock = locks.get(data.name);
+  const hasWaiters = lock?.waitersTotal > 0;
+  locks.apply(type, data);
+  feed.apply(type, data, hasWaiters);
+  draw();
+}
+
+function onState() {
+  if (stream.state === "broken") {
+    brokenSince ??= stream.heardAt;
+  }
+  if (stream.error instanceof Problem && stream.error.status === 401) {
+    keys.open(access.key === undefined ? "" : stream.error.message);
+  }
+  draw();
+}
+
+// Drawing: at most once for each frame, however many events have come.
+
+function draw() {
+  if (!isDrawing) {
+    isDrawing = true;
+    requestAnimationFrame(() => {
+      isDrawing = false;
+      drawNow();
+    });
+  }
+}
+
+function drawNow() {
+  locks.sweep();
+  if (table.update(locks)) {
+    setTimeout(draw, SECOND_MS / 4);
+  }
+  feed.update();
+  details.update();
+  force.update();
+  lines.fill(table.shown);
+  const { held, waiting } = locks.totals();
+  setText(byId("held"), count(held));
+  setText(byId("waiting"), count(waiting));
+  setText(byId("empty"), emptiness());
+  showFreshness(stream);
+}
+
+function emptiness() {
+  if (stream.state === "connecting") {
+    return "Reading the locks…";
+  }
+  if (stream.state === "live") {
+    const { prefix } = settings();
+    return prefix === "" ? "Nobody holds a lock." : `Nobody holds a lock that begins with “${prefix}”.`;
+  }
+  return "Nothing is known yet.";
+}
+
+setInterval(() => {
+  table.tick();
+  details.tick();
+  masters.tick();
+  feed.announce();
+  draw();
+}, SECOND_MS);
+
+// Polls.
+
+async function pollReadiness() {
+  for (;;) {
+    try {
+      const response = await request("../readyz", { expected: [503] });
+      masters.update(await response.json());
+    } catch {
+      masters.fail();
+    }
+    await sleep(READYZ_MS);
+  }
+}
+
+async function pollMetrics() {
+  for (;;) {
+    let pause = METRICS_MS;
+    if (mayReadMetrics) {
+      try {
+        const response = await request("../metrics", { accept: "text/plain" });
+        charts.push(await response.text());
+      } catch (error) {
+        mayReadMetrics = ![401, 403, 404].includes(error.status);
+        pause = Math.max(pause, error.pauseMs || 0);
+        if (!mayReadMetrics) {
+          charts.say("A key with the metrics permission also sees grants, refusals and handoffs.");
+        }
+      }
+    }
+    await sleep(pause);
+  }
+}
+
+// Settings: the prefix and the order are in the address, so that a bookmark keeps them.
+
+function settings() {
+  const parameters = new URLSearchParams(location.hash.slice(1));
+  const order = parameters.get("order");
+  return {
+    prefix: parameters.get("prefix") ?? "",
+    order: Object.hasOwn(ORDERS, order) ? order : "name",
+  };
+}
+
+function change(changes) {
+  const { prefix, order } = { ...settings(), ...changes };
+  const parameters = new URLSearchParams();
+  if (prefix !== "") {
+    parameters.set("prefix", prefix);
+  }
+  if (order !== "name") {
+    parameters.set("order", order);
+  }
+  history.replaceState(null, "", `#${parameters}`);
+  applySettings();
+}
+
+let followed;
+
+function applySettings() {
+  const { prefix, order } = settings();
+  const search = byId("prefix");
+  if (document.activeElement !== search) {
+    search.value = prefix;
+  }
+  byId("order").value = order;
+  table.sortBy(order);
+  if (prefix !== followed) {
+    followed = prefix;
+    restart();
+  }
+  draw();
+}
+
+/** Begins anew, with another prefix or another key. */
+function restart() {
+  locks.clear();
+  feed.clear();
+  lines.reset();
+  brokenSince = undefined;
+  mayReadMetrics = true;
+  stream.follow(followed);
+  draw();
+}
+
+// Controls.
+
+function bindControls() {
+  const search = byId("prefix");
+  let typing;
+  search.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => change({ prefix: search.value.trim() }), TYPING_MS);
+  });
+  search.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") {
+      clearTimeout(typing);
+      change({ prefix: search.value.trim() });
+    } else if (event.key === "ArrowDown") {
+      event.preventDefault();
+      byId("rows").querySelector("button")?.focus();
+    }
+  });
+  byId("search").addEventListener("submit", (event) => event.preventDefault());
+  byId("order").addEventListener("change", ({ target }) => change({ order: target.value }));
+  byId("key-button").addEventListener("click", () => keys.open());
+  byId("extensions").addEventListener("change", ({ target }) => {
+    feed.showsExtensions = target.checked;
+  });
+  byId("pause").addEventListener("click", ({ currentTarget }) => {
+    feed.isPaused = !feed.isPaused;
+    currentTarget.setAttribute("aria-pressed", feed.isPaused);
+    draw();
+  });
+  byId("skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    search.focus();
+  });
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.matches?.("input, select, textarea, dialog *");
+    if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      event.preventDefault();
+      search.focus();
+      search.select();
+    }
+  });
+  addEventListener("hashchange", applySettings);
+  bindTheme(byId("theme"));
+}
+
+setText(byId("host"), location.host);
+bindControls();
+applySettings();
+pollReadiness();
+pollMetrics();

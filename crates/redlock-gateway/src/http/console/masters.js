@@ -1,0 +1,91 @@
+// The masters, and what each of them does.
+
+import { arrange, el, setText } from "./dom.js";
+import { counted } from "./format.js";
+import { masterState, readiness } from "./words.js";
+
+class Master {
+  #node;
+  #state = el("span", { class: "state" });
+  #more = el("span", { class: "minor" });
+
+  constructor(name) {
+    this.element = el(
+      "li",
+      {},
+      el("span", { class: "dot", "aria-hidden": "true" }),
+      el("span", { class: "name" }, name),
+      this.#state,
+      this.#more,
+    );
+  }
+
+  update(node) {
+    this.#node = node;
+    const { detail = "", advice = "", evicted_keys: evicted = 0 } = node;
+    const evictions = evicted > 0 ? `evicted ${counted(evicted, "key")}: locks may be lost` : "";
+    const parts = [detail, evictions, advice === "" ? "" : `Advice: ${advice}`];
+    setText(this.#more, parts.filter((part) => part !== "").join(". "));
+    this.tick();
+  }
+
+  tick() {
+    const { tone, words } = masterState(this.#node);
+    this.element.className = `is-${tone}`;
+    setText(this.#state, words);
+  }
+}
+
+export class Masters {
+  #masters = new Map();
+  #list;
+  #sentence;
+  #note;
+
+  constructor({ list, sentence, note }) {
+    this.#list = list;
+    this.#sentence = sentence;
+    this.#note = note;
+  }
+
+  /** Takes the body of `/readyz`. */
+  update({ status, nodes }) {
+    const { tone, words } = readiness(status);
+    this.#sentence.className = `is-${tone}`;
+    setText(this.#sentence, words);
+    const known = this.#masters;
+    this.#masters = new Map();
+    for (const node of nodes ?? []) {
+      const master = known.get(node.node) ?? new Master(node.node);
+      master.update(node);
+      this.#masters.set(node.node, master);
+    }
+    arrange(
+      this.#list,
+      [...this.#masters.values()].map(({ element }) => element),
+    );
+    this.#say(nodes === undefined ? "A key with the metrics permission also sees each master." : "");
+  }
+
+  /** Says that the gateway does not answer. */
+  fail() {
+    this.#sentence.className = "is-bad";
+    setText(this.#sentence, "This gateway does not answer.");
+    this.#masters.clear();
+    arrange(this.#list, []);
+    this.#say("");
+  }
+
+  /** Shows that time has passed. */
+  tick() {
+    for (const master of this.#masters.values()) {
+      master.tick();
+    }
+  }
+
+  #say(text) {
+    setText(this.#note, text);
+    this.#note.hidden = text === "";
+    this.#list.hidden = text !== "" || this.#masters.size === 0;
+  }
+}
