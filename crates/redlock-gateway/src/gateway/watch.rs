@@ -319,6 +319,10 @@ impl Watches {
         });
         let (changes, missed) = match &watched {
             Watched::Lock(name) => {
+                if state.names.len() >= MAX_NAMES {
+                    // Locks without watchers make room.
+                    state.names.retain(|known, topic| topic.left.is_none() || known == name);
+                }
                 if !state.names.contains_key(name) && state.names.len() >= MAX_NAMES {
                     return Err(full(MAX_NAMES, "watched locks in all"));
                 }
@@ -504,5 +508,135 @@ impl Drop for Watcher {
             }
             Watched::Prefix(_) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> LockName {
+        text.parse().expect("a name")
+    }
+
+    fn watching(watches: &Arc<Watches>, watched: Watched) -> Watcher {
+        let mut watcher = watches.watch(&Client::default(), watched, None).expect("a place");
+        watcher.snapshot_made([]);
+        watcher
+    }
+
+    fn held(watches: &Watches, lock: &LockName, fencing: u64) {
+        let mut by = HeldBy::default();
+        by.fencing = FencingToken::new(1_763_725_165_123_456 + fencing).ok();
+        watches.held(lock, SlotSet::FIRST, &by);
+    }
+
+    fn told(watcher: &mut Watcher) -> Vec<String> {
+        let text = |next| match next {
+            Next::Change(change) => {
+                let kind = match &change.event {
+                    Event::Held(_) => "held",
+                    Event::Released(_) => "released",
+                    other => panic!("{other:?}"),
+                };
+                format!("{kind} {} {}", change.name, change.slot)
+            }
+            Next::Lagged(missed) => format!("lagged {missed}"),
+        };
+        std::iter::from_fn(|| watcher.try_next()).map(text).collect()
+    }
+
+    #[test]
+    fn a_slow_watcher_loses_the_oldest_changes_and_is_told_how_many() {
+        let watches = Arc::new(Watches::default());
+        let lock = name("a");
+        let mut slow = watching(&watches, Watched::Lock(lock.clone()));
+        let mut quick = watching(&watches, Watched::Lock(lock.clone()));
+        let rounds = BUFFERED_OF_NAME as u64;
+        for round in 0..rounds {
+            held(&watches, &lock, round);
+            watches.ended(&lock, SlotSet::FIRST, false);
+            assert_eq!(told(&mut quick), ["held a 1", "released a 1"]);
+        }
+        let late = told(&mut slow);
+        assert_eq!(late[0], format!("lagged {rounds}"));
+        assert_eq!(late.len() as u64, 1 + rounds);
+    }
+
+    #[test]
+    fn a_watcher_is_told_only_what_it_follows() {
+        let watches = Arc::new(Watches::default());
+        let [one, two, other] = ["jobs/1", "jobs/2", "x"].map(name);
+        let mut of_one = watching(&watches, Watched::Lock(one.clone()));
+        let mut of_jobs = watching(&watches, Watched::Prefix("jobs/".into()));
+        for lock in [&one, &two] {
+            assert!(watches.follows(lock));
+            held(&watches, lock, 1);
+        }
+        assert!(!watches.follows(&other));
+        watches.ended(&two, SlotSet::FIRST, false);
+        assert_eq!(told(&mut of_one), ["held jobs/1 1"]);
+        let of_jobs = told(&mut of_jobs);
+        assert_eq!(of_jobs, ["held jobs/1 1", "held jobs/2 1", "released jobs/2 1"]);
+    }
+
+    #[test]
+    fn slots_are_told_one_by_one() {
+        let watches = Arc::new(Watches::default());
+        let lock = name("pool");
+        let mut watcher = watching(&watches, Watched::Lock(lock.clone()));
+        let slots = SlotSet::new([1, 3]).expect("slots");
+        let mut by = HeldBy::default();
+        by.fencing = FencingToken::new(1_763_725_165_123_456).ok();
+        watches.held(&lock, slots, &by);
+        watches.ended(&lock, SlotSet::new([3]).expect("a slot"), false);
+        assert_eq!(told(&mut watcher), ["held pool 1", "held pool 3", "released pool 3"]);
+    }
+
+    #[test]
+    fn watched_locks_prefixes_and_streams_are_bounded() {
+        let watches = Arc::new(Watches::default());
+        let client = Client::default();
+        let watch = |watched| watches.watch(&client, watched, None);
+        let locks: Vec<_> = (0..MAX_NAMES)
+            .map(|number| watch(Watched::Lock(name(&format!("a{number}")))).expect("a place"))
+            .collect();
+        let refused = watch(Watched::Lock(name("b"))).map(drop);
+        assert_eq!(refused, Err(TooManyWatchers { max: MAX_NAMES, what: "watched locks in all" }));
+        // Another watcher of the same lock costs no reading.
+        assert!(watch(Watched::Lock(name("a0"))).is_ok());
+        drop(locks);
+        let mut prefixes = Vec::new();
+        for number in 0..MAX_PREFIXES {
+            let mut watcher = watch(Watched::Prefix(format!("p{number}"))).expect("a place");
+            watcher.snapshot_made([]);
+            prefixes.push(watcher);
+        }
+        let refused = watch(Watched::Prefix("q".into())).map(drop);
+        let what = "watched prefixes in all";
+        assert_eq!(refused, Err(TooManyWatchers { max: MAX_PREFIXES, what }));
+        drop(prefixes);
+        assert_eq!((watches.count(), client.watching.count()), (0, 0));
+        // One client may have as many streams as are still free.
+        let streams = std::iter::from_fn(|| watches.begin_stream(&client).ok());
+        let streams: Vec<_> = streams.collect();
+        assert_eq!(streams.len(), MAX_STREAMS / 2);
+        assert!(watches.begin_stream(&Client::default()).is_ok());
+    }
+
+    #[test]
+    fn a_lock_lingers_after_its_last_watcher_and_then_is_forgotten() {
+        let watches = Arc::new(Watches::default());
+        let lock = name("a");
+        let watcher = watching(&watches, Watched::Lock(lock.clone()));
+        held(&watches, &lock, 1);
+        drop(watcher);
+        watches.state.lock().forget_unwatched();
+        assert!(watches.follows(&lock));
+        let mut state = watches.state.lock();
+        let left = state.names.get_mut(&lock).and_then(|topic| topic.left.as_mut());
+        *left.expect("no watcher is left") -= LINGERS;
+        state.forget_unwatched();
+        assert!(state.names.is_empty() && state.seen.is_empty());
     }
 }
