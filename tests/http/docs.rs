@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
+use crate::http::keys::{file, key, with_keys};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::masters;
 
@@ -29,7 +30,9 @@ async fn all_pages(gateway: &Gateway) -> BTreeMap<String, String> {
         let internal = values(&page, "href").into_iter().filter(|link| !link.contains("://"));
         for link in internal.filter(|link| !link.ends_with(".css") && !link.ends_with(".png")) {
             let name = link.split('#').next().unwrap_or_default();
-            if !name.is_empty() {
+            if let Some(other) = name.strip_prefix("../") {
+                assert_eq!(gateway.get(&format!("/{other}")).await.status, 200, "{link}");
+            } else if !name.is_empty() {
                 next.push(format!("/docs/{}", name.trim_start_matches("./")));
             }
         }
@@ -111,4 +114,33 @@ async fn an_unusable_public_url_is_refused() {
             assert!(refused.stderr.contains(word), "{url}: {refused:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn the_console_is_served_to_everybody_under_the_same_policy() {
+    let file = file(&[&key("known", "list", "*").await]);
+    let gateway = with_keys(&file).start().await;
+    assert_eq!(gateway.get("/docs/").await.status, 401, "the documentation needs a key");
+    let moved = gateway.get("/console").await;
+    assert_eq!((moved.status, moved.header("location")), (303, "console/"));
+    let page = gateway.get("/console/").await;
+    assert_eq!((page.status, page.header("content-type")), (200, "text/html; charset=utf-8"));
+    let policy = page.header("content-security-policy");
+    assert!(policy.contains("default-src 'none'") && policy.contains("connect-src 'self'"));
+    let text = page.text();
+    let own = |name: &str| values(&text, name).into_iter().filter(|file| file.starts_with("./"));
+    let files: Vec<_> = own("href").chain(own("src")).collect();
+    assert!(files.len() > 2, "{files:?}");
+    for name in files {
+        let answer = gateway.get(&format!("/console/{}", &name[2..])).await;
+        let kind = if name.ends_with(".css") { "text/css" } else { "text/javascript" };
+        assert_eq!(answer.status, 200, "{name}");
+        assert!(answer.header("content-type").starts_with(kind), "{answer:?}");
+        assert_eq!(answer.header("content-security-policy"), policy);
+    }
+    for absent in ["/console/index.html", "/console/other.js", "/console/a/b"] {
+        gateway.get(absent).await.problem(404, "not_found");
+    }
+    // The calls behind the page need a key.
+    gateway.get("/locks").await.problem(401, "unauthenticated");
 }

@@ -480,12 +480,20 @@ impl KeySpace for Store {
             Expiry::Keep => self.entries.get(&place).and_then(|entry| entry.expires_at),
             Expiry::Never => None,
         };
-        self.delete(key);
         self.bytes += bytes_of(key, &value);
-        if let Some(at) = expires_at {
-            self.expiries.insert((at, key.clone()));
+        let before = self.entries.insert(place, Entry { value, expires_at });
+        let old_expiry = before.as_ref().and_then(|before| before.expires_at);
+        if let Some(before) = before {
+            self.bytes -= bytes_of(key, &before.value);
         }
-        self.entries.insert(place, Entry { value, expires_at });
+        if old_expiry != expires_at {
+            if let Some(at) = old_expiry {
+                self.expiries.remove(&(at, key.clone()));
+            }
+            if let Some(at) = expires_at {
+                self.expiries.insert((at, key.clone()));
+            }
+        }
         Ok(())
     }
 

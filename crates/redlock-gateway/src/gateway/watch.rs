@@ -147,8 +147,7 @@ struct Topic {
 
 impl State {
     fn is_watched(&self, name: &LockName) -> bool {
-        self.names.contains_key(name)
-            || self.prefixes.keys().any(|prefix| name.as_str().starts_with(&**prefix))
+        is_watched(&self.names, &self.prefixes, name)
     }
 
     fn tell(&mut self, name: &LockName, slot: u16, event: Event) {
@@ -187,12 +186,17 @@ impl State {
     /// Forgets what nobody watches any more.
     fn forget_unwatched(&mut self) {
         self.names.retain(|_, topic| topic.left.is_none_or(|left| left.elapsed() < LINGERS));
-        let seen = std::mem::take(&mut self.seen);
-        self.seen = seen
-            .into_iter()
-            .filter(|(stored, _)| self.is_watched(&stored.lock_and_slot().0))
-            .collect();
+        let Self { names, prefixes, seen, .. } = self;
+        seen.retain(|stored, _| is_watched(names, prefixes, &stored.lock_and_slot().0));
     }
+}
+
+fn is_watched(
+    names: &HashMap<LockName, Topic>,
+    prefixes: &BTreeMap<String, usize>,
+    name: &LockName,
+) -> bool {
+    names.contains_key(name) || prefixes.keys().any(|prefix| name.as_str().starts_with(&**prefix))
 }
 
 impl Default for Watches {
