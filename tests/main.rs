@@ -15,6 +15,7 @@ mod support {
     pub(crate) mod proxy;
     pub(crate) mod resp;
     pub(crate) mod secrets;
+    pub(crate) mod stream;
     pub(crate) mod turncoat;
     pub(crate) mod waiters;
 }
@@ -71,6 +72,7 @@ mod http {
     mod front_door;
     mod fuzz;
     mod given_up;
+    mod held_streams;
     mod kept_places;
     pub(crate) mod keys;
     mod least_hold;
@@ -92,6 +94,7 @@ mod http {
     mod waiting_gateways;
     mod waiting_order;
     mod waiting_places;
+    mod watch;
 }
 
 /// Clients that hold locks: the Rust client and the command line tool `redlock`.

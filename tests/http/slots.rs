@@ -10,6 +10,7 @@ use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, Call, Lease};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
+use crate::support::waiters::waiting_is;
 
 const KEY: &str = "a-key-of-the-pool-1";
 
@@ -401,6 +402,8 @@ async fn a_disconnected_waiter_leaves_no_slot() {
     })
     .await;
     waiting.abort();
+    // Until the connection is closed, the gateway may send a grant that nobody reads.
+    waiting_is(&gateway, 0, 0).await;
     assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
     eventually("all slots are free", async || {
         is_free(&gateway.inspect("pool").await).then_some(())

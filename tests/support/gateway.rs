@@ -12,13 +12,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use http::Method;
+use http::{HeaderMap, Method};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 
 use crate::support::client::{Answer, Call, Lease, Raw, lock_path};
 use crate::support::harness::{RedisServer, dies_with_us, eventually};
 use crate::support::secrets::Secrets;
+use crate::support::stream::Events;
 
 /// Path of the gateway's program. It is built from the present sources, once per run and in the
 /// profile of the tests.
@@ -437,6 +438,12 @@ impl Gateway {
         let answer = self.get(&lock_path(name)).await;
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.json()
+    }
+
+    /// Opens a stream of events.
+    pub(crate) async fn events(&self, path: &str) -> Events {
+        let opened = Events::open(self.address, path, &HeaderMap::new()).await;
+        opened.unwrap_or_else(|answer| panic!("no stream: {answer:?}"))
     }
 
     pub(crate) async fn readyz(&self) -> Answer {

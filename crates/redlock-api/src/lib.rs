@@ -7,6 +7,7 @@
 //! | `health` | `GET /livez`, `/readyz`, `/healthz` |
 //! | `locks` | `POST`, `PATCH`, `DELETE` and `GET /locks/{name}`, `GET` and `PATCH /locks` |
 //! | `problem` | the body of every error, and its codes |
+//! | `watch` | the data of the events in `GET /locks/{name}` and `GET /locks` as event streams |
 //!
 //! Compatibility: a reader of an answer ignores fields that it does not know. A code that it does
 //! not know stays a text. An unknown state of a lock is read as [`LockState::Unknown`]. Requests
@@ -24,6 +25,7 @@ pub mod headers;
 mod health;
 mod locks;
 mod problem;
+mod watch;
 
 pub use self::health::{Health, NodeHealth};
 pub use self::locks::{
@@ -32,6 +34,7 @@ pub use self::locks::{
     ReleaseSetResults, SetLease, SlotHolder, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
+pub use self::watch::{Lagged, LockSnapshot, StreamEnd, StreamEndReason};
 
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use redlock_client::clock::Moment;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpid, set_child_subreaper, wait, waitpid,
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait, waitpid,
 };
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -107,13 +107,21 @@ impl Watchdogs {
         send(&inner, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
         let mut outer = Channel::new(outer)?;
         let mut inner = Channel::new(inner)?;
+        let mut inner_pid = None;
         let both_ready = async {
             let Some(Report::Inner(pid)) = outer.report().await else { return None };
+            inner_pid = Pid::from_raw(pid);
             (inner.report().await? == Report::Ready).then_some(Pid::from_raw(pid)?)
         };
-        let ready =
-            tokio::time::timeout(STARTED_WITHIN, both_ready).await.map_err(io::Error::other)?;
+        let ready = tokio::time::timeout(STARTED_WITHIN, both_ready).await;
         let has_ended = || io::Error::other("a watchdog ended at once");
+        if !matches!(ready, Ok(Some(_))) {
+            // A stopped watchdog would stay for ever.
+            for pid in [Some(Pid::from_child(&child)), inner_pid].into_iter().flatten() {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        let ready = ready.map_err(io::Error::other)?;
         let read = |pid| Process::read(pid).ok_or_else(has_ended);
         let processes = [read(Pid::from_child(&child))?, read(ready.ok_or_else(has_ended)?)?];
         let children = Children {

@@ -183,7 +183,12 @@ impl Redlock {
 
     /// The length of the line that [`waiters`](Self::waiters) returns.
     pub fn line_length(&self, name: &LockName) -> usize {
-        self.waiters.line_length(&self.shared.keys(name).lock)
+        // Most locks are extended while nobody waits. Then no key is built.
+        if self.waiters.is_empty() {
+            0
+        } else {
+            self.waiters.line_length(&self.shared.keys(name).lock)
+        }
     }
 
     /// The number of places in line that are kept for owners between two requests.

@@ -181,6 +181,11 @@ impl<P: Clone, A> WaitRegistry<P, A> {
     }
 
     /// The length of the line for a lock.
+    /// Whether nobody is in any line.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
     pub(crate) fn line_length(&self, lock: &Bytes) -> usize {
         self.queues.line_length(lock, Instant::now)
     }

@@ -7,6 +7,7 @@ mod grant;
 mod listings;
 mod outcomes;
 mod tokens;
+mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,8 +16,9 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
-    PlacePermit, Priority, QueueMode, Redlock, Ttl, Waiter,
+    PlacePermit, Priority, QueueMode, Redlock, SlotSet, Ttl, Waiter,
 };
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 pub use self::grant::{GrantGuard, LeaseView};
@@ -24,6 +26,8 @@ use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
+use self::watch::Watches;
+pub use self::watch::{Change, Event, Next, StreamPermit, TooManyWatchers, Watched, Watcher};
 use crate::config::Limits;
 use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
@@ -51,6 +55,7 @@ pub struct Gateway {
     leaving: AtomicBool,
     draining: AtomicBool,
     drained: Notify,
+    watches: Arc<Watches>,
     /// Whether the operator's declaration that the cluster is new was refuted.
     bootstrap_refuted: Arc<AtomicBool>,
 }
@@ -71,6 +76,8 @@ pub struct AcquireRequest {
     pub hold_at_least: Duration,
     /// How long to wait while the lock is held. `None` tries once.
     pub wait: Option<Duration>,
+    /// Notified when the request begins to wait.
+    pub on_wait: Option<Arc<Notify>>,
     /// How early the request is served while it waits.
     pub priority: Priority,
     /// Which requests for the lock wait at the same time.
@@ -107,6 +114,7 @@ pub enum Refusal {
     Quota(Exceeded),
     TooManyListings(TooManyListings),
     TooManyExtendMany(TooManyExtendMany),
+    TooManyWatchers(TooManyWatchers),
     /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
 }
@@ -150,6 +158,7 @@ impl Gateway {
             leaving,
             draining,
             drained,
+            watches: Arc::default(),
             bootstrap_refuted: Arc::default(),
         }
     }
@@ -224,6 +233,7 @@ impl Gateway {
             max_hold,
             hold_at_least,
             wait,
+            on_wait,
             priority,
             queue,
             client,
@@ -231,7 +241,7 @@ impl Gateway {
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let terms = self.memory.terms(&self.locks);
         let name = target.name().clone();
-        let mut reservations = Vec::with_capacity(target.count());
+        let mut reservations = SmallVec::<[Reservation; 1]>::new();
         for name in &*target.counted() {
             let terms = terms.clone();
             match client.reserve(name.as_str(), info.as_bytes().len(), until, terms) {
@@ -252,6 +262,8 @@ impl Gateway {
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
+        let watched = target.locks().iter().any(|name| self.watches.follows(name));
+        let watched_info = watched.then(|| Box::from(info.as_bytes()));
         let options = AcquireOptions {
             info,
             owner,
@@ -281,6 +293,7 @@ impl Gateway {
                         let waits = || {
                             place = Some(self.wait_share.take(&client, &name)?);
                             in_flight.wait();
+                            self.begins_to_wait(&name, on_wait.as_deref());
                             let keeps_place = || self.wait_share.take_place(&client, &name);
                             let kept = idempotency_key.as_ref().and_then(|_| keeps_place());
                             Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
@@ -295,6 +308,7 @@ impl Gateway {
                         drop(place.take());
                         place = Some(self.wait_share.take(&client, &set.names()[at])?);
                         in_flight.wait();
+                        self.begins_to_wait(&set.names()[at], on_wait.as_deref());
                         Ok(())
                     };
                     Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
@@ -310,9 +324,21 @@ impl Gateway {
                 }
             }
         };
+        if waits {
+            target.locks().iter().for_each(|name| self.watches.line_changed(name));
+        }
         let counts = cancelled.ended();
         if result.as_ref().map_or_else(leaves_nothing, |lease| lease.replayed) {
             reservations.iter_mut().for_each(Reservation::not_granted);
+        }
+        if let (Some(info), Ok(lease)) = (watched_info, &result) {
+            let mut by = HeldBy::default();
+            by.info = info;
+            by.fencing = Some(lease.token.fencing());
+            by.expires_in = Some(ttl.duration());
+            for name in target.locks() {
+                self.watches.held(name, lease.token.slots(), &by);
+            }
         }
         let result = result.and_then(|lease| {
             let until = Instant::now() + ttl.duration();
@@ -350,6 +376,11 @@ impl Gateway {
             LockError::NoQuorum(nodes) => self.without_quorum(nodes),
             error => error.into(),
         })
+    }
+
+    fn begins_to_wait(&self, name: &LockName, on_wait: Option<&Notify>) {
+        self.watches.line_changed(name);
+        on_wait.into_iter().for_each(Notify::notify_one);
     }
 
     /// The refusal for a missing quorum. If a majority is missing only because of quarantines, the
@@ -399,7 +430,9 @@ impl Gateway {
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
             self.in_flight.record_round(view.elapsed);
-            let until = Instant::now() + ttl.duration().max(view.validity);
+            let life = ttl.duration().max(view.validity);
+            let until = Instant::now() + life;
+            self.watches.extended(name, view.token.slots(), view.token.fencing(), life);
             let terms = self.memory.terms(&self.locks);
             for _ in 0..view.token.slots().count() {
                 client.extended(name.as_str(), until, &terms);
@@ -420,6 +453,9 @@ impl Gateway {
         let release = self.within_share(client.begin_release(&names, terms))?;
         let kept_for = self.locks.kept_for(&token.known);
         let result = self.locks.release(name, &token.known).await;
+        if result.is_ok() {
+            self.watches.ended(name, token.known.slots(), false);
+        }
         match (&result, kept_for) {
             (Ok(()), None) => release.succeeded(names.len()),
             // The masters store the lock until then.
@@ -460,6 +496,7 @@ impl Gateway {
             Target::Lock(_) | Target::Set(_) => self.locks.release_owner(name, &owner).await,
         };
         let result = released.map(|_| ());
+        self.watches.read_soon(name);
         if result.is_ok() {
             release.succeeded(taken.into());
         }
@@ -477,12 +514,93 @@ impl Gateway {
         (name, slot): (&LockName, u16),
         found: impl FnOnce(&HeldBy) + Send,
     ) -> Result<(), Refusal> {
-        self.counted(
-            name,
-            Operation::Release,
-            OutcomeLabel::Released,
-            self.locks.force_release_slot(name, slot, found).await,
-        )
+        let result = self.locks.force_release_slot(name, slot, found).await;
+        if let (Ok(()), Some(slots)) = (&result, SlotSet::new([slot])) {
+            self.watches.ended(name, slots, true);
+        }
+        self.counted(name, Operation::Release, OutcomeLabel::Released, result)
+    }
+
+    /// Begins to watch. `last`: the id of the last event that the client has got.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManyWatchers`], and [`Refusal::Draining`].
+    pub fn watch(
+        &self,
+        client: &Client,
+        watched: Watched,
+        last: Option<&str>,
+    ) -> Result<Watcher, Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        self.watches.watch(client, watched, last).map_err(Refusal::TooManyWatchers)
+    }
+
+    /// Begins a stream of events that is about no change of others.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManyWatchers`], and [`Refusal::Draining`].
+    pub fn begin_stream(&self, client: &Client) -> Result<StreamPermit, Refusal> {
+        if self.is_draining() {
+            return Err(Refusal::Draining);
+        }
+        self.watches.begin_stream(client).map_err(Refusal::TooManyWatchers)
+    }
+
+    /// Reads the state of the lock that is watched. Changes are told from here on.
+    pub async fn snapshot_of_lock(
+        &self,
+        watcher: &mut Watcher,
+        name: &LockName,
+        slots: u16,
+    ) -> Inspection {
+        watcher.skip_to_now();
+        let inspection = self.locks.inspect_slots(name, slots).await;
+        let is_known = inspection.state != LockState::Unknown;
+        let of_first = |slot| slot == 1 && is_known;
+        let mut holders = inspection.holders.iter().peekable();
+        let seen = (1..=slots).filter_map(|slot| {
+            let by = holders.next_if(|holder| holder.slot == slot).map(|holder| holder.by.clone());
+            (by.is_some() || of_first(slot)).then(|| (name.clone(), slot, by))
+        });
+        watcher.snapshot_made(seen);
+        inspection
+    }
+
+    /// Lists the locks of the prefix that is watched, and whether these are all. Changes are told
+    /// from here on.
+    ///
+    /// # Errors
+    /// [`Refusal::TooManyListings`], and no quorum.
+    pub async fn snapshot_of_prefix(
+        &self,
+        watcher: &mut Watcher,
+        client: &Client,
+        prefix: &str,
+    ) -> Result<(Vec<(LockName, HeldBy)>, bool), Refusal> {
+        let _places = self.listings.begin(client).map_err(Refusal::TooManyListings)?;
+        watcher.skip_to_now();
+        let (held, is_whole) = watch::pages(self, prefix, |_: &LockName| true).await?;
+        let slots = held.iter().map(|(stored, by)| {
+            let (name, slot) = stored.lock_and_slot();
+            (name, slot, Some(by.clone()))
+        });
+        watcher.snapshot_made(slots);
+        Ok((held, is_whole))
+    }
+
+    /// Finds what other gateways do to the locks that are watched, for ever.
+    pub async fn follow_watched(&self) {
+        watch::poll(self).await;
+    }
+
+    /// Resolves when the gateway begins to drain.
+    pub async fn drained(&self) {
+        let drained = self.drained.notified();
+        if !self.is_draining() {
+            drained.await;
+        }
     }
 
     /// Finds the grant that a token stands for. It is a grant of the principal that presents the
@@ -590,6 +708,7 @@ impl Gateway {
             waiting: self.locks.waiting(),
             kept_places: self.locks.kept_places(),
             listings: self.listings.count(),
+            watchers: self.watches.count(),
             in_flight: self.in_flight.count(),
             is_ready: self.readiness() == Readiness::Ready,
             wall_micros: self.locks.wall_micros(),

@@ -3,16 +3,19 @@
 
 pub mod access;
 mod browser;
+mod console;
 mod docs;
 pub mod error;
 mod extend_many;
 pub mod extract;
 mod health;
+mod hold;
 mod locks;
 pub mod openapi;
 mod render;
 mod sets;
 mod site;
+mod watch;
 pub mod wire;
 
 use parking_lot::Mutex;
@@ -77,11 +80,14 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 12] {
 }
 
 /// Paths outside the OpenAPI document, and their labels in metrics.
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 10] = [
     ("/", "/"),
     ("/locks/", "/locks/"),
     ("/openapi.json", "/openapi.json"),
     ("/openapi-3.0.json", "/openapi-3.0.json"),
+    ("/console", "/console"),
+    ("/console/", "/console"),
+    ("/console/{file}", "/console"),
     ("/docs", "/docs"),
     ("/docs/", "/docs"),
     ("/docs/{*file}", "/docs"),
@@ -111,6 +117,20 @@ fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
         pages.route(&format!("/docs/{name}"), text("text/html; charset=utf-8", html.into()))
     });
     (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
+}
+
+/// The console. It needs no key: its calls need one.
+fn console_pages() -> Router {
+    let file = |kind: &'static str, text: &'static str| {
+        get(move || std::future::ready(([(header::CONTENT_TYPE, kind)], text)))
+    };
+    // A relative path works behind a proxy that adds a prefix.
+    let pages = Router::new()
+        .route("/console", get(async || (StatusCode::SEE_OTHER, [(header::LOCATION, "console/")])))
+        .route("/console/", file("text/html; charset=utf-8", console::INDEX));
+    console::FILES.iter().fold(pages, |pages, console::File { name, kind, text }| {
+        pages.route(&format!("/console/{name}"), file(kind, text))
+    })
 }
 
 /// A file of the page about the API. The page itself links to the documentation's pages.
@@ -644,6 +664,7 @@ fn router(state: &Arc<AppState>) -> (Router, matchit::Router<String>) {
     let router = router
         .route("/locks/", any(locks::no_name))
         .merge(browser::guarded(pages))
+        .merge(browser::guarded(console_pages()))
         .fallback(async || no_such_path())
         .method_not_allowed_fallback(async || {
             METHOD_NOT_ALLOWED.because(

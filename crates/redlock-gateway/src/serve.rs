@@ -185,6 +185,8 @@ pub async fn run(
     };
     tasks.spawn(watch_quorum(gateway.clone(), public_url.link(section::QUORUM_LOST)));
     tasks.spawn(upkeep(gateway.clone(), [clients, operators]));
+    let following = gateway.clone();
+    tasks.spawn(async move { following.follow_watched().await });
     tasks.spawn(sum_up_for_ever(app.clone(), refusals.clone()));
 
     started(&Running { address, admin, gateway: gateway.clone() });

@@ -8,6 +8,7 @@ use super::{code_and_words, ended, lives, number, output, redlock, script};
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::gateway::{Launch, Scratch};
 use crate::support::harness::{TempDir, eventually, masters};
+use crate::support::waiters::waiting_is;
 
 /// A command that prints nothing, and runs until the file `go` is there.
 const WORK: &str = r#"echo $$ > "$1/child"; while [ ! -e "$1/go" ]; do sleep 0.05; done"#;
@@ -169,6 +170,8 @@ async fn nested_run_leaves_no_process_behind() {
     let outer = redlock(&gateway, &script(&dir, &[], &work)).spawn().unwrap();
     let inner = number(&dir, "inner").await;
     let watchdogs = both_watchdogs(inner).await;
+    // The inner run asks for the lock when its watchdogs are ready.
+    waiting_is(&gateway, 1, 1).await;
     for watchdog in watchdogs {
         kill_process(Pid::from_raw(watchdog).unwrap(), Signal::STOP).unwrap();
     }

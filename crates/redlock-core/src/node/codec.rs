@@ -75,8 +75,8 @@ impl Header {
         for part in [marker_key, marker, channel] {
             put_text(&mut bytes, part.as_bytes());
         }
-        bytes.extend((settings.max_clock_skew.as_micros() as u64).to_le_bytes());
-        bytes.extend((settings.fence_grace.as_millis() as u64).to_le_bytes());
+        bytes.extend_from_slice(&(settings.max_clock_skew.as_micros() as u64).to_le_bytes());
+        bytes.extend_from_slice(&(settings.fence_grace.as_millis() as u64).to_le_bytes());
         Self(bytes)
     }
 }
@@ -89,7 +89,7 @@ pub fn pack_call<'a>(
     let size = ops.clone().map(|op| super::calls::weight(op)).sum::<usize>();
     let mut call = Vec::with_capacity(header.0.len() + 2 + size);
     call.extend_from_slice(&header.0);
-    call.extend((ops.len() as u16).to_le_bytes());
+    call.extend_from_slice(&(ops.len() as u16).to_le_bytes());
     for op in ops {
         pack_op(&mut call, op);
     }
@@ -131,7 +131,7 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
     call.push(if others.is_some() { code.to_ascii_lowercase() } else { code });
     put_text(call, &keys.lock);
     put_text(call, record);
-    call.extend(ttl.to_le_bytes());
+    call.extend_from_slice(&ttl.to_le_bytes());
     match op {
         Op::Acquire { tell: Some(hint), .. } => put_text(call, hint.as_bytes()),
         Op::Release {
@@ -152,7 +152,7 @@ fn pack_op(call: &mut Vec<u8>, op: &Op) {
 
 fn put_text(bytes: &mut Vec<u8>, text: &[u8]) {
     let text = &text[..text.len().min(usize::from(u16::MAX))];
-    bytes.extend((text.len() as u16).to_le_bytes());
+    bytes.extend_from_slice(&(text.len() as u16).to_le_bytes());
     bytes.extend_from_slice(text);
 }
 
@@ -288,7 +288,7 @@ impl AnswerPacker {
     pub fn new(time_micros: u64, is_admitted: bool) -> Self {
         let mut bytes = Vec::with_capacity(64);
         bytes.push(VERSION);
-        bytes.extend(time_micros.to_le_bytes());
+        bytes.extend_from_slice(&time_micros.to_le_bytes());
         bytes.push(is_admitted.into());
         Self(bytes)
     }
@@ -315,7 +315,7 @@ impl AnswerPacker {
             Vote::Found(held) => holding(7, held),
             Vote::FoundOfSet(stand) => {
                 answer.push(FOUND_OF_SET);
-                answer.extend((stand.len() as u16).to_le_bytes());
+                answer.extend_from_slice(&(stand.len() as u16).to_le_bytes());
                 for holding in stand {
                     answer.push(holding.at);
                     put_holding(answer, holding, LONGEST_OF_SET);
@@ -330,7 +330,7 @@ impl AnswerPacker {
             }
             Vote::Extended { expires_in } => {
                 answer.push(4);
-                answer.extend(millis(*expires_in).to_le_bytes());
+                answer.extend_from_slice(&millis(*expires_in).to_le_bytes());
             }
             Vote::Failed(Failure { reason: Reason::Quarantined, .. }) => answer.push(8),
             Vote::Failed(Failure { reason: Reason::Clock, .. }) => answer.push(9),
@@ -350,8 +350,8 @@ impl AnswerPacker {
 fn put_holding(answer: &mut Vec<u8>, holding: &Holding, longest: usize) {
     let record = holding.record.as_bytes();
     let record = &record[..record.len().min(longest)];
-    answer.extend(holding.expires_in.map_or(-1, millis).to_le_bytes());
-    answer.extend((record.len() as u32).to_le_bytes());
+    answer.extend_from_slice(&holding.expires_in.map_or(-1, millis).to_le_bytes());
+    answer.extend_from_slice(&(record.len() as u32).to_le_bytes());
     answer.extend_from_slice(record);
 }
 
@@ -372,7 +372,11 @@ pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
         let error = take_text(&mut bytes)?;
         write_error = (!error.is_empty()).then(|| String::from_utf8_lossy(&error).into_owned());
     }
-    let votes = (0..operations).map(|_| unpack_vote(&mut bytes)).collect::<Option<Vec<_>>>()?;
+    // Collecting into an `Option` would not reserve the memory at once.
+    let mut votes = Vec::with_capacity(operations);
+    for _ in 0..operations {
+        votes.push(unpack_vote(&mut bytes)?);
+    }
     bytes.is_empty().then_some(Answer { votes, time_micros, is_admitted, write_error })
 }
 

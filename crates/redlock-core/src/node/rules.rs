@@ -115,6 +115,7 @@ struct LockStateMachine<'a, S> {
 }
 
 impl<S: KeySpace> LockStateMachine<'_, S> {
+    #[inline]
     fn acquire(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
         let rules = self.settings.rules;
         let Some(t) = record.fencing() else { return Ok(error("the record has no T")) };
@@ -159,8 +160,12 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         Ok(Vote::Granted)
     }
 
+    // The rules of a set are cold, so that the rules of one lock are inlined where one lock is
+    // acquired or released.
+
     /// Acquires all locks of a set, or none: if one refuses or fails, the grants before it are
     /// undone exactly. The vote is that of the lock that refused.
+    #[cold]
     fn acquire_set(&mut self, keys: &Keys, record: &Record, ttl: Ttl) -> Result<Vote, KeyError> {
         for (at, lock) in keys.each().enumerate() {
             let vote = self.acquire(lock, record, ttl).unwrap_or_else(Vote::from);
@@ -178,6 +183,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
 
     /// Releases every lock of a set. A failure is the vote, so that the release is sent again.
     /// Otherwise the vote is `Released` if any lock was released.
+    #[cold]
     fn release_set(
         &mut self,
         keys: &Keys,
@@ -233,6 +239,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     }
 
     /// Reads every lock of a set. If one cannot be read, its error is the vote.
+    #[cold]
     fn inspect_set(&mut self, keys: &Keys) -> Result<Vote, KeyError> {
         let mut stand = Vec::new();
         for (at, lock) in keys.each().enumerate() {
@@ -331,6 +338,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
     }
 
     /// Deletes before it sets anything, because deleting needs no memory.
+    #[inline]
     fn release(
         &mut self,
         keys: &Keys,

@@ -482,9 +482,14 @@ impl<P, A> WaitQueues<P, A> {
         wake.into_iter().for_each(Waker::wake);
     }
 
+    /// Whether nobody is in any line. Locks no shard.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entered.load(Ordering::Relaxed) == 0 && self.kept() == 0
+    }
+
     /// The length of the line for a lock. No shard is locked while nobody waits for any lock.
     pub(crate) fn line_length(&self, lock: &Bytes, now: impl FnOnce() -> Instant) -> usize {
-        if self.entered.load(Ordering::Relaxed) == 0 && self.kept() == 0 {
+        if self.is_empty() {
             return 0;
         }
         let mut shard = self.shard(lock);

@@ -59,6 +59,14 @@ impl Target {
         }
     }
 
+    /// The lock, or all locks of a set.
+    pub fn locks(&self) -> &[LockName] {
+        match self {
+            Self::Lock(name) | Self::Slots(name, _) => std::slice::from_ref(name),
+            Self::Set(set) => set.names(),
+        }
+    }
+
     /// How many locks the masters store for a grant.
     pub fn count(&self) -> usize {
         match self {

@@ -277,6 +277,12 @@ impl Access {
         }
     }
 
+    /// The caller, for a stream that outlives the request.
+    pub(super) fn standing(&self) -> Standing {
+        let Self { app, caller, client, .. } = self;
+        Standing { app: app.clone(), caller: caller.clone(), client: client.clone() }
+    }
+
     /// Adds to the request's audit entry.
     pub(super) fn note(&self, write: impl FnOnce(&mut AuditEntry)) {
         if let Some(audit) = &self.audit {
@@ -357,6 +363,45 @@ impl Access {
     /// The limits of this caller's requests.
     pub(super) fn limits(&self) -> Limits {
         self.caller.limits(self.app.gateway.limits())
+    }
+}
+
+/// A caller whose answer is a stream. Unlike [`Access`], it is not a request in flight, so a drain
+/// does not wait for it.
+#[derive(Clone)]
+pub(super) struct Standing {
+    app: Arc<AppState>,
+    caller: Caller,
+    client: Arc<Client>,
+}
+
+impl Standing {
+    pub(super) fn gateway(&self) -> &Gateway {
+        &self.app.gateway
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(super) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    /// The caller's access to a lock, for a request that the stream makes on its own. A drain waits
+    /// for it.
+    pub(super) fn lock(&self, name: &LockName, verb: Verb) -> LockAccess {
+        let Self { app, caller, client } = self;
+        let _active = app.gateway.begin();
+        let (caller, client) = (caller.clone(), client.clone());
+        let access = Access { caller, client, app: app.clone(), audit: None, _active };
+        LockAccess { access, name: name.clone(), verb }
+    }
+
+    /// Whether the caller is still known. Its permissions are then those of today.
+    pub(super) fn is_still_known(&mut self) -> bool {
+        let again = self.app.authenticator.identify_again(&self.caller);
+        again.map(|caller| self.caller = caller).is_ok()
     }
 }
 

@@ -61,7 +61,9 @@ pub(super) fn pages() -> impl Iterator<Item = (&'static str, String)> {
 pub(super) fn navigation() -> String {
     let links = SOURCES[..MAIN_PAGES].iter();
     let links = links.map(|Source { name, .. }| format!("<a href=\"{name}\">{name}</a>\n"));
-    format!("<nav class=\"docs\"><a href=\"./\">API</a>\n{}</nav>\n", links.collect::<String>())
+    let links: String = links.collect();
+    let first = "<a href=\"./\">API</a>\n<a href=\"../console/\">console</a>\n";
+    format!("<nav class=\"docs\">{first}{links}</nav>\n")
 }
 
 fn page(source: &Source) -> String {

@@ -21,7 +21,7 @@ pub(super) use self::kinds::*;
 use super::wire::{json_line, node_answer, rfc3339, slot_holder};
 use crate::auth::AuthError;
 use crate::config::show;
-use crate::gateway::{Refusal, TooManyListings};
+use crate::gateway::{Refusal, TooManyListings, TooManyWatchers};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 use crate::overload::in_flight::TooManyExtendMany;
@@ -188,6 +188,24 @@ impl ApiError {
         error
     }
 
+    /// A lease could not be extended before its end.
+    pub(super) fn not_in_time() -> Self {
+        let detail =
+            "the lock could not be extended in time; it may be another's soon, so stop the work";
+        OUTCOME_UNKNOWN.because(detail)
+    }
+
+    /// Whether the lock is certainly no longer the client's, or may no longer be extended.
+    pub(super) fn is_loss(&self) -> bool {
+        use ProblemCode as C;
+        matches!(self.report.code, C::LockNotFound | C::NotHolder | C::MaxHoldReached)
+    }
+
+    /// Whether the caller is not known, or lacks the permission.
+    pub(super) fn is_denial(&self) -> bool {
+        matches!(self.report.code, ProblemCode::Unauthenticated | ProblemCode::Forbidden)
+    }
+
     /// The request must be recorded in the audit log, and cannot be recorded now.
     pub(super) fn unrecorded() -> Self {
         let detail = "the audit log cannot be written, and this gateway changes no lock without a record; nothing was done";
@@ -343,6 +361,10 @@ impl ApiError {
                     "too many PATCH /locks are under way; allowed are {max} at a time, and one client may have as many as are \
                      still free"
                 );
+                RATE_LIMITED.because(detail).retry_after(SOON)
+            }
+            Refusal::TooManyWatchers(TooManyWatchers { max, what }) => {
+                let detail = format!("too many streams of events are open; allowed are {max} {what}");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(

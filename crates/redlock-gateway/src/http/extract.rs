@@ -208,6 +208,45 @@ impl<S: Send + Sync> FromRequestParts<S> for InspectQuery {
     }
 }
 
+/// What a request for a stream of events has in its head. `None`: the request asks for an ordinary
+/// answer.
+pub(super) struct StreamHead(pub(super) Option<Stream>);
+
+/// See [`StreamHead`].
+pub(super) struct Stream {
+    /// The id of the last event that the client has got.
+    pub(super) last: Option<String>,
+    /// The token of a lock that the client holds already.
+    pub(super) token: Result<Option<LockToken>, ApiError>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for StreamHead {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(
+        parts: &mut Parts,
+        _: &S,
+    ) -> Result<Self, std::convert::Infallible> {
+        let headers = &parts.headers;
+        if !wants_stream(headers) {
+            return Ok(Self(None));
+        }
+        let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+        let has_token = headers.contains_key(&LOCK_TOKEN);
+        let token = has_token.then(|| lock_token(headers)).transpose();
+        Ok(Self(Some(Stream { last: last.map(str::to_owned), token })))
+    }
+}
+
+fn wants_stream(headers: &HeaderMap) -> bool {
+    let kinds = headers.get_all(http::header::ACCEPT).iter();
+    let mut kinds = kinds.filter_map(|value| value.to_str().ok()).flat_map(|it| it.split(','));
+    kinds.any(|kind| {
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("text/event-stream")
+    })
+}
+
 /// What entitles a request to release: the token or the key.
 pub(super) enum TokenOrKey {
     Token(LockToken),

@@ -12,14 +12,18 @@ use redlock_core::{HeldBy, LockName, LockToken, SlotSet, Slots};
 use super::access::{Access, LockAccess};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, metadata, requested_hold,
-    requested_priority, requested_queue, requested_slots, requested_ttl, stored,
+    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, metadata,
+    requested_hold, requested_priority, requested_queue, requested_slots, requested_ttl, stored,
 };
+use super::hold;
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
+use super::watch;
 use super::wire::{lease, lock_list, lock_status};
 use crate::auth::{Caller, Verb};
-use crate::gateway::{AcquireRequest, ListRequest, PresentedToken, ResolvedToken, Target};
+use crate::gateway::{
+    AcquireRequest, LeaseView, ListRequest, PresentedToken, ResolvedToken, Target,
+};
 use crate::info::{LockMetadata, label_of};
 use crate::overload::in_flight::RequestClass;
 
@@ -36,6 +40,10 @@ use crate::overload::in_flight::RequestClass;
 /// gateway tries again only when several contenders divided the nodes' votes so that none got a
 /// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 /// request leaves the queue, and a lock that was granted to it is released.
+///
+/// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+/// lock while the stream is open. With a `Lock-Token`, such a request takes up a lock that the client
+/// holds already.
 ///
 /// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 /// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -70,57 +78,23 @@ use crate::overload::in_flight::RequestClass;
 pub(super) async fn acquire(
     lock: LockAccess,
     head: AcquireHead,
+    StreamHead(stream): StreamHead,
     Json(body): Json<AcquireBody>,
 ) -> Result<Response, ApiError> {
+    if let Some(stream) = stream {
+        // Boxed, because an unboxed future would make the future of every request larger.
+        return Box::pin(hold::begin(lock, head, body, stream.token?)).await;
+    }
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    // The body may have taken long to arrive, and the key may have been removed meanwhile.
-    lock.check_again()?;
-    let limits = access.limits();
-    let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let (wait, applied) = head.wait(&body, &limits)?;
-    let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
-    let priority = requested_priority(body.priority.as_ref())?;
-    let queue = requested_queue(body.queue.as_ref())?;
-    let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
-    if let Some(slots) = slots.filter(|slots| slots.take() > 1) {
-        // Boxed, because an unboxed future would make the future of every request larger.
-        Box::pin(access.charge_locks(slots.take().into())).await?;
-    }
-    let metadata = metadata(body, access.caller().principal())?;
-    let metadata = LockMetadata { slots: slots.map(Slots::count).filter(|it| *it > 1), ..metadata };
-    access.note(|entry| entry.owner.clone_from(&metadata.owner));
-    let request = AcquireRequest {
-        target: match slots {
-            None => Target::Lock(name.clone()),
-            Some(slots) => Target::Slots(name.clone(), slots),
-        },
-        hold_at_least,
-        ttl,
-        info: stored(&metadata)?,
-        principal: access.caller().principal().map(Into::into),
-        idempotency_key: head.idempotency_key.clone(),
-        max_hold: limits.max_hold,
-        wait,
-        priority,
-        queue,
-        client: access.client().clone(),
-        started,
-    };
+    let (request, asked) = Asked::read(&lock, &head, body, started).await?;
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
-    if slots.is_some() {
-        access.note(|entry| entry.slots = Some(view.token.slots()));
-    }
-
-    let lease = Lease {
-        slots: slots.map(|slots| slots.count().into()),
-        slots_held: slots.map(|_| view.token.slots().iter().map(u32::from).collect()),
-        ..lease(name, &view, metadata.owner)
-    };
+    let applied = asked.applied;
+    let lease = asked.lease(&lock, &view);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
     // Only slashes are encoded: no other character that a name may have ends a segment of a path.
@@ -130,6 +104,75 @@ pub(super) async fn acquire(
     );
     add_grant_headers(headers, lease.token, view.replayed, applied)?;
     Ok(response)
+}
+
+/// What a request to acquire a lock asks for, as far as its answer needs it.
+pub(super) struct Asked {
+    owner: Option<String>,
+    slots: Option<Slots>,
+    /// The seconds of `Prefer: wait`, if they decide how long the request waits.
+    applied: Option<u64>,
+}
+
+impl Asked {
+    /// Reads the request, and charges it for its slots.
+    pub(super) async fn read(
+        lock: &LockAccess,
+        head: &AcquireHead,
+        body: AcquireBody,
+        started: Instant,
+    ) -> Result<(AcquireRequest, Self), ApiError> {
+        let LockAccess { access, name, .. } = lock;
+        // The body may have taken long to arrive, and the key may have been removed meanwhile.
+        lock.check_again()?;
+        let limits = access.limits();
+        let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
+        let (wait, applied) = head.wait(&body, &limits)?;
+        let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
+        let priority = requested_priority(body.priority.as_ref())?;
+        let queue = requested_queue(body.queue.as_ref())?;
+        let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
+        if let Some(slots) = slots.filter(|slots| slots.take() > 1) {
+            // Boxed, because an unboxed future would make the future of every request larger.
+            Box::pin(access.charge_locks(slots.take().into())).await?;
+        }
+        let metadata = metadata(body, access.caller().principal())?;
+        let count = slots.map(Slots::count).filter(|count| *count > 1);
+        let metadata = LockMetadata { slots: count, ..metadata };
+        access.note(|entry| entry.owner.clone_from(&metadata.owner));
+        let request = AcquireRequest {
+            target: match slots {
+                None => Target::Lock(name.clone()),
+                Some(slots) => Target::Slots(name.clone(), slots),
+            },
+            hold_at_least,
+            ttl,
+            info: stored(&metadata)?,
+            principal: access.caller().principal().map(Into::into),
+            idempotency_key: head.idempotency_key.clone(),
+            max_hold: limits.max_hold,
+            wait,
+            on_wait: None,
+            priority,
+            queue,
+            client: access.client().clone(),
+            started,
+        };
+        Ok((request, Self { owner: metadata.owner, slots, applied }))
+    }
+
+    /// The lease of a grant. Notes its slots in the audit entry.
+    pub(super) fn lease(self, lock: &LockAccess, view: &LeaseView) -> Lease {
+        let held = view.token.slots();
+        if self.slots.is_some() {
+            lock.access.note(|entry| entry.slots = Some(held));
+        }
+        Lease {
+            slots: self.slots.map(|slots| slots.count().into()),
+            slots_held: self.slots.map(|_| held.iter().map(u32::from).collect()),
+            ..lease(&lock.name, view, self.owner)
+        }
+    }
 }
 
 /// Adds the headers of an answer with a grant. `applied`: the seconds of `Prefer: wait`, if they
@@ -314,6 +357,10 @@ pub(super) async fn resolve(
 /// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
 /// its holders are shown. For people and dashboards only: the state may have changed before the
 /// answer arrives.
+///
+/// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+/// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+/// gateway does is told at once, what others do within about a second.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
     params(
@@ -330,7 +377,11 @@ pub(super) async fn resolve(
 pub(super) async fn inspect(
     lock: LockAccess,
     InspectQuery(slots): InspectQuery,
+    StreamHead(stream): StreamHead,
 ) -> Result<Response, ApiError> {
+    if let Some(stream) = stream {
+        return watch::of_lock(&lock, slots, stream.last);
+    }
     let LockAccess { access, name, .. } = &lock;
     let _in_flight = access.enter(RequestClass::Other).await?;
     // Boxed, because an unboxed future would make the future of every request larger.
@@ -350,6 +401,10 @@ pub(super) async fn inspect(
 /// A key sees the locks that it may list, and the holders of those that it may inspect. One listing
 /// of each client, and two of all clients together, may run at a time; the gateway answers others
 /// 429.
+///
+/// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+/// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+/// effect there.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),
@@ -360,7 +415,14 @@ pub(super) async fn inspect(
         (status = 503, description = "quorum_unavailable, overloaded"),
     )
 )]
-pub(super) async fn list(access: Access, query: ListQuery) -> Result<Response, ApiError> {
+pub(super) async fn list(
+    access: Access,
+    query: ListQuery,
+    StreamHead(stream): StreamHead,
+) -> Result<Response, ApiError> {
+    if let Some(stream) = stream {
+        return watch::of_prefix(&access, query.prefix, stream.last);
+    }
     let _in_flight = access.enter(RequestClass::Other).await?;
     // A slot is listed for a key that may list its lock.
     let is_listed = |name: &LockName| access.caller().may(Verb::List, &name.lock_and_slot().0);

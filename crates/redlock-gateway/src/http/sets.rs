@@ -105,6 +105,7 @@ async fn acquire(
         idempotency_key: head.idempotency_key.clone(),
         max_hold: limits.max_hold,
         wait,
+        on_wait: None,
         client: access.client().clone(),
         started,
         hold_at_least,

@@ -4,13 +4,14 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redlock_api::{
-    Health, Lease, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, SlotHolder, Waiter,
+    Health, Lease, LockList, LockSnapshot, LockState, LockStatus, NodeAnswer, NodeHealth,
+    SlotHolder, Waiter,
 };
 use redlock_core::node::NodeStatus;
 use redlock_core::{HeldBy, Inspection, LockName, NodeReport, NodeView, Priority, SlotSet};
 use serde::Serialize;
 
-use crate::gateway::{LeaseView, ListView, Readiness};
+use crate::gateway::{Change, Event, LeaseView, ListView, Readiness};
 use crate::info::{LockMetadata, label_of};
 use crate::remedy::{PublicUrl, advice, section};
 
@@ -93,12 +94,6 @@ pub(super) fn lock_status(
         };
         shown(NodeAnswer { node, state: state.into(), detail }, at, with_names)
     });
-    let waiter = |(waiter, since): (redlock_core::Waiter, u64)| Waiter {
-        owner: label_of(waiter.info.as_bytes()),
-        waiting_since: rfc3339(since),
-        is_away: waiter.is_away,
-        priority: Some(waiter.priority).filter(|it| *it != Priority::default()).map(Priority::get),
-    };
     let holders = inspection.holders;
     let asked = holders.iter().filter_map(|holder| LockMetadata::read(&holder.by.info).slots);
     let slots = asked.chain(holders.iter().map(|holder| holder.slot)).max().filter(|it| *it > 1);
@@ -135,6 +130,67 @@ pub(super) fn lock_list(page: ListView, shows: impl Fn(&LockName) -> bool) -> Lo
         LockStatus { slot: Some(slot.into()).filter(|slot| *slot > 1), ..status }
     };
     LockList { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next }
+}
+
+/// What a change of a lock is called, and its data. `None` when the caller sees nothing of it.
+/// `shows`: whether the caller may see more than that the lock is held.
+pub(super) fn change(change: &Change, shows: bool) -> Option<(&'static str, LockStatus)> {
+    let ended = |by: &HeldBy| status_of(&change.name, LockState::Free, by.clone());
+    let held = |by: &HeldBy| status_of(&change.name, LockState::Held, by.clone());
+    let (word, status) = match &change.event {
+        Event::Held(by) => ("held", held(by)),
+        Event::Extended(by) => ("extended", held(by)),
+        Event::Released(by) => ("released", ended(by)),
+        Event::Expired(by) => ("expired", ended(by)),
+        Event::Forced(by) => ("forced", ended(by)),
+        Event::Waiters(..) if !shows => return None,
+        Event::Waiters(waiters, total) => {
+            let status = status_of(&change.name, LockState::Unknown, HeldBy::default());
+            let waiters = waiters.iter().cloned().map(waiter).collect();
+            ("waiters", LockStatus { waiters, waiters_total: Some(*total as u64), ..status })
+        }
+    };
+    let status = match shows {
+        true => status,
+        false => status_of(&change.name, status.state, HeldBy::default()),
+    };
+    let slot = Some(change.slot.into()).filter(|slot| *slot > 1);
+    Some((word, LockStatus { slot, ..status }))
+}
+
+/// What a caller sees who may not inspect the lock.
+pub(super) fn state_only(name: &LockName, status: LockStatus) -> LockStatus {
+    let waiters_total = status.waiters_total;
+    LockStatus { waiters_total, ..status_of(name, status.state, HeldBy::default()) }
+}
+
+/// The held locks of a stream about a prefix.
+pub(super) fn lock_snapshot(
+    locks: Vec<(LockName, HeldBy)>,
+    is_complete: bool,
+    line_length: impl Fn(&LockName) -> usize,
+    shows: impl Fn(&LockName) -> bool,
+) -> LockSnapshot {
+    let status = |(stored, by): (LockName, HeldBy)| {
+        let (name, slot) = stored.lock_and_slot();
+        let by = if shows(&name) { by } else { HeldBy::default() };
+        let total = Some(line_length(&name) as u64).filter(|total| *total > 0 && shows(&name));
+        LockStatus {
+            slot: Some(slot.into()).filter(|slot| *slot > 1),
+            waiters_total: total,
+            ..status_of(&name, LockState::Held, by)
+        }
+    };
+    LockSnapshot { locks: locks.into_iter().map(status).collect(), is_complete }
+}
+
+fn waiter((waiter, since): (redlock_core::Waiter, u64)) -> Waiter {
+    Waiter {
+        owner: label_of(waiter.info.as_bytes()),
+        waiting_since: rfc3339(since),
+        is_away: waiter.is_away,
+        priority: Some(waiter.priority).filter(|it| *it != Priority::default()).map(Priority::get),
+    }
 }
 
 fn majority_view(name: &LockName, state: redlock_core::LockState) -> LockStatus {

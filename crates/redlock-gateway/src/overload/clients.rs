@@ -50,6 +50,8 @@ pub struct Client {
     pub places_by_lock: LockNames,
     /// Listings under way.
     pub listing: Counter,
+    /// Streams of events about locks.
+    pub watching: Counter,
     /// Requests under way that extend many locks each.
     pub extend_many: Counter,
     /// The leases of such requests that are in flight.
@@ -112,14 +114,22 @@ impl Client {
             waiting,
             places,
             listing,
+            watching,
             extend_many,
             quota,
             ..
         } = self;
-        [connections, in_flight_acquires, in_flight_held, waiting, places, listing, extend_many]
-            .iter()
-            .all(|counter| counter.count() == 0)
-            && quota.is_empty()
+        let counters = [
+            connections,
+            in_flight_acquires,
+            in_flight_held,
+            waiting,
+            places,
+            listing,
+            watching,
+            extend_many,
+        ];
+        counters.iter().all(|counter| counter.count() == 0) && quota.is_empty()
     }
 }
 

@@ -59,6 +59,8 @@ class Row {
     setText(this.#line, lock.waitersTotal > 0 ? count(lock.waitersTotal) : "");
     this.#line.hidden = lock.waitersTotal === 0;
     setText(this.#waiters, words.waiters(lock));
+    this.#waiters.title = words.waiters(lock);
+    this.#holder.title = words.holders(lock);
     const { acquiredAt } = lock.oldest ?? {};
     if (acquiredAt === undefined) {
       this.#since.removeAttribute("datetime");
@@ -105,6 +107,8 @@ export class LocksTable {
     body.addEventListener("click", ({ target }) => {
       const row = target.closest("tr");
       if (row !== null && getSelection().isCollapsed) {
+        // The browser puts the focus back there when the details are closed.
+        this.#rows.get(row.dataset.lock)?.focus();
         onOpen(row.dataset.lock);
       }
     });

@@ -1,0 +1,66 @@
+//! The console: a page that shows held locks, waiters and masters. Its files are served as they are
+//! in the source tree. They use nothing but the public calls, and have no secrets, so everybody may
+//! load them; the page asks for a key when the gateway wants one.
+
+/// The page.
+pub(super) const INDEX: &str = include_str!("console/index.html");
+
+/// A file of the page: its name in the path, its media type and its text.
+pub(super) struct File {
+    pub(super) name: &'static str,
+    pub(super) kind: &'static str,
+    pub(super) text: &'static str,
+}
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLES: &str = "text/css; charset=utf-8";
+
+macro_rules! files {
+    ($($name:literal: $kind:ident,)+) => {
+        &[$(File { name: $name, kind: $kind, text: include_str!(concat!("console/", $name)) }),+]
+    };
+}
+
+/// The other files.
+pub(super) const FILES: &[File] = files! {
+    "console.css": STYLES,
+    "api.js": SCRIPT,
+    "bars.js": SCRIPT,
+    "charts.js": SCRIPT,
+    "details.js": SCRIPT,
+    "dialogs.js": SCRIPT,
+    "dom.js": SCRIPT,
+    "feed.js": SCRIPT,
+    "force.js": SCRIPT,
+    "format.js": SCRIPT,
+    "key.js": SCRIPT,
+    "lines.js": SCRIPT,
+    "locks.js": SCRIPT,
+    "main.js": SCRIPT,
+    "masters.js": SCRIPT,
+    "metrics.js": SCRIPT,
+    "sse.js": SCRIPT,
+    "status.js": SCRIPT,
+    "stream.js": SCRIPT,
+    "table.js": SCRIPT,
+    "theme.js": SCRIPT,
+    "words.js": SCRIPT,
+};
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_folder_is_served() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/http/console");
+        let names = std::fs::read_dir(folder).expect("a folder").map(|entry| {
+            entry.expect("an entry").file_name().into_string().expect("a name in UTF-8")
+        });
+        let there: BTreeSet<_> = names.filter(|name| name != "index.html").collect();
+        let served: BTreeSet<_> = FILES.iter().map(|file| file.name.to_owned()).collect();
+        assert_eq!(served, there);
+    }
+}

@@ -1,0 +1,266 @@
+//! Streams of events about locks, in the form of server-sent events
+//! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>).
+//!
+//! A stream begins with a snapshot, unless the client has got the last event from an earlier stream
+//! of this process. While the stream is open, the permissions of its caller are checked again with
+//! each event and each heartbeat.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{HeaderName, HeaderValue, header};
+use redlock_api::{Lagged, StreamEnd, StreamEndReason};
+use redlock_core::LockState;
+use serde::Serialize;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use super::access::{Access, LockAccess, Standing};
+use super::error::ApiError;
+use super::wire;
+use crate::auth::Verb;
+use crate::gateway::{Change, Next, Watched, Watcher};
+
+/// Time between two signs of life. Proxies often close a connection that is silent for 60 s.
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(15);
+/// How long a stream lasts at most. The client then connects again, perhaps to another gateway.
+const MAX_STREAM: Duration = Duration::from_secs(3_600);
+/// Pause before a snapshot is tried again, while too few nodes answer.
+const SNAPSHOT_PAUSE: Duration = Duration::from_secs(5);
+/// Pause before a snapshot is tried again, while others list locks.
+const LISTING_PAUSE: Duration = Duration::from_millis(500);
+/// A piece of the answer is sent when it has so many bytes.
+const PIECE: usize = 16 * 1024;
+
+/// Watches one lock.
+pub(super) fn of_lock(
+    lock: &LockAccess,
+    slots: u16,
+    last: Option<String>,
+) -> Result<Response, ApiError> {
+    let watched = Watched::Lock(lock.name.clone());
+    let watcher = lock.access.gateway().watch(lock.access.client(), watched, last.as_deref());
+    let watcher = watcher.map_err(|refusal| lock.refused(refusal))?;
+    Ok(EventStream::begin(lock.access.standing(), watcher, slots).into_response())
+}
+
+/// Watches all locks whose names begin with a prefix.
+pub(super) fn of_prefix(
+    access: &Access,
+    prefix: String,
+    last: Option<String>,
+) -> Result<Response, ApiError> {
+    let watched = Watched::Prefix(prefix);
+    let watcher = access.gateway().watch(access.client(), watched, last.as_deref());
+    let watcher = watcher.map_err(|refusal| access.refused(refusal))?;
+    Ok(EventStream::begin(access.standing(), watcher, 1).into_response())
+}
+
+/// One stream.
+struct EventStream {
+    caller: Standing,
+    watcher: Watcher,
+    /// How many slots of the lock a snapshot shows.
+    slots: u16,
+    /// When the next snapshot is due, if one is.
+    snapshot_due: Option<Instant>,
+    heartbeat: Interval,
+    ends: Instant,
+    is_over: bool,
+    /// What is to be sent next.
+    piece: String,
+}
+
+impl EventStream {
+    fn begin(caller: Standing, mut watcher: Watcher, slots: u16) -> Self {
+        let now = Instant::now();
+        let mut heartbeat = tokio::time::interval_at(now + HEARTBEAT, HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let missed = watcher.take_missed();
+        let mut stream = Self {
+            caller,
+            watcher,
+            slots,
+            snapshot_due: missed.is_none().then_some(now),
+            heartbeat,
+            ends: now + MAX_STREAM,
+            is_over: false,
+            // The client waits so long before it connects again.
+            piece: "retry: 1000\n\n".into(),
+        };
+        missed.into_iter().flatten().for_each(|change| stream.write_change(&change));
+        stream
+    }
+
+    /// The next piece of the answer. `None` at the end.
+    async fn next(&mut self) -> Option<Bytes> {
+        while self.piece.is_empty() && !self.is_over {
+            self.wait().await;
+        }
+        let piece = std::mem::take(&mut self.piece);
+        (!piece.is_empty()).then(|| piece.into())
+    }
+
+    /// Waits until something is to be sent.
+    async fn wait(&mut self) {
+        let now = Instant::now();
+        if self.snapshot_due.is_some_and(|due| due <= now) {
+            self.snapshot_due = None;
+            return self.write_snapshot().await;
+        }
+        let snapshot_due = self.snapshot_due.unwrap_or(self.ends);
+        tokio::select! {
+            biased;
+            () = self.caller.gateway().drained() => self.end(StreamEndReason::Draining),
+            () = tokio::time::sleep_until(self.ends) => self.end(StreamEndReason::Time),
+            () = tokio::time::sleep_until(snapshot_due) => {}
+            next = self.watcher.next() => {
+                self.write_next(next);
+                while self.piece.len() < PIECE && !self.is_over && self.snapshot_due.is_none() {
+                    let Some(next) = self.watcher.try_next() else { break };
+                    self.write_next(next);
+                }
+            }
+            _ = self.heartbeat.tick() => {
+                if self.is_allowed() {
+                    self.piece.push_str(":\n\n");
+                }
+            }
+        }
+    }
+
+    fn write_next(&mut self, next: Next) {
+        if !self.is_allowed() {
+            return;
+        }
+        match next {
+            Next::Change(change) => self.write_change(&change),
+            Next::Lagged(missed) => {
+                self.write("lagged", None, &Lagged { missed });
+                self.snapshot_due = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Whether the caller may still watch. If not, the stream ends.
+    fn is_allowed(&mut self) -> bool {
+        let is_known = self.caller.is_still_known();
+        let caller = self.caller.caller();
+        let is_allowed = is_known
+            && match self.watcher.watched() {
+                Watched::Lock(name) => caller.may(Verb::Inspect, name),
+                Watched::Prefix(_) => caller.may_somewhere(Verb::List),
+            };
+        if !is_allowed {
+            self.piece.clear();
+            self.end(StreamEndReason::Revoked);
+        }
+        is_allowed
+    }
+
+    fn write_change(&mut self, change: &Change) {
+        let caller = self.caller.caller();
+        let is_of_prefix = matches!(self.watcher.watched(), Watched::Prefix(_));
+        if is_of_prefix && !caller.may(Verb::List, &change.name) {
+            return;
+        }
+        let render = |shows| {
+            let mut text = String::new();
+            if let Some((word, status)) = wire::change(change, shows) {
+                write_event(&mut text, word, Some(&self.watcher.id_text(change.id)), &status);
+            }
+            text
+        };
+        if caller.may(Verb::Inspect, &change.name) {
+            let written = change.written.get_or_init(|| render(true).into());
+            self.piece.push_str(&String::from_utf8_lossy(written));
+        } else {
+            self.piece.push_str(&render(false));
+        }
+    }
+
+    async fn write_snapshot(&mut self) {
+        if !self.is_allowed() {
+            return;
+        }
+        let gateway = self.caller.gateway();
+        // A change during the reading is shown, and told once more to a client that comes back.
+        let id = Some(self.watcher.last_id());
+        match self.watcher.watched().clone() {
+            Watched::Lock(name) => {
+                let watcher = &mut self.watcher;
+                let inspection = gateway.snapshot_of_lock(watcher, &name, self.slots).await;
+                let is_unknown = inspection.state == LockState::Unknown;
+                let waiters = gateway.waiters(&name);
+                let status = wire::lock_status(&name, inspection, waiters, false);
+                let status = redlock_api::LockStatus { nodes: None, ..status };
+                if is_unknown {
+                    self.snapshot_due = Some(Instant::now() + SNAPSHOT_PAUSE);
+                }
+                self.write("snapshot", id, &status);
+            }
+            Watched::Prefix(prefix) => {
+                let (watcher, client) = (&mut self.watcher, self.caller.client());
+                match gateway.snapshot_of_prefix(watcher, client, &prefix).await {
+                    Ok((mut locks, is_whole)) => {
+                        let caller = self.caller.caller();
+                        locks.retain(|(stored, _)| {
+                            caller.may(Verb::List, &stored.lock_and_slot().0)
+                        });
+                        let line = |name: &_| gateway.line_length(name);
+                        let shows = |name: &_| caller.may(Verb::Inspect, name);
+                        let snapshot = wire::lock_snapshot(locks, is_whole, line, shows);
+                        self.write("snapshot", id, &snapshot);
+                    }
+                    Err(crate::gateway::Refusal::TooManyListings(_)) => {
+                        self.snapshot_due = Some(Instant::now() + LISTING_PAUSE);
+                    }
+                    // Without a majority there is nothing to show.
+                    Err(_) => self.snapshot_due = Some(Instant::now() + SNAPSHOT_PAUSE),
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, reason: StreamEndReason) {
+        self.write("end", None, &StreamEnd { reason });
+        self.is_over = true;
+    }
+
+    fn write(&mut self, event: &str, id: Option<String>, data: &impl Serialize) {
+        write_event(&mut self.piece, event, id.as_deref(), data);
+    }
+}
+
+pub(super) fn write_event(text: &mut String, event: &str, id: Option<&str>, data: &impl Serialize) {
+    // A string takes everything, and these shapes are always JSON.
+    let data = serde_json::to_string(data).unwrap_or_default();
+    if let Some(id) = id {
+        let _ = writeln!(text, "id: {id}");
+    }
+    let _ = writeln!(text, "event: {event}\ndata: {data}\n");
+}
+
+impl IntoResponse for EventStream {
+    fn into_response(self) -> Response {
+        let pieces = stream::unfold(self, |mut stream| async move {
+            let piece = stream.next().await?;
+            Some((Ok::<_, std::convert::Infallible>(piece), stream))
+        });
+        stream_response(Body::from_stream(pieces))
+    }
+}
+
+/// An answer that is a stream of events.
+pub(super) fn stream_response(body: Body) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        // nginx would collect the events otherwise.
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, body).into_response()
+}

@@ -1,0 +1,232 @@
+//! Locks that are held as long as a stream of events is open.
+
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, HeaderName, Method};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::client::{Answer, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{eventually, masters};
+use crate::support::stream::{Event, Events};
+use crate::support::waiters::waiting_is;
+
+/// A TTL that is long enough for a slow machine, and short enough to wait for.
+const TTL_MS: u64 = 3_000;
+
+async fn opened(
+    gateway: &Gateway,
+    name: &str,
+    headers: &[(&str, &str)],
+    body: Value,
+) -> Result<Events, Answer> {
+    let header = |(name, value): &(&str, &str)| {
+        (HeaderName::try_from(*name).expect("a name"), value.parse().expect("a value"))
+    };
+    let headers = HeaderMap::from_iter(headers.iter().map(header));
+    Events::open_by(Method::POST, gateway.address(), &lock_path(name), &headers, &body).await
+}
+
+async fn holding(gateway: &Gateway, name: &str, body: Value) -> Events {
+    opened(gateway, name, &[], body).await.unwrap_or_else(|answer| panic!("no stream: {answer:?}"))
+}
+
+fn token_of(event: &Event) -> String {
+    event.data["token"].as_str().unwrap_or_else(|| panic!("no token: {event:?}")).to_owned()
+}
+
+/// Until when a client may rely on the lease of an event.
+fn relied_on_until(sent: Instant, event: &Event) -> Instant {
+    let millis = |field: &str| event.data[field].as_u64().expect("a number");
+    sent + Duration::from_millis(millis("elapsed_ms") + millis("validity_ms"))
+}
+
+async fn is_held(gateway: &Gateway, name: &str) -> bool {
+    gateway.inspect(name).await["state"] == "held"
+}
+
+#[tokio::test]
+async fn the_gateway_extends_the_lock_until_it_is_released() {
+    let gateway = Launch::embedded().start().await;
+    let sent = Instant::now();
+    let mut events = holding(&gateway, "a", json!({ "ttl_ms": TTL_MS, "owner": "one" })).await;
+    let granted = events.next_of("granted", &[]).await;
+    assert_eq!((&granted.data["owner"], &granted.data["ttl_ms"]), (&json!("one"), &json!(TTL_MS)));
+    let token = token_of(&granted);
+    let mut until = relied_on_until(sent, &granted);
+    // Twice the TTL: without extensions the lock would have ended.
+    while sent.elapsed() < Duration::from_millis(2 * TTL_MS) {
+        let extended = events.next_of("extended", &[]).await;
+        assert_eq!(token_of(&extended), token);
+        let now = relied_on_until(sent, &extended);
+        assert!(now > until && Instant::now() < until, "each extension comes before the end");
+        until = now;
+    }
+    assert!(is_held(&gateway, "a").await);
+    assert_eq!(gateway.delete("a", &token).await.status, 204);
+    let lost = events.next_of("lost", &[]).await;
+    assert_eq!(lost.data["code"], "lock_not_found", "{lost:?}");
+    assert_eq!(events.try_next().await, None);
+}
+
+#[tokio::test]
+async fn a_waiting_stream_shows_its_line_and_then_the_grant() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire_for("a", 60_000).await;
+    let mut events = holding(&gateway, "a", json!({ "ttl_ms": 60_000, "wait_ms": 20_000 })).await;
+    let waiting = events.next_of("waiting", &[]).await;
+    let shown = (&waiting.data["state"], &waiting.data["waiters_total"]);
+    assert_eq!(shown, (&json!("held"), &json!(1)), "{waiting:?}");
+    assert_eq!(waiting.data["fencing_token"], lease.fencing);
+    assert_eq!(gateway.delete("a", &lease.token).await.status, 204);
+    let granted = events.next_of("granted", &["waiting"]).await;
+    assert!(granted.data["fencing_token"].as_u64() > Some(lease.fencing), "{granted:?}");
+    drop(events);
+
+    // A wait that ends without a grant ends the stream with the reason.
+    let mut events = holding(&gateway, "a", json!({ "wait_ms": 500 })).await;
+    let refused = events.next_of("refused", &["waiting"]).await;
+    assert_eq!(refused.data["code"], "lock_held", "{refused:?}");
+    assert_eq!(events.try_next().await, None);
+    // A client that leaves while it waits leaves the line.
+    let mut events = holding(&gateway, "a", json!({ "wait_ms": 20_000 })).await;
+    events.next_of("waiting", &[]).await;
+    drop(events);
+    waiting_is(&gateway, 0, 0).await;
+}
+
+#[tokio::test]
+async fn a_cut_connection_ends_the_extensions_and_releases_nothing() {
+    let gateway = Launch::embedded().start().await;
+    let mut events = holding(&gateway, "a", json!({ "ttl_ms": TTL_MS })).await;
+    events.next_of("granted", &[]).await;
+    let extended = events.next_of("extended", &[]).await;
+    let life = Duration::from_millis(TTL_MS);
+    let seen = Instant::now();
+    drop(events);
+    assert!(extended.data["validity_ms"].as_u64() <= Some(TTL_MS));
+    // The client may be alive and within its validity.
+    assert!(is_held(&gateway, "a").await);
+    eventually("the lock ends", async || (!is_held(&gateway, "a").await).then_some(())).await;
+    let after = seen.elapsed();
+    assert!(after > life * 2 / 3 && after < 3 * life, "it ended after {after:?}");
+}
+
+#[tokio::test]
+async fn another_gateway_takes_the_stream_up_with_the_same_token() {
+    let servers = masters(3);
+    let first = Launch::over(&servers).ready().await;
+    let second = Launch::over(&servers).ready().await;
+    let mut events = holding(&first, "a", json!({ "ttl_ms": 10_000 })).await;
+    let granted = events.next_of("granted", &[]).await;
+    let token = token_of(&granted);
+    first.signal(Signal::KILL);
+    let headers = [("lock-token", token.as_str())];
+    let resumed = opened(&second, "a", &headers, json!({ "ttl_ms": TTL_MS })).await;
+    let mut events = resumed.expect("a stream");
+    for _ in 0..3 {
+        let extended = events.next_of("extended", &[]).await;
+        assert_eq!(token_of(&extended), token);
+        assert_eq!(extended.data["fencing_token"], granted.data["fencing_token"]);
+    }
+    assert_eq!(second.delete("a", &token).await.status, 204);
+    events.next_of("lost", &[]).await;
+    let gone = opened(&second, "a", &headers, json!({})).await.err().expect("no stream");
+    gone.problem(404, "lock_not_found");
+}
+
+#[tokio::test]
+async fn a_loss_is_told_before_the_client_may_no_longer_rely_on_the_lock() {
+    let servers = masters(3);
+    let gateway = Launch::over(&servers).ready().await;
+    let sent = Instant::now();
+    let mut events = holding(&gateway, "a", json!({ "ttl_ms": TTL_MS })).await;
+    let mut last = events.next_of("granted", &[]).await;
+    servers[0].stop();
+    servers[1].stop();
+    let mut unknown = 0;
+    let lost = loop {
+        let event = events.next().await;
+        match event.kind.as_str() {
+            // An extension that was on its way.
+            "extended" => last = event,
+            "unknown" => {
+                unknown += 1;
+                assert_eq!(event.data["status"], 503, "{event:?}");
+            }
+            "lost" => break event,
+            other => panic!("{other}"),
+        }
+    };
+    let until = relied_on_until(sent, &last);
+    let margin = until.saturating_duration_since(Instant::now());
+    assert!(!margin.is_zero(), "too late");
+    assert!(margin < Duration::from_millis(TTL_MS / 3), "too early: {margin:?} before the end");
+    assert!(unknown > 0 && lost.data["code"] == "outcome_unknown", "{lost:?}");
+    assert_eq!(events.try_next().await, None);
+    servers[0].cont();
+    servers[1].cont();
+    println!("told {margin:?} before the end, after {unknown} tries");
+}
+
+#[tokio::test]
+async fn an_error_before_the_stream_is_an_ordinary_answer() {
+    let gateway = Launch::embedded().start().await;
+    gateway.acquire_for("held", 60_000).await;
+    let refused = async |name: &str, headers: &[(&str, &str)], body: Value| {
+        opened(&gateway, name, headers, body).await.err().expect("no stream")
+    };
+    refused("held", &[], json!({})).await.problem(409, "lock_held");
+    refused("a", &[], json!({ "ttl_ms": 1 })).await.problem(400, "invalid_ttl");
+    refused("a", &[("lock-token", "x")], json!({})).await.problem(400, "invalid_token");
+    // Without a stream the header has no effect.
+    let call = gateway.call(Method::POST, lock_path("a")).header("lock-token", "x");
+    assert_eq!(call.send().await.status, 201);
+}
+
+#[tokio::test]
+async fn a_removed_key_and_a_drain_end_held_streams() {
+    let (holder, other) = (key("holder", HOLDER, "*").await, key("other", HOLDER, "*").await);
+    let keys = file(&[&holder, &other]);
+    let mut gateway = with_keys(&keys).flag("--drain-delay", "0s").start().await;
+    let open = async |key: &crate::http::keys::Key, name: &str| {
+        let bearer = key.bearer();
+        let headers = [("authorization", bearer.as_str())];
+        let opened = opened(&gateway, name, &headers, json!({ "ttl_ms": TTL_MS })).await;
+        let mut events = opened.expect("a stream");
+        events.next_of("granted", &[]).await;
+        events
+    };
+    let mut of_holder = open(&holder, "a").await;
+    let mut of_other = open(&other, "b").await;
+    for events in [&mut of_holder, &mut of_other] {
+        events.next_of("extended", &[]).await;
+    }
+    let left = file(&[&other]);
+    std::fs::copy(left.path(), keys.path()).expect("a file");
+    gateway.signal(Signal::HUP);
+    let end = of_holder.next_of("end", &["extended"]).await;
+    assert_eq!(end.data, json!({ "reason": "revoked" }));
+    of_other.next_of("extended", &[]).await;
+    gateway.signal(Signal::TERM);
+    let end = of_other.next_of("end", &["extended"]).await;
+    assert_eq!(end.data, json!({ "reason": "draining" }));
+    assert_eq!(gateway.ended().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_stream_may_hold_slots() {
+    let gateway = Launch::embedded().start().await;
+    let body = json!({ "slots": 3, "take": 2, "ttl_ms": TTL_MS });
+    let mut events = holding(&gateway, "pool", body).await;
+    let granted = events.next_of("granted", &[]).await;
+    let held = granted.data["slots_held"].as_array().map(Vec::len);
+    assert_eq!((&granted.data["slots"], held), (&json!(3), Some(2)));
+    events.next_of("extended", &[]).await;
+    let light = gateway.post("pool", json!({ "slots": 3, "ttl_ms": 60_000 })).await;
+    let _: Lease = Lease::from(&light);
+    gateway.post("pool", json!({ "slots": 3 })).await.problem(409, "lock_held");
+    events.next_of("extended", &[]).await;
+}

@@ -1,0 +1,273 @@
+//! Streams of events about a lock, and about all locks with a prefix.
+
+use std::time::{Duration, Instant};
+
+use http::{HeaderMap, Method};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::client::{Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch};
+use crate::support::harness::{eventually, masters};
+use crate::support::metrics::Samples;
+use crate::support::stream::{Event, Events};
+use crate::support::waiters::{answer, start_waiting, waiting_acquire};
+
+/// Time within which a change at another gateway is told: a poll each second, on a busy machine.
+const OTHERS_WITHIN: Duration = Duration::from_secs(4);
+
+async fn acquired(gateway: &Gateway, name: &str, owner: &str, ttl_ms: u64) -> Lease {
+    Lease::from(&gateway.post(name, json!({ "owner": owner, "ttl_ms": ttl_ms })).await)
+}
+
+async fn forced(gateway: &Gateway, path: &str) {
+    let answer = gateway.call(Method::DELETE, format!("{path}?force=true")).send().await;
+    assert_eq!(answer.status, 204, "{answer:?}");
+}
+
+fn is_about(event: &Event, name: &str, owner: &str, fencing: u64) {
+    let data = &event.data;
+    let of = (&data["name"], &data["owner"], &data["fencing_token"]);
+    assert_eq!(of, (&json!(name), &json!(owner), &json!(fencing)), "{event:?}");
+}
+
+#[tokio::test]
+async fn a_watcher_sees_each_change_of_a_lock_in_order() {
+    let gateway = Launch::embedded().start().await;
+    let mut events = gateway.events("/locks/a%2Fb").await;
+    let first = events.next().await;
+    assert_eq!((&*first.kind, &first.data["state"]), ("snapshot", &json!("free")));
+    assert!(first.data.get("nodes").is_none(), "{first:?}");
+
+    let one = acquired(&gateway, "a/b", "one", 60_000).await;
+    let held = events.next_of("held", &[]).await;
+    is_about(&held, "a/b", "one", one.fencing);
+    assert!(held.data["expires_in_ms"].as_u64().is_some_and(|left| left <= 60_000), "{held:?}");
+    assert!(!held.data.to_string().contains(one.owner()), "no token is shown");
+
+    assert_eq!(gateway.patch("a/b", &one.token, 120_000).await.status, 200);
+    let extended = events.next_of("extended", &[]).await;
+    is_about(&extended, "a/b", "one", one.fencing);
+    assert!(extended.data["expires_in_ms"].as_u64() > Some(60_000), "{extended:?}");
+
+    let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "a/b", 20_000)).await;
+    let line = events.next_of("waiters", &[]).await;
+    assert_eq!(line.data["waiters_total"], 1, "{line:?}");
+    assert_eq!(line.data["waiters"].as_array().map(Vec::len), Some(1), "{line:?}");
+
+    assert_eq!(gateway.delete("a/b", &one.token).await.status, 204);
+    is_about(&events.next_of("released", &[]).await, "a/b", "one", one.fencing);
+    let two = Lease::from(&answer(waiter).await);
+    let held = events.next_of("held", &["waiters"]).await;
+    assert_eq!(held.data["fencing_token"], two.fencing);
+
+    forced(&gateway, "/locks/a%2Fb").await;
+    let forced = events.next_of("forced", &["waiters"]).await;
+    assert_eq!(forced.data["fencing_token"], two.fencing);
+
+    let three = acquired(&gateway, "a/b", "three", 700).await;
+    is_about(&events.next_of("held", &["waiters"]).await, "a/b", "three", three.fencing);
+    let expired = events.next_of("expired", &["waiters"]).await;
+    is_about(&expired, "a/b", "three", three.fencing);
+    assert_eq!(expired.data["state"], "free");
+}
+
+#[tokio::test]
+async fn changes_at_other_gateways_are_told_soon() {
+    let servers = masters(3);
+    let here = Launch::over(&servers).ready().await;
+    let there = Launch::over(&servers).ready().await;
+    let mut of_lock = here.events("/locks/x").await;
+    let mut of_prefix = here.events("/locks?prefix=x").await;
+    assert_eq!(of_lock.next().await.kind, "snapshot");
+    assert_eq!(of_prefix.next().await.data, json!({ "locks": [], "is_complete": true }));
+
+    let acquired_at = Instant::now();
+    let lease = acquired(&there, "x", "there", 60_000).await;
+    for events in [&mut of_lock, &mut of_prefix] {
+        is_about(&events.next_of("held", &[]).await, "x", "there", lease.fencing);
+    }
+    assert!(acquired_at.elapsed() < OTHERS_WITHIN, "{:?}", acquired_at.elapsed());
+    assert_eq!(there.patch("x", &lease.token, 90_000).await.status, 200);
+    for events in [&mut of_lock, &mut of_prefix] {
+        is_about(&events.next_of("extended", &[]).await, "x", "there", lease.fencing);
+    }
+    let released_at = Instant::now();
+    assert_eq!(there.delete("x", &lease.token).await.status, 204);
+    for events in [&mut of_lock, &mut of_prefix] {
+        is_about(&events.next_of("released", &[]).await, "x", "there", lease.fencing);
+    }
+    assert!(released_at.elapsed() < OTHERS_WITHIN, "{:?}", released_at.elapsed());
+
+    // Two slots of a pool, of which nobody here has ever heard.
+    let body = json!({ "slots": 4, "take": 2, "owner": "pool", "ttl_ms": 60_000 });
+    let lease = Lease::from(&there.post("x-pool", body).await);
+    let mut slots = Vec::new();
+    for _ in 0..2 {
+        let held = of_prefix.next_of("held", &[]).await;
+        is_about(&held, "x-pool", "pool", lease.fencing);
+        slots.push(held.data["slot"].as_u64().unwrap_or(1));
+    }
+    assert_ne!(slots[0], slots[1]);
+    assert_eq!(there.delete("x-pool", &lease.token).await.status, 204);
+    for _ in 0..2 {
+        is_about(&of_prefix.next_of("released", &[]).await, "x-pool", "pool", lease.fencing);
+    }
+}
+
+#[tokio::test]
+async fn a_prefix_shows_its_held_locks_first_and_no_others() {
+    let gateway = Launch::embedded().start().await;
+    let inside = acquired(&gateway, "jobs/1", "inside", 60_000).await;
+    acquired(&gateway, "other", "outside", 60_000).await;
+    let mut events = gateway.events("/locks?prefix=jobs/").await;
+    let snapshot = events.next().await;
+    assert_eq!((&*snapshot.kind, &snapshot.data["is_complete"]), ("snapshot", &json!(true)));
+    let locks = snapshot.data["locks"].as_array().expect("a list");
+    assert_eq!(locks.len(), 1, "{snapshot:?}");
+    assert_eq!(locks[0]["fencing_token"], inside.fencing, "{snapshot:?}");
+
+    forced(&gateway, "/locks/other").await;
+    let body = json!({ "slots": 3, "take": 3, "owner": "pool", "ttl_ms": 60_000 });
+    let pool = Lease::from(&gateway.post("jobs/pool", body).await);
+    for slot in 1..=3 {
+        let held = events.next_of("held", &[]).await;
+        is_about(&held, "jobs/pool", "pool", pool.fencing);
+        assert_eq!(
+            (&held.data["slots"], held.data["slot"].as_u64().unwrap_or(1)),
+            (&json!(3), slot)
+        );
+    }
+    assert_eq!(gateway.delete("jobs/pool", &pool.token).await.status, 204);
+    for _ in 1..=3 {
+        is_about(&events.next_of("released", &[]).await, "jobs/pool", "pool", pool.fencing);
+    }
+    // A set is acquired together, and each of its locks is told.
+    let body = json!({ "names": ["jobs/2", "jobs/3", "more"], "ttl_ms": 60_000 });
+    let set = gateway.call(Method::POST, "/locks").json(&body).send().await;
+    assert_eq!(set.status, 201, "{set:?}");
+    for name in ["jobs/2", "jobs/3"] {
+        assert_eq!(events.next_of("held", &[]).await.data["name"], name);
+    }
+    let token = set.json()["token"].as_str().expect("a token").to_owned();
+    let path = "/locks?name=jobs/2&name=jobs/3&name=more";
+    let gone = gateway.call(Method::DELETE, path).header("lock-token", token).send().await;
+    assert_eq!(gone.status, 200, "{gone:?}");
+    for _ in 0..2 {
+        let released = events.next_of("released", &[]).await;
+        assert!(released.data["name"].as_str().unwrap().starts_with("jobs/"), "{released:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_watcher_that_comes_back_gets_only_what_it_missed() {
+    let gateway = Launch::embedded().start().await;
+    let mut events = gateway.events("/locks/a").await;
+    events.next_of("snapshot", &[]).await;
+    let lease = acquired(&gateway, "a", "one", 60_000).await;
+    let held = events.next_of("held", &[]).await;
+    drop(events);
+    assert_eq!(gateway.delete("a", &lease.token).await.status, 204);
+    let reopened = async |id: &str| {
+        let headers = HeaderMap::from_iter([(
+            http::HeaderName::from_static("last-event-id"),
+            id.parse().expect("a header"),
+        )]);
+        Events::open(gateway.address(), "/locks/a", &headers).await.expect("a stream")
+    };
+    let mut again = reopened(&held.id).await;
+    let missed = again.next().await;
+    assert_eq!((&*missed.kind, &missed.data["fencing_token"]), ("released", &json!(lease.fencing)));
+    // An id of another process, or of the future, says nothing. Then the state comes first.
+    let (process, number) = held.id.split_once('-').expect("two parts");
+    let future = number.parse::<u64>().unwrap() + 1_000;
+    for id in [format!("0-{number}"), format!("{process}-{future}"), "x".into(), "-".into()] {
+        let mut other = reopened(&id).await;
+        assert_eq!(other.next().await.kind, "snapshot", "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_sees_its_own_locks_until_it_is_removed() {
+    let all = key("all", "acquire,extend,release,inspect,list,force", "*").await;
+    let some = key("some", "inspect,list", "mine/*").await;
+    let lister = key("lister", "list", "*").await;
+    let holder = key("holder", HOLDER, "*").await;
+    let keys = file(&[&all, &some, &lister, &holder]);
+    let gateway = with_keys(&keys).start().await;
+    let open = async |key: &crate::http::keys::Key, path: &str| {
+        let headers = HeaderMap::from_iter([(
+            http::header::AUTHORIZATION,
+            key.bearer().parse().expect("a header"),
+        )]);
+        Events::open(gateway.address(), path, &headers).await
+    };
+    let refused = open(&some, "/locks/theirs").await.err().expect("no stream");
+    refused.problem(403, "forbidden");
+    let refused = open(&holder, "/locks?prefix=").await.err().expect("no stream");
+    refused.problem(403, "forbidden");
+
+    let mut of_some = open(&some, "/locks?prefix=").await.expect("a stream");
+    let mut of_lister = open(&lister, "/locks?prefix=").await.expect("a stream");
+    of_some.next_of("snapshot", &[]).await;
+    of_lister.next_of("snapshot", &[]).await;
+    for name in ["theirs", "mine/1"] {
+        let call = all.call(&gateway, Method::POST, &lock_path(name));
+        let body = json!({ "owner": "somebody", "ttl_ms": 60_000 });
+        assert_eq!(call.json(&body).send().await.status, 201);
+    }
+    let held = of_some.next_of("held", &[]).await;
+    assert_eq!((&held.data["name"], &held.data["owner"]), (&json!("mine/1"), &json!("somebody")));
+    // Without the permission to inspect, only the state is shown.
+    for name in ["theirs", "mine/1"] {
+        let held = of_lister.next_of("held", &[]).await;
+        assert_eq!(held.data, json!({ "name": name, "state": "held" }));
+    }
+    // The file is replaced by one without this key.
+    let left = file(&[&all, &lister, &holder]);
+    std::fs::copy(left.path(), keys.path()).expect("a file");
+    gateway.signal(Signal::HUP);
+    eventually("the key is gone", async || {
+        let answer = some.call(&gateway, Method::GET, "/locks").send().await;
+        (answer.status == 401).then_some(())
+    })
+    .await;
+    let call = all.call(&gateway, Method::POST, "/locks/mine%2F2");
+    assert_eq!(call.send().await.status, 201);
+    let end = of_some.next().await;
+    assert_eq!((&*end.kind, &end.data), ("end", &json!({ "reason": "revoked" })));
+    assert_eq!(of_some.try_next().await, None);
+}
+
+#[tokio::test]
+async fn a_drain_ends_every_stream_and_waits_for_none() {
+    let mut gateway = Launch::embedded().flag("--drain-delay", "0s").start().await;
+    let mut streams = Vec::new();
+    for path in ["/locks/a", "/locks/b", "/locks?prefix=a"] {
+        let mut events = gateway.events(path).await;
+        events.next_of("snapshot", &[]).await;
+        streams.push(events);
+    }
+    let samples = Samples::of(&gateway).await;
+    assert_eq!(samples.get("redlock_watchers", &[]), 3.0);
+    gateway.signal(Signal::TERM);
+    for mut events in streams {
+        let end = events.next().await;
+        assert_eq!((&*end.kind, &end.data), ("end", &json!({ "reason": "draining" })));
+        assert_eq!(events.try_next().await, None);
+    }
+    assert_eq!(gateway.ended().await, Some(0));
+}
+
+#[tokio::test]
+async fn closed_streams_are_no_longer_counted() {
+    let gateway = Launch::embedded().start().await;
+    let watchers = async || Samples::of(&gateway).await.get("redlock_watchers", &[]);
+    let mut events = gateway.events("/locks/a").await;
+    events.next_of("snapshot", &[]).await;
+    assert_eq!(watchers().await, 1.0);
+    drop(events);
+    eventually("no watcher is left", async || (watchers().await == 0.0).then_some(())).await;
+    let _: Value = gateway.inspect("a").await;
+}

@@ -1,0 +1,130 @@
+//! Reads a stream of events as a browser does.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::support::client::Answer;
+use crate::support::harness::PATIENCE;
+
+/// An event.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Event {
+    pub(crate) id: String,
+    pub(crate) kind: String,
+    pub(crate) data: Value,
+}
+
+/// An open stream. Dropping it closes the connection.
+pub(crate) struct Events {
+    body: Incoming,
+    unread: String,
+    connection: JoinHandle<()>,
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+impl Events {
+    /// Opens a stream by a GET. An answer that is no stream is an error.
+    pub(crate) async fn open(
+        address: SocketAddr,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<Self, Answer> {
+        Self::open_by(Method::GET, address, path, headers, &Value::Null).await
+    }
+
+    /// Opens a stream.
+    pub(crate) async fn open_by(
+        method: Method,
+        address: SocketAddr,
+        path: &str,
+        headers: &HeaderMap,
+        body: &Value,
+    ) -> Result<Self, Answer> {
+        let stream = TcpStream::connect(address).await.expect("the gateway listens");
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("HTTP/1.1");
+        let connection = tokio::spawn(async move { drop(connection.await) });
+        let has_body = !body.is_null();
+        let body = if has_body { body.to_string() } else { String::new() };
+        let mut request = Request::new(Full::new(Bytes::from(body)));
+        *request.method_mut() = method;
+        *request.uri_mut() = path.parse().expect("a path");
+        *request.headers_mut() = headers.clone();
+        let headers = request.headers_mut();
+        if has_body {
+            headers.insert("content-type", "application/json".parse().expect("a media type"));
+        }
+        headers.insert("host", address.to_string().parse().expect("an address"));
+        headers.insert("accept", "text/event-stream".parse().expect("a media type"));
+        let response = timeout(PATIENCE, sender.send_request(request)).await;
+        let (head, body) = response.expect("an answer in time").expect("an answer").into_parts();
+        if head.headers.get("content-type").is_none_or(|kind| kind != "text/event-stream") {
+            let body = body.collect().await.expect("a body").to_bytes();
+            let at = std::time::Instant::now();
+            let status = head.status.as_u16();
+            return Err(Answer { status, headers: head.headers, body, at });
+        }
+        assert_eq!(head.status, 200);
+        Ok(Self { body, unread: String::new(), connection })
+    }
+
+    /// The next event. `None` at the end of the stream.
+    pub(crate) async fn try_next(&mut self) -> Option<Event> {
+        loop {
+            while let Some((block, rest)) = self.unread.split_once("\n\n") {
+                let event = parsed(block);
+                self.unread = rest.to_owned();
+                if event.is_some() {
+                    return event;
+                }
+            }
+            let frame = timeout(PATIENCE, self.body.frame()).await.expect("an event in time")?;
+            let data = frame.expect("an open stream").into_data().expect("data");
+            self.unread.push_str(std::str::from_utf8(&data).expect("UTF-8"));
+        }
+    }
+
+    pub(crate) async fn next(&mut self) -> Event {
+        self.try_next().await.expect("the stream goes on")
+    }
+
+    /// The next event of this kind. Other kinds on the way fail the test, but for those in
+    /// `passing`.
+    pub(crate) async fn next_of(&mut self, kind: &str, passing: &[&str]) -> Event {
+        loop {
+            let event = self.next().await;
+            if event.kind == kind {
+                return event;
+            }
+            assert!(passing.contains(&event.kind.as_str()), "{event:?} instead of {kind}");
+        }
+    }
+}
+
+/// The event in a block of lines. `None` for comments.
+fn parsed(block: &str) -> Option<Event> {
+    let field = |name: &str| {
+        let mut values =
+            block.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        let value = values.next();
+        assert!(values.next().is_none(), "{name} is there twice: {block}");
+        value
+    };
+    let kind = field("event")?.to_owned();
+    let data = serde_json::from_str(field("data").expect("data")).expect("JSON");
+    Some(Event { id: field("id").unwrap_or_default().to_owned(), kind, data })
+}
