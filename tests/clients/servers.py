@@ -182,6 +182,11 @@ def end(*sockets):
         each.close()
 
 
+def foreign_environment():
+    """The gateway would take this program's REDLOCK_ variables for its settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("REDLOCK_")}
+
+
 class Servers:
     def __init__(self, binary, folder):
         self.binary, self.folder = binary, folder
@@ -216,9 +221,7 @@ class Servers:
     def run_gateway(self, port, arguments):
         log = open(os.path.join(self.folder, f"gateway-{port}.log"), "ab")
         command = [*DIES_WITH_US, self.binary, "--listen", f"127.0.0.1:{port}", *arguments]
-        # The gateway would take this program's REDLOCK_ variables for its settings.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("REDLOCK_")}
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=foreign_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             wait_until("redlock-gateway", lambda: answers(f"http://127.0.0.1:{port}/readyz"), process)
         except RuntimeError as error:
@@ -228,7 +231,8 @@ class Servers:
     def new_key(self, path, name, verbs, names):
         """Adds a key to the file of keys, and returns it."""
         command = [self.binary, "key", "new", name, "--verbs", verbs, "--names", names]
-        key, entry = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n\n", 1)
+        made = subprocess.run(command, env=foreign_environment(), check=True, capture_output=True, text=True)
+        key, entry = made.stdout.split("\n\n", 1)
         with open(path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(entry)
         return key.strip()

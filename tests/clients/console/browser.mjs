@@ -94,9 +94,8 @@ export class Console {
   /** Clicks the first visible button with this text. */
   async click(text) {
     const isClicked = await this.page.evaluate((text) => {
-      const top = [...document.querySelectorAll("dialog[open]")].at(-1) ?? document;
-      const buttons = [...top.querySelectorAll("button")];
-      const button = buttons.find((it) => it.innerText.trim() === text && !it.disabled);
+      const buttons = [...document.querySelectorAll("button:enabled")];
+      const button = buttons.find((it) => it.checkVisibility() && it.innerText.trim() === text);
       button?.click();
       return button !== undefined;
     }, text);
@@ -117,7 +116,8 @@ export class Console {
     await this.page.evaluate(axe);
     const violations = await this.page.evaluate(async () => {
       const { violations } = await globalThis.axe.run();
-      return violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join("; ")}`);
+      const htmlOf = (nodes) => nodes.map((node) => node.html).join("; ");
+      return violations.map(({ id, nodes }) => `${id}: ${htmlOf(nodes)}`);
     });
     assert.deepEqual(violations, [], `axe, ${what}`);
     const overflow = await this.page.evaluate(
@@ -126,7 +126,7 @@ export class Console {
     assert.equal(overflow, 0, `${what}: the page is wider than the window`);
   }
 
-  /** Looks at the page in both sizes and both colour schemes. Keeps pictures if SCREENSHOTS is set. */
+  /** Looks at the page in both sizes and both schemes. Keeps pictures if SCREENSHOTS is set. */
   async isAccessibleEverywhere(what) {
     for (const [width, size] of Object.entries({ wide: WIDE, narrow: NARROW })) {
       for (const scheme of ["light", "dark"]) {

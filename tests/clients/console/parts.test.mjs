@@ -14,7 +14,14 @@ const NOW = Date.parse("2026-01-02T03:04:05Z");
 const plain = (text) => text.replaceAll("\u00a0", " ");
 
 function held(name, token, more = {}) {
-  return { name, state: "held", owner: "ana", fencing_token: token, expires_in_ms: 30_000, ...more };
+  return {
+    name,
+    state: "held",
+    owner: "ana",
+    fencing_token: token,
+    expires_in_ms: 30_000,
+    ...more,
+  };
 }
 
 test("events are found however the stream is cut", () => {
@@ -40,7 +47,10 @@ test("a snapshot replaces all locks, and joins the slots of one", () => {
   const slots = { slots: 4 };
   const listing = [held("pool", 2, slots), held("pool", 3, { slot: 3, ...slots }), held("a", 4)];
   locks.apply("snapshot", { locks: listing }, NOW);
-  assert.deepEqual(locks.sorted("name").map(({ name }) => name), ["a", "pool"]);
+  assert.deepEqual(
+    locks.sorted("name").map(({ name }) => name),
+    ["a", "pool"],
+  );
   assert.deepEqual([...locks.get("pool").holds.keys()], [1, 3]);
   assert.equal(locks.get("pool").slots, 4);
   assert.deepEqual(locks.totals(), { held: 2, waiting: 0 });
@@ -67,7 +77,10 @@ test("a free lock goes after a while, unless somebody waits", () => {
   locks.sweep(NOW + 1_000);
   assert.equal(locks.size, 2);
   locks.sweep(NOW + 60_000);
-  assert.deepEqual(locks.sorted("name").map(({ name }) => name), ["b"]);
+  assert.deepEqual(
+    locks.sorted("name").map(({ name }) => name),
+    ["b"],
+  );
 });
 
 test("the bar of a hold is full again after an extension", () => {
@@ -112,7 +125,10 @@ redlock_handoffs_total{kind="remote"} 1
   assert.deepEqual(sums, { grants: 10, refusals: 5, handoffs: 5 });
   const rates = new Rates(60_000);
   [10, 16, 4].forEach((value, at) => rates.push(value, at * 2_000));
-  assert.deepEqual(rates.points.map(({ rate }) => rate), [3, 2]);
+  assert.deepEqual(
+    rates.points.map(({ rate }) => rate),
+    [3, 2],
+  );
 });
 
 test("durations and lists read well", () => {

@@ -42,6 +42,13 @@ export class Client {
     return this.#call("POST", name, { body: JSON.stringify(body) });
   }
 
+  /** Waits in line for a lock. A scenario that fails earlier leaves the request alone. */
+  wait(name, owner) {
+    const lease = this.acquire(name, { owner, wait_ms: 25_000 });
+    lease.catch(() => {});
+    return lease;
+  }
+
   async extend(lease, body) {
     return this.#call("PATCH", lease.name, { body: JSON.stringify(body), token: lease.token });
   }

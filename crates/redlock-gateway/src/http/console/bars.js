@@ -5,7 +5,7 @@ import { el } from "./dom.js";
 /** With more slots than this, a lock has one bar for all. */
 const MOST_SEGMENTS = 64;
 
-/** A bar is low when less than this is left: a holder extends when a third of its TTL has passed. */
+/** A bar is low when less is left. A holder extends when a third of its TTL has passed. */
 const LOW = 1 / 3;
 
 /** A bar that a script fills. Screen readers skip it, because the text beside it says the same. */

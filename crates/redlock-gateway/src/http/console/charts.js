@@ -38,7 +38,8 @@ class Chart {
     setText(this.#peak, `peak ${rate(largest)}/s`);
     this.#picture.setAttribute(
       "aria-label",
-      `${this.title}: ${rate(latest)} a second, at most ${rate(largest)} in the last ${MINUTES} minutes`,
+      `${this.title}: ${rate(latest)} a second, ` +
+        `at most ${rate(largest)} in the last ${MINUTES} minutes`,
     );
     this.#path.setAttribute("d", outline(this.#rates.points, largest, at));
   }

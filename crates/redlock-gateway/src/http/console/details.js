@@ -78,7 +78,7 @@ export class Details {
   #onAnswer;
   #name;
   #timer;
-  #shownEvents = "";
+  #shownEvents = undefined;
   #cards = new Map();
   #title = makeTitle("details");
   #lead = el("p", { class: "lead" });
@@ -145,7 +145,7 @@ export class Details {
       return;
     }
     const lock = this.#locks.get(this.#name);
-    setText(this.#lead, lead(lock));
+    setText(this.#lead, `${lead(lock)} ${waiting(lock)}`);
     const earlier = this.#cards;
     this.#cards = new Map();
     for (const hold of lock?.inOrder ?? []) {
@@ -238,6 +238,11 @@ export class Details {
   }
 }
 
+/** One sentence about the line. */
+function waiting({ waitersTotal = 0 } = {}) {
+  return waitersTotal > 0 ? `Waiting here: ${count(waitersTotal)}.` : "";
+}
+
 /** One sentence about the whole lock. */
 function lead(lock) {
   if (lock === undefined) {
@@ -249,5 +254,5 @@ function lead(lock) {
   if (!lock.isHeld) {
     return `Free since ${clock(lock.ended?.at ?? Date.now())}: ${words.holders(lock)}.`;
   }
-  return lock.hasSlots ? `${words.slotsHeld(lock)} are held.` : "Held.";
+  return lock.hasSlots ? `${lock.holds.size} of ${lock.slots} slots are held.` : "Held.";
 }

@@ -87,7 +87,10 @@ export class ForceDialog {
     const holder = hold.isHidden ? "The holder, whom this key may not see," : label(hold);
     const since = hold.acquiredAt === undefined ? "" : ` since ${clock(hold.acquiredAt)}`;
     const token = hold.token === undefined ? "" : `, with fencing token ${hold.token}`;
-    setText(this.#who, hold.isHidden ? "This key may not see who holds it." : `${holder} holds it${since}${token}.`);
+    setText(
+      this.#who,
+      hold.isHidden ? "This key may not see who holds it." : `${holder} holds it${since}${token}.`,
+    );
     setText(
       this.#then,
       "The lock becomes free at once. The former holder learns of it only at its next extension. " +

@@ -17,7 +17,11 @@ export class KeyDialog {
     "aria-describedby": "key-help key-error",
   });
   #error = el("p", { id: "key-error", class: "error", role: "alert" });
-  #forget = el("button", { type: "button", click: () => this.#use(undefined, false) }, "Forget the key");
+  #forget = el(
+    "button",
+    { type: "button", click: () => this.#use(undefined, false) },
+    "Forget the key",
+  );
   #dialog;
 
   /** `onChange` is called when the credentials are new ones. */
@@ -30,9 +34,9 @@ export class KeyDialog {
       el(
         "p",
         { id: "key-help" },
-        "The key needs the permissions list and inspect. With metrics it also sees the masters and " +
-          "the charts, with force it may release locks of others. This tab keeps the key until you " +
-          "close it.",
+        "The key needs the permissions list and inspect. With metrics it also sees the masters " +
+          "and the charts. With force it may release locks of others. This tab keeps the key " +
+          "until you close it.",
       ),
       el("label", { for: "key-input" }, "Key"),
       this.#input,

@@ -1,5 +1,5 @@
-// Asks for the waiters of locks on show. A listing has only their number, and the stream tells their
-// labels only when the line changes.
+// Asks for the waiters of locks on show. A listing has only their number, and the stream tells
+// their labels only when the line changes.
 
 import { Problem, lockPath, request } from "./api.js";
 

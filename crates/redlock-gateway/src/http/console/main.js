@@ -47,10 +47,11 @@ const details = new Details({
 const keys = new KeyDialog(restart);
 const stream = new Stream({ onEvent, onState });
 
+/** Ends the pauses of the polls. */
+let polls = new AbortController();
 /** Since when the stream is broken, if it is. */
 let brokenSince;
 let mayReadMetrics = true;
-let isDrawing = false;
 
 function open(name) {
   details.open(name);
@@ -85,29 +86,50 @@ function onState() {
   draw();
 }
 
-// Drawing: at most once for each frame, however many events have come.
+// Drawing: at most ten times a second, however many events come. A page that needs long to draw,
+// draws less often, so that it stays usable.
+
+const DRAW_PAUSE_MS = 100;
+/** At most this part of the time is spent on drawing. */
+const DRAW_SHARE = 1 / 5;
+let drawnUntil = 0;
+let isDrawing = false;
+/** Whether a second has passed. */
+let hasTicked = false;
 
 function draw() {
-  if (!isDrawing) {
-    isDrawing = true;
-    requestAnimationFrame(() => {
+  if (isDrawing) {
+    return;
+  }
+  isDrawing = true;
+  setTimeout(() => {
+    requestAnimationFrame((began) => {
       isDrawing = false;
       drawNow();
+      // The browser has drawn the frame before the timer fires.
+      setTimeout(() => {
+        const cost = performance.now() - began;
+        drawnUntil = began + Math.max(DRAW_PAUSE_MS, cost / DRAW_SHARE);
+      });
     });
-  }
+  }, drawnUntil - performance.now());
 }
 
 function drawNow() {
   locks.sweep();
-  if (table.update(locks)) {
-    setTimeout(draw, SECOND_MS / 4);
+  table.update(locks);
+  if (hasTicked) {
+    hasTicked = false;
+    table.tick();
+    details.tick();
+    masters.tick();
   }
   feed.update();
   details.update();
   force.update();
   lines.fill(table.shown);
   const { held, waiting } = locks.totals();
-  setText(byId("held"), count(held));
+  setText(byId("held"), locks.isCut ? `${count(held)}+` : count(held));
   setText(byId("waiting"), count(waiting));
   setText(byId("empty"), emptiness());
   showFreshness(stream);
@@ -119,15 +141,15 @@ function emptiness() {
   }
   if (stream.state === "live") {
     const { prefix } = settings();
-    return prefix === "" ? "Nobody holds a lock." : `Nobody holds a lock that begins with “${prefix}”.`;
+    return prefix === ""
+      ? "Nobody holds a lock."
+      : `Nobody holds a lock that begins with “${prefix}”.`;
   }
   return "Nothing is known yet.";
 }
 
 setInterval(() => {
-  table.tick();
-  details.tick();
-  masters.tick();
+  hasTicked = true;
   feed.announce();
   draw();
 }, SECOND_MS);
@@ -142,7 +164,7 @@ async function pollReadiness() {
     } catch {
       masters.fail();
     }
-    await sleep(READYZ_MS);
+    await sleep(READYZ_MS, polls.signal);
   }
 }
 
@@ -161,7 +183,7 @@ async function pollMetrics() {
         }
       }
     }
-    await sleep(pause);
+    await sleep(pause, polls.signal);
   }
 }
 
@@ -214,6 +236,8 @@ function restart() {
   brokenSince = undefined;
   mayReadMetrics = true;
   stream.follow(followed);
+  polls.abort();
+  polls = new AbortController();
   draw();
 }
 

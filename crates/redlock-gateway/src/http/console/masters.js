@@ -32,6 +32,7 @@ class Master {
   tick() {
     const { tone, words } = masterState(this.#node);
     this.element.className = `is-${tone}`;
+    this.element.classList.toggle("has-more", this.#more.textContent !== "");
     setText(this.#state, words);
   }
 }
@@ -64,7 +65,9 @@ export class Masters {
       this.#list,
       [...this.#masters.values()].map(({ element }) => element),
     );
-    this.#say(nodes === undefined ? "A key with the metrics permission also sees each master." : "");
+    this.#say(
+      nodes === undefined ? "A key with the metrics permission also sees each master." : "",
+    );
   }
 
   /** Says that the gateway does not answer. */

@@ -33,7 +33,10 @@ export function freshness({ state, error, heardAt }, now) {
       if (silence < SHORT_BREAK_MS) {
         return { tone: "busy", text: "reconnecting", sentence: "" };
       }
-      return { ...stale, sentence: `Not connected: ${why} The page shows what it knew at ${since}.` };
+      return {
+        ...stale,
+        sentence: `Not connected: ${why} The page shows what it knew at ${since}.`,
+      };
     default:
       return { tone: "busy", text: "connecting", sentence: "" };
   }

@@ -73,7 +73,8 @@ export class Stream {
           }
         }
       } catch (caught) {
-        error = caught;
+        // A browser does not tell why a connection failed.
+        error = caught instanceof TypeError ? new Error("The gateway cannot be reached.") : caught;
       }
       signal.removeEventListener("abort", end);
       if (signal.aborted) {

@@ -33,11 +33,11 @@ class Row {
       "tr",
       { role: "row" },
       el("th", { role: "rowheader", scope: "row", class: "c-name" }, this.#button),
-      cell("c-holder", this.#holder, this.#key),
-      cell("c-left", this.#left, this.#slotsHeld, this.#bar.element, this.#slots.element),
+      cell("c-holder", this.#holder, " ", this.#key),
+      cell("c-left", this.#left, " ", this.#slotsHeld, this.#bar.element, this.#slots.element),
       cell("c-since", this.#since),
       cell("c-token", this.#token),
-      cell("c-line", this.#line, this.#waiters),
+      cell("c-line", this.#line, " ", this.#waiters),
     );
     this.element.dataset.lock = name;
   }
@@ -59,6 +59,8 @@ class Row {
     setText(this.#line, lock.waitersTotal > 0 ? count(lock.waitersTotal) : "");
     this.#line.hidden = lock.waitersTotal === 0;
     setText(this.#waiters, words.waiters(lock));
+    this.#waiters.title = words.waiters(lock);
+    this.#holder.title = words.holders(lock);
     const { acquiredAt } = lock.oldest ?? {};
     if (acquiredAt === undefined) {
       this.#since.removeAttribute("datetime");
@@ -93,6 +95,7 @@ export class LocksTable {
   #rows = new Map();
   #shown = [];
   #sortedAt = 0;
+  #isUnsorted = true;
   #body;
   #note;
   #empty;
@@ -104,6 +107,8 @@ export class LocksTable {
     body.addEventListener("click", ({ target }) => {
       const row = target.closest("tr");
       if (row !== null && getSelection().isCollapsed) {
+        // The browser puts the focus back there when the details are closed.
+        this.#rows.get(row.dataset.lock)?.focus();
         onOpen(row.dataset.lock);
       }
     });
@@ -118,17 +123,16 @@ export class LocksTable {
   /** Sorts anew at the next update. */
   sortBy(order) {
     this.order = order;
+    this.#isUnsorted = true;
     this.#sortedAt = 0;
   }
 
-  /** Brings the table up to date. Returns whether it has to be called again for a later sort. */
+  /** Brings the table up to date. A sort that is not due yet happens at a later call. */
   update(locks, now = Date.now()) {
-    const changesOrder =
-      this.#sortedAt === 0 ||
-      locks.isReordered ||
-      (this.order !== "name" && locks.changed.size > 0);
+    this.#isUnsorted ||= locks.isReordered || (this.order !== "name" && locks.changed.size > 0);
+    locks.isReordered = false;
     const isDue = locks.size < MANY_LOCKS || now - this.#sortedAt > SORT_PAUSE_MS;
-    if (changesOrder && isDue) {
+    if (this.#isUnsorted && isDue) {
       this.#arrange(locks, now);
     }
     for (const name of locks.changed) {
@@ -138,7 +142,6 @@ export class LocksTable {
       }
     }
     locks.changed.clear();
-    return changesOrder && !isDue;
   }
 
   /** Shows that time has passed. */
@@ -174,12 +177,14 @@ export class LocksTable {
     const cut = locks.isCut ? " The gateway shows only a part of all locks." : "";
     setText(
       this.#note,
-      hidden > 0 || locks.isCut ? `${count(hidden)} more. Narrow the prefix to see them.${cut}` : "",
+      hidden > 0 || locks.isCut
+        ? `${count(hidden)} more. Narrow the prefix to see them.${cut}`
+        : "",
     );
     this.#note.hidden = hidden === 0 && !locks.isCut;
     this.#empty.hidden = sorted.length > 0;
     this.#sortedAt = now;
-    locks.isReordered = false;
+    this.#isUnsorted = false;
   }
 
   /** A row that moves or goes loses the focus. Then it goes back, or to the next row. */

@@ -1,7 +1,7 @@
 // Sentences about locks and masters.
 
 import { gatewayNow } from "./api.js";
-import { count, counted, duration, label, listed } from "./format.js";
+import { duration, label, listed } from "./format.js";
 
 /** Who holds a lock, in a few words. */
 export function holders(lock) {
@@ -24,9 +24,9 @@ const ENDED = {
   forced: "released by force",
 };
 
-/** How many slots are held: "3 of 4 slots". Empty for a lock without slots. */
+/** How many slots are held: "3/4 slots". Empty for a lock without slots. */
 export function slotsHeld(lock) {
-  return lock.hasSlots ? `${lock.holds.size} of ${count(lock.slots)} slots` : "";
+  return lock.hasSlots ? `${lock.holds.size}/${lock.slots} slots` : "";
 }
 
 /** How long a hold lasts unless it is extended. */
@@ -45,8 +45,7 @@ export function heldFor(hold) {
 
 /** The fencing token of a lock. Each slot has its own order of tokens. */
 export function token(lock) {
-  const tokens = lock.inOrder.map((hold) => hold.token).filter((known) => known !== undefined);
-  return tokens.length > 1 ? counted(tokens.length, "token") : String(tokens[0] ?? "");
+  return lock.holds.size > 1 ? "one for each slot" : String(lock.inOrder[0]?.token ?? "");
 }
 
 /** Who waits for a lock, in order. */
