@@ -6,9 +6,10 @@ use http::{HeaderMap, HeaderName, Method};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::http::audit::audit_lines;
 use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::client::{Answer, Lease, lock_path};
-use crate::support::gateway::{Gateway, Launch};
+use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{eventually, masters};
 use crate::support::stream::{Event, Events};
 use crate::support::waiters::waiting_is;
@@ -115,7 +116,7 @@ async fn a_cut_connection_ends_the_extensions_and_releases_nothing() {
 }
 
 #[tokio::test]
-async fn another_gateway_takes_the_stream_up_with_the_same_token() {
+async fn stream_resumes_at_another_gateway() {
     let servers = masters(3);
     let first = Launch::over(&servers).ready().await;
     let second = Launch::over(&servers).ready().await;
@@ -138,7 +139,7 @@ async fn another_gateway_takes_the_stream_up_with_the_same_token() {
 }
 
 #[tokio::test]
-async fn a_loss_is_told_before_the_client_may_no_longer_rely_on_the_lock() {
+async fn lost_is_sent_before_validity_ends() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let sent = Instant::now();
@@ -181,6 +182,8 @@ async fn an_error_before_the_stream_is_an_ordinary_answer() {
     refused("held", &[], json!({})).await.problem(409, "lock_held");
     refused("a", &[], json!({ "ttl_ms": 1 })).await.problem(400, "invalid_ttl");
     refused("a", &[("lock-token", "x")], json!({})).await.problem(400, "invalid_token");
+    let short = refused("a", &[], json!({ "ttl_ms": 999 })).await.problem(400, "invalid_ttl");
+    assert_eq!(short["detail"], "ttl_ms is 999; a stream needs at least 1000");
     // Without a stream the header has no effect.
     let call = gateway.call(Method::POST, lock_path("a")).header("lock-token", "x");
     assert_eq!(call.send().await.status, 201);
@@ -214,6 +217,60 @@ async fn a_removed_key_and_a_drain_end_held_streams() {
     let end = of_other.next_of("end", &["extended"]).await;
     assert_eq!(end.data, json!({ "reason": "draining" }));
     assert_eq!(gateway.ended().await, Some(0));
+}
+
+#[tokio::test]
+async fn audit_log_has_the_outcome_of_each_stream() {
+    let record = Scratch::new("audit.jsonl", "");
+    let acquirer = key("acquirer", "acquire", "*").await;
+    let (holder, other) = (key("holder", HOLDER, "*").await, key("other", HOLDER, "*").await);
+    let forcing = key("forcing", &format!("{HOLDER},force"), "*").await;
+    let keys = file(&[&acquirer, &holder, &other, &forcing]);
+    let gateway = with_keys(&keys).flag("--audit-log", record.path()).start().await;
+    let open = async |key: &crate::http::keys::Key, token: Option<&str>, body: Value| {
+        let bearer = key.bearer();
+        let mut headers = vec![("authorization", bearer.as_str())];
+        headers.extend(token.map(|token| ("lock-token", token)));
+        opened(&gateway, "a", &headers, body).await
+    };
+    let refused = open(&acquirer, None, json!({})).await.err().expect("no stream");
+    refused.problem(403, "forbidden");
+    let mut first = open(&holder, None, json!({ "ttl_ms": 60_000 })).await.expect("a stream");
+    let token = token_of(&first.next_of("granted", &[]).await);
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": 500 });
+    let mut second = open(&other, None, body).await.expect("a stream");
+    second.next_of("waiting", &[]).await;
+    second.next_of("refused", &["waiting"]).await;
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000 });
+    let mut third = open(&other, None, body).await.expect("a stream");
+    third.next_of("waiting", &[]).await;
+    let taken = open(&forcing, Some(&token), json!({ "ttl_ms": 60_000 })).await;
+    taken.expect("a stream").next_of("extended", &[]).await;
+    assert_eq!(holder.delete(&gateway, "a", &token).await.status, 204);
+    third.next_of("granted", &["waiting"]).await;
+    let lines = eventually("each stream has its line", async || {
+        let lines = audit_lines(&record);
+        (lines.len() >= 6).then_some(lines)
+    })
+    .await;
+    let shown: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let text = |field: &str| line[field].as_str().unwrap_or_default();
+            format!("{} {} {} {}", text("who"), text("what"), text("outcome"), line["status"])
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "acquirer acquire forbidden 403",
+            "holder acquire done 200",
+            "other acquire lock_held 409",
+            "forcing extend done 200",
+            "holder release done 204",
+            "other acquire done 201",
+        ]
+    );
 }
 
 #[tokio::test]

@@ -402,7 +402,7 @@ async fn a_disconnected_waiter_leaves_no_slot() {
     })
     .await;
     waiting.abort();
-    // Until the connection is closed, the gateway may send a grant that nobody reads.
+    // Until it sees the hang-up, the gateway could send a grant that nobody reads.
     waiting_is(&gateway, 0, 0).await;
     assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
     eventually("all slots are free", async || {

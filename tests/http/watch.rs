@@ -14,7 +14,7 @@ use crate::support::metrics::Samples;
 use crate::support::stream::{Event, Events};
 use crate::support::waiters::{answer, start_waiting, waiting_acquire};
 
-/// Time within which a change at another gateway is told: a poll each second, on a busy machine.
+/// Time within which a change at another gateway appears: a poll each second, on a busy machine.
 const OTHERS_WITHIN: Duration = Duration::from_secs(4);
 
 async fn acquired(gateway: &Gateway, name: &str, owner: &str, ttl_ms: u64) -> Lease {
@@ -74,7 +74,7 @@ async fn a_watcher_sees_each_change_of_a_lock_in_order() {
 }
 
 #[tokio::test]
-async fn changes_at_other_gateways_are_told_soon() {
+async fn changes_at_other_gateways_appear_within_four_seconds() {
     let servers = masters(3);
     let here = Launch::over(&servers).ready().await;
     let there = Launch::over(&servers).ready().await;
@@ -100,7 +100,7 @@ async fn changes_at_other_gateways_are_told_soon() {
     }
     assert!(released_at.elapsed() < OTHERS_WITHIN, "{:?}", released_at.elapsed());
 
-    // Two slots of a pool, of which nobody here has ever heard.
+    // A pool that this gateway has not seen before.
     let body = json!({ "slots": 4, "take": 2, "owner": "pool", "ttl_ms": 60_000 });
     let lease = Lease::from(&there.post("x-pool", body).await);
     let mut slots = Vec::new();
@@ -161,7 +161,7 @@ async fn a_prefix_shows_its_held_locks_first_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_comes_back_gets_only_what_it_missed() {
+async fn reconnect_with_last_event_id_sends_missed_events() {
     let gateway = Launch::embedded().start().await;
     let mut events = gateway.events("/locks/a").await;
     events.next_of("snapshot", &[]).await;
@@ -179,7 +179,7 @@ async fn a_watcher_that_comes_back_gets_only_what_it_missed() {
     let mut again = reopened(&held.id).await;
     let missed = again.next().await;
     assert_eq!((&*missed.kind, &missed.data["fencing_token"]), ("released", &json!(lease.fencing)));
-    // An id of another process, or of the future, says nothing. Then the state comes first.
+    // Unknown and future ids give a snapshot.
     let (process, number) = held.id.split_once('-').expect("two parts");
     let future = number.parse::<u64>().unwrap() + 1_000;
     for id in [format!("0-{number}"), format!("{process}-{future}"), "x".into(), "-".into()] {
@@ -241,7 +241,7 @@ async fn a_key_sees_its_own_locks_until_it_is_removed() {
 }
 
 #[tokio::test]
-async fn a_drain_ends_every_stream_and_waits_for_none() {
+async fn drain_ends_all_streams() {
     let mut gateway = Launch::embedded().flag("--drain-delay", "0s").start().await;
     let mut streams = Vec::new();
     for path in ["/locks/a", "/locks/b", "/locks?prefix=a"] {
@@ -250,7 +250,7 @@ async fn a_drain_ends_every_stream_and_waits_for_none() {
         streams.push(events);
     }
     let samples = Samples::of(&gateway).await;
-    assert_eq!(samples.get("redlock_watchers", &[]), 3.0);
+    assert_eq!(samples.get("redlock_event_streams", &[]), 3.0);
     gateway.signal(Signal::TERM);
     for mut events in streams {
         let end = events.next().await;
@@ -263,11 +263,43 @@ async fn a_drain_ends_every_stream_and_waits_for_none() {
 #[tokio::test]
 async fn closed_streams_are_no_longer_counted() {
     let gateway = Launch::embedded().start().await;
-    let watchers = async || Samples::of(&gateway).await.get("redlock_watchers", &[]);
+    let watchers = async || Samples::of(&gateway).await.get("redlock_event_streams", &[]);
     let mut events = gateway.events("/locks/a").await;
     events.next_of("snapshot", &[]).await;
     assert_eq!(watchers().await, 1.0);
     drop(events);
     eventually("no watcher is left", async || (watchers().await == 0.0).then_some(())).await;
     let _: Value = gateway.inspect("a").await;
+}
+
+#[tokio::test]
+async fn json_is_answered_to_a_client_that_names_it_first() {
+    let gateway = Launch::embedded().start().await;
+    for accept in ["application/json", "*/*", "application/json, text/event-stream"] {
+        for path in ["/locks/a", "/locks?prefix=a"] {
+            let answer = gateway.call(Method::GET, path).header("accept", accept).send().await;
+            assert_eq!((answer.status, answer.header("content-type")), (200, "application/json"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_hand_over_by_force_names_the_holder_that_lost_the_lock() {
+    let gateway = Launch::embedded().start().await;
+    for path in ["/locks/a", "/locks?prefix=a"] {
+        let lease = acquired(&gateway, "a", "one", 60_000).await;
+        let waiter = start_waiting(&gateway, waiting_acquire(&gateway, "a", 20_000)).await;
+        let mut events = gateway.events(path).await;
+        events.next_of("snapshot", &[]).await;
+        forced(&gateway, "/locks/a").await;
+        let next = Lease::from(&answer(waiter).await);
+        let ended = events.next_of("forced", &["waiters"]).await;
+        assert_eq!(ended.data["fencing_token"], lease.fencing);
+        let held = events.next_of("held", &["waiters"]).await;
+        assert_eq!(held.data["fencing_token"], next.fencing);
+        assert_eq!(gateway.delete("a", &next.token).await.status, 204);
+        // Nothing else happened in between.
+        let released = events.next_of("released", &["waiters"]).await;
+        assert_eq!(released.data["fencing_token"], next.fencing);
+    }
 }

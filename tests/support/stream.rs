@@ -102,8 +102,7 @@ impl Events {
         self.try_next().await.expect("the stream goes on")
     }
 
-    /// The next event of this kind. Other kinds on the way fail the test, but for those in
-    /// `passing`.
+    /// The next event of this kind. Kinds other than those in `passing` fail the test.
     pub(crate) async fn next_of(&mut self, kind: &str, passing: &[&str]) -> Event {
         loop {
             let event = self.next().await;

@@ -1,4 +1,4 @@
-//! The data of events in streams about locks. The other events have a [`LockStatus`].
+//! Event data of streams about locks. All other events carry a [`LockStatus`].
 
 use serde::{Deserialize, Serialize};
 
@@ -7,14 +7,13 @@ use crate::LockStatus;
 /// The first event of a stream about a prefix: the held locks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockSnapshot {
-    /// The held locks. A slot other than slot 1 has an entry of its own.
+    /// The held locks, one entry for each held slot.
     pub locks: Vec<LockStatus>,
-    /// Whether these are all. Otherwise there are more than the gateway shows; a longer prefix has
-    /// fewer.
+    /// Whether `locks` has all held locks. If not, watch a longer prefix.
     pub is_complete: bool,
 }
 
-/// Says that the watcher read too slowly. A snapshot follows.
+/// Reports that the watcher read too slowly. A snapshot follows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lagged {
     /// How many events were lost.
@@ -32,11 +31,11 @@ pub struct StreamEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamEndReason {
-    /// The stream has lasted as long as streams may.
+    /// The maximum duration of a stream was reached.
     Time,
     /// The gateway shuts down.
     Draining,
-    /// The key may no longer watch this.
+    /// The key lost its permission.
     Revoked,
     /// A reason that this version does not know.
     #[serde(other)]

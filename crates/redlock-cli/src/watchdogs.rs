@@ -116,7 +116,7 @@ impl Watchdogs {
         let ready = tokio::time::timeout(STARTED_WITHIN, both_ready).await;
         let has_ended = || io::Error::other("a watchdog ended at once");
         if !matches!(ready, Ok(Some(_))) {
-            // A stopped watchdog would stay for ever.
+            // A watchdog that was stopped (SIGSTOP) would never exit by itself.
             for pid in [Some(Pid::from_child(&child)), inner_pid].into_iter().flatten() {
                 let _ = kill_process(pid, Signal::KILL);
             }

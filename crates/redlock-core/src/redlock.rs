@@ -183,7 +183,7 @@ impl Redlock {
 
     /// The length of the line that [`waiters`](Self::waiters) returns.
     pub fn line_length(&self, name: &LockName) -> usize {
-        // Most locks are extended while nobody waits. Then no key is built.
+        // Fast path: without waiters, no key is built.
         if self.waiters.is_empty() {
             0
         } else {

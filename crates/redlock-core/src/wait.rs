@@ -180,12 +180,12 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         })
     }
 
-    /// The length of the line for a lock.
     /// Whether nobody is in any line.
     pub(crate) fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }
 
+    /// The length of the line for a lock.
     pub(crate) fn line_length(&self, lock: &Bytes) -> usize {
         self.queues.line_length(lock, Instant::now)
     }

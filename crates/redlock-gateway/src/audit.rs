@@ -10,6 +10,7 @@
 mod file;
 
 use parking_lot::{Mutex, MutexGuard};
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use std::time::SystemTime;
 
 use redlock_core::SlotSet;
 use serde::Serialize;
+use tokio::sync::oneshot;
 
 pub use self::file::{AuditError, AuditFile, TARGET};
 use crate::overload::refusals::Summary;
@@ -44,6 +46,8 @@ pub struct AuditEntry {
     pub is_sent: bool,
     /// Whether the request has passed the fair queue of its principal.
     pub had_turn: bool,
+    /// Who ends the record. `None`: the record ends with the head of the answer.
+    pub taker: Option<oneshot::Sender<AuditGuard>>,
     /// The parts of a request that changes many locks. If there are parts, they have lines, and the
     /// request has none.
     pub parts: Vec<AuditPart>,
@@ -333,6 +337,12 @@ impl AuditGuard {
 
     fn record(&self, end: Option<RequestEnd<'_>>) {
         self.context.audit.record(end, self);
+    }
+}
+
+impl fmt::Debug for AuditGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AuditGuard").field("request_id", &self.request_id).finish_non_exhaustive()
     }
 }
 

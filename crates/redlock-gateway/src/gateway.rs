@@ -26,8 +26,8 @@ use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
-use self::watch::Watches;
-pub use self::watch::{Change, Event, Next, StreamPermit, TooManyWatchers, Watched, Watcher};
+pub use self::watch::{Change, Event, Next, StreamPermit, TooManyStreams, Watched, Watcher};
+use self::watch::{LineChange, Watches};
 use crate::config::Limits;
 use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
@@ -114,7 +114,7 @@ pub enum Refusal {
     Quota(Exceeded),
     TooManyListings(TooManyListings),
     TooManyExtendMany(TooManyExtendMany),
-    TooManyWatchers(TooManyWatchers),
+    TooManyStreams(TooManyStreams),
     /// The cursor was not given to this principal in a listing of this prefix.
     InvalidCursor,
 }
@@ -262,8 +262,7 @@ impl Gateway {
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
-        let watched = target.locks().iter().any(|name| self.watches.follows(name));
-        let watched_info = watched.then(|| Box::from(info.as_bytes()));
+        let held_info = info.clone();
         let options = AcquireOptions {
             info,
             owner,
@@ -291,9 +290,9 @@ impl Gateway {
                     let mut place = None;
                     let Target::Set(set) = &target else {
                         let waits = || {
-                            place = Some(self.wait_share.take(&client, &name)?);
+                            let share = self.wait_share.take(&client, &name)?;
+                            place = Some((share, self.begins_to_wait(&name, on_wait.as_deref())));
                             in_flight.wait();
-                            self.begins_to_wait(&name, on_wait.as_deref());
                             let keeps_place = || self.wait_share.take_place(&client, &name);
                             let kept = idempotency_key.as_ref().and_then(|_| keeps_place());
                             Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
@@ -306,9 +305,10 @@ impl Gateway {
                     let waits = |at: usize| {
                         // The permit for the queue before is given back first.
                         drop(place.take());
-                        place = Some(self.wait_share.take(&client, &set.names()[at])?);
+                        let name = &set.names()[at];
+                        let share = self.wait_share.take(&client, name)?;
+                        place = Some((share, self.begins_to_wait(name, on_wait.as_deref())));
                         in_flight.wait();
-                        self.begins_to_wait(&set.names()[at], on_wait.as_deref());
                         Ok(())
                     };
                     Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
@@ -324,19 +324,16 @@ impl Gateway {
                 }
             }
         };
-        if waits {
-            target.locks().iter().for_each(|name| self.watches.line_changed(name));
-        }
         let counts = cancelled.ended();
         if result.as_ref().map_or_else(leaves_nothing, |lease| lease.replayed) {
             reservations.iter_mut().for_each(Reservation::not_granted);
         }
-        if let (Some(info), Ok(lease)) = (watched_info, &result) {
-            let mut by = HeldBy::default();
-            by.info = info;
-            by.fencing = Some(lease.token.fencing());
-            by.expires_in = Some(ttl.duration());
-            for name in target.locks() {
+        if let Ok(lease) = &result {
+            for name in target.locks().iter().filter(|name| self.watches.follows(name)) {
+                let mut by = HeldBy::default();
+                by.info = held_info.as_bytes().into();
+                by.fencing = Some(lease.token.fencing());
+                by.expires_in = Some(ttl.duration());
                 self.watches.held(name, lease.token.slots(), &by);
             }
         }
@@ -354,6 +351,7 @@ impl Gateway {
             let guard = GrantGuard {
                 locks: self.locks.clone(),
                 memory: self.memory.clone(),
+                watches: self.watches.clone(),
                 client,
                 grant: Some((target, lease.clone())),
             };
@@ -378,9 +376,10 @@ impl Gateway {
         })
     }
 
-    fn begins_to_wait(&self, name: &LockName, on_wait: Option<&Notify>) {
-        self.watches.line_changed(name);
+    /// Publishes that the queue for a lock grows, and again when the result is dropped.
+    fn begins_to_wait(&self, name: &LockName, on_wait: Option<&Notify>) -> LineChange<'_> {
         on_wait.into_iter().for_each(Notify::notify_one);
+        LineChange::begin(&self.watches, name)
     }
 
     /// The refusal for a missing quorum. If a majority is missing only because of quarantines, the
@@ -454,7 +453,8 @@ impl Gateway {
         let kept_for = self.locks.kept_for(&token.known);
         let result = self.locks.release(name, &token.known).await;
         if result.is_ok() {
-            self.watches.ended(name, token.known.slots(), false);
+            let (slots, fencing) = (token.known.slots(), Some(token.known.fencing()));
+            self.watches.ended(name, slots, fencing, token.is_forced);
         }
         match (&result, kept_for) {
             (Ok(()), None) => release.succeeded(names.len()),
@@ -514,9 +514,16 @@ impl Gateway {
         (name, slot): (&LockName, u16),
         found: impl FnOnce(&HeldBy) + Send,
     ) -> Result<(), Refusal> {
+        let slots = SlotSet::new([slot]).unwrap_or(SlotSet::FIRST);
+        let mut fencing = None;
+        let found = |by: &HeldBy| {
+            fencing = by.fencing;
+            self.watches.will_be_forced(name, slots, fencing);
+            found(by);
+        };
         let result = self.locks.force_release_slot(name, slot, found).await;
-        if let (Ok(()), Some(slots)) = (&result, SlotSet::new([slot])) {
-            self.watches.ended(name, slots, true);
+        if result.is_ok() {
+            self.watches.ended(name, slots, fencing, true);
         }
         self.counted(name, Operation::Release, OutcomeLabel::Released, result)
     }
@@ -524,7 +531,7 @@ impl Gateway {
     /// Begins to watch. `last`: the id of the last event that the client has got.
     ///
     /// # Errors
-    /// [`Refusal::TooManyWatchers`], and [`Refusal::Draining`].
+    /// [`Refusal::TooManyStreams`], and [`Refusal::Draining`].
     pub fn watch(
         &self,
         client: &Client,
@@ -534,21 +541,21 @@ impl Gateway {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        self.watches.watch(client, watched, last).map_err(Refusal::TooManyWatchers)
+        self.watches.watch(client, watched, last).map_err(Refusal::TooManyStreams)
     }
 
-    /// Begins a stream of events that is about no change of others.
+    /// Begins an event stream of a holder.
     ///
     /// # Errors
-    /// [`Refusal::TooManyWatchers`], and [`Refusal::Draining`].
+    /// [`Refusal::TooManyStreams`], and [`Refusal::Draining`].
     pub fn begin_stream(&self, client: &Client) -> Result<StreamPermit, Refusal> {
         if self.is_draining() {
             return Err(Refusal::Draining);
         }
-        self.watches.begin_stream(client).map_err(Refusal::TooManyWatchers)
+        self.watches.begin_stream(client).map_err(Refusal::TooManyStreams)
     }
 
-    /// Reads the state of the lock that is watched. Changes are told from here on.
+    /// Reads the watched lock for a snapshot. Later changes are published relative to the snapshot.
     pub async fn snapshot_of_lock(
         &self,
         watcher: &mut Watcher,
@@ -556,20 +563,20 @@ impl Gateway {
         slots: u16,
     ) -> Inspection {
         watcher.skip_to_now();
+        let began = Instant::now();
         let inspection = self.locks.inspect_slots(name, slots).await;
-        let is_known = inspection.state != LockState::Unknown;
-        let of_first = |slot| slot == 1 && is_known;
         let mut holders = inspection.holders.iter().peekable();
-        let seen = (1..=slots).filter_map(|slot| {
-            let by = holders.next_if(|holder| holder.slot == slot).map(|holder| holder.by.clone());
-            (by.is_some() || of_first(slot)).then(|| (name.clone(), slot, by))
+        let seen = (1..=slots).filter(|slot| !inspection.unknown_slots.contains(slot));
+        let seen = seen.map(|slot| {
+            let holder = holders.next_if(|holder| holder.slot == slot);
+            (name.clone(), slot, holder.map(|holder| holder.by.clone()))
         });
-        watcher.snapshot_made(seen);
+        watcher.snapshot_made(began, seen);
         inspection
     }
 
-    /// Lists the locks of the prefix that is watched, and whether these are all. Changes are told
-    /// from here on.
+    /// Lists the locks of the watched prefix that pass, for a snapshot, and whether these are all.
+    /// Later changes are published relative to the snapshot.
     ///
     /// # Errors
     /// [`Refusal::TooManyListings`], and no quorum.
@@ -578,19 +585,21 @@ impl Gateway {
         watcher: &mut Watcher,
         client: &Client,
         prefix: &str,
+        passes: impl Fn(&LockName) -> bool + Send + Sync,
     ) -> Result<(Vec<(LockName, HeldBy)>, bool), Refusal> {
         let _places = self.listings.begin(client).map_err(Refusal::TooManyListings)?;
         watcher.skip_to_now();
-        let (held, is_whole) = watch::pages(self, prefix, |_: &LockName| true).await?;
+        let began = Instant::now();
+        let (held, is_complete) = watch::pages(self, prefix, passes).await?;
         let slots = held.iter().map(|(stored, by)| {
             let (name, slot) = stored.lock_and_slot();
             (name, slot, Some(by.clone()))
         });
-        watcher.snapshot_made(slots);
-        Ok((held, is_whole))
+        watcher.snapshot_made(began, slots);
+        Ok((held, is_complete))
     }
 
-    /// Finds what other gateways do to the locks that are watched, for ever.
+    /// Polls watched locks for changes by other gateways. Never returns.
     pub async fn follow_watched(&self) {
         watch::poll(self).await;
     }

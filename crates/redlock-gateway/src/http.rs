@@ -119,7 +119,7 @@ fn pages(document: &serde_json::Value, public: Public) -> (Router, Needs) {
     (pages, if public.docs { Needs::Nothing } else { Needs::AnyKey })
 }
 
-/// The console. It needs no key: its calls need one.
+/// Serves the console. Its files need no key; the calls of the page do.
 fn console_pages() -> Router {
     let file = |kind: &'static str, text: &'static str| {
         get(move || std::future::ready(([(header::CONTENT_TYPE, kind)], text)))
@@ -484,7 +484,13 @@ impl Observer {
             let is_denied = matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             let problem = error.map(|error| error.code.as_str());
             let end = RequestEnd { status: status.as_u16(), problem, is_denied };
-            if has_own_line { record.end(end) } else { record.summed_up() }
+            let taker = record.context().entry().taker.take();
+            match taker {
+                // If the stream has ended meanwhile, the record says that the client is gone.
+                Some(taker) => drop(taker.send(record)),
+                None if has_own_line => record.end(end),
+                None => record.summed_up(),
+            }
         }
         let elapsed = started.elapsed();
         self.telemetry.http(method, route, status.as_u16(), elapsed);

@@ -21,7 +21,8 @@
 //! | waiting, locks waited for | `WaitShare::take` | drop of the `WaitPermit` |
 //! | places in line | `WaitShare::take_place` | drop of the `LinePermit`, by the core |
 //! | listings | `Listings::begin` | drop of its permits |
-//! | streams of events | `Watches::watch` | drop of the `Watcher` |
+//! | event streams | `Watches::begin_stream` | drop of the `StreamPermit` |
+//! | locks watched by name | `Watches::watch` | drop of the `Watcher` |
 //! | requests that extend many locks | `Requests::begin_extend_many` | drop of its permits |
 //! | leases of these requests | `Requests::enter_lease` | drop of [`InFlight`] |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |

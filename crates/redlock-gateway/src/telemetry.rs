@@ -481,7 +481,7 @@ impl Handles {
             kept_places: metrics::gauge!("redlock_kept_places"),
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
             listings: metrics::gauge!("redlock_listings"),
-            watchers: metrics::gauge!("redlock_watchers"),
+            watchers: metrics::gauge!("redlock_event_streams"),
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
             in_flight: metrics::gauge!("redlock_requests_in_flight"),
             in_flight_limit: metrics::gauge!("redlock_requests_in_flight_limit"),

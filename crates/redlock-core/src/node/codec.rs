@@ -372,7 +372,7 @@ pub fn unpack_answer(operations: usize, mut bytes: Bytes) -> Option<Answer> {
         let error = take_text(&mut bytes)?;
         write_error = (!error.is_empty()).then(|| String::from_utf8_lossy(&error).into_owned());
     }
-    // Collecting into an `Option` would not reserve the memory at once.
+    // `collect` into an `Option` cannot reserve memory up front.
     let mut votes = Vec::with_capacity(operations);
     for _ in 0..operations {
         votes.push(unpack_vote(&mut bytes)?);

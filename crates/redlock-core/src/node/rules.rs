@@ -160,8 +160,7 @@ impl<S: KeySpace> LockStateMachine<'_, S> {
         Ok(Vote::Granted)
     }
 
-    // The rules of a set are cold, so that the rules of one lock are inlined where one lock is
-    // acquired or released.
+    // Sets are rare. Marking them cold lets the compiler inline the rules of a single lock.
 
     /// Acquires all locks of a set, or none: if one refuses or fails, the grants before it are
     /// undone exactly. The vote is that of the lock that refused.

@@ -19,6 +19,8 @@ pub struct Inspection {
     pub nodes: Vec<(String, NodeView)>,
     /// The holders of the slots, in their order; empty unless slots were asked for.
     pub holders: Vec<SlotHolder>,
+    /// The slots of which too few nodes answered; empty unless slots were asked for.
+    pub unknown_slots: Vec<u16>,
 }
 
 /// One node's view of a lock.
@@ -58,24 +60,25 @@ impl NodeView {
 
 pub(crate) async fn inspect(shared: &Shared, name: &LockName) -> Inspection {
     let outcome = shared.inspect(shared.keys(name), shared.settings.node_timeout).outcome().await;
-    seen(shared, outcome.decision, &outcome.votes, Vec::new())
+    seen(shared, outcome.decision, &outcome.votes, (Vec::new(), Vec::new()))
 }
 
 /// Reads the first `count` slots of a lock. The state is that of slot 1.
 pub(crate) async fn inspect_slots(shared: &Shared, name: &LockName, count: u16) -> Inspection {
-    let (votes, holders) = slots::holders(shared, name, count).await;
+    let (votes, holders, unknown) = slots::holders(shared, name, count).await;
     let question = Op::Inspect { keys: shared.keys(name) };
     let decision = shared.quorum.decide(tally(&question, &votes));
-    seen(shared, decision, &votes, holders)
+    seen(shared, decision, &votes, (holders, unknown))
 }
 
 fn seen(
     shared: &Shared,
     decision: Decision,
     votes: &[Option<Vote>],
-    holders: Vec<SlotHolder>,
+    (holders, unknown_slots): (Vec<SlotHolder>, Vec<u16>),
 ) -> Inspection {
     let views = votes.iter().map(|vote| NodeView::of(vote.as_ref()));
     let nodes = shared.names().zip(views).collect();
-    Inspection { state: LockState::of(shared.quorum, decision, votes), nodes, holders }
+    let state = LockState::of(shared.quorum, decision, votes);
+    Inspection { state, nodes, holders, unknown_slots }
 }

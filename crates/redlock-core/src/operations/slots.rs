@@ -212,13 +212,13 @@ impl SlottedLock {
     }
 }
 
-/// Reads the first `count` slots of a lock. Returns the votes about slot 1, and the holders of all
-/// these slots.
+/// Reads the first `count` slots of a lock. Returns the votes about slot 1, the holders of all these
+/// slots, and the slots of which too few nodes answered.
 pub(crate) async fn holders(
     shared: &Shared,
     name: &LockName,
     count: u16,
-) -> (Vec<Option<Vote>>, Vec<SlotHolder>) {
+) -> (Vec<Option<Vote>>, Vec<SlotHolder>, Vec<u16>) {
     let keys: Arc<[Keys]> = (1..=count).map(|slot| shared.keys(&name.of_slot(slot))).collect();
     let slotted = SlottedLock { keys, take: 1 };
     let round = slotted.ask(shared, shared.settings.node_timeout);
@@ -230,16 +230,15 @@ pub(crate) async fn holders(
     };
     let votes = round.votes_until(is_clear).await;
     let mut slots = slotted.votes_of_each(&votes);
-    let holder = |(slot, votes): (u16, &Vec<Option<Vote>>)| match LockState::of(
-        quorum,
-        decision(votes),
-        votes,
-    ) {
-        LockState::Held(by) => Some(SlotHolder { slot, by }),
-        LockState::Free | LockState::Unknown => None,
-    };
-    let holders = (1..).zip(&slots).filter_map(holder).collect();
-    (slots.swap_remove(0), holders)
+    let (mut holders, mut unknown) = (Vec::new(), Vec::new());
+    for (slot, votes) in (1..).zip(&slots) {
+        match LockState::of(quorum, decision(votes), votes) {
+            LockState::Held(by) => holders.push(SlotHolder { slot, by }),
+            LockState::Unknown => unknown.push(slot),
+            LockState::Free => {}
+        }
+    }
+    (slots.swap_remove(0), holders, unknown)
 }
 
 /// Whether a majority stores nothing for a slot.

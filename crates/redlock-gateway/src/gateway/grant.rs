@@ -6,6 +6,7 @@ use std::time::Duration;
 use redlock_core::{Lease, LockToken, Redlock, Ttl};
 
 use super::tokens::Target;
+use super::watch::Watches;
 
 use crate::overload::MasterMemory;
 use crate::overload::clients::Client;
@@ -32,6 +33,7 @@ pub struct LeaseView {
 pub struct GrantGuard {
     pub(super) locks: Redlock,
     pub(super) memory: Arc<MasterMemory>,
+    pub(super) watches: Arc<Watches>,
     pub(super) client: Arc<Client>,
     pub(super) grant: Option<(Target, Lease)>,
 }
@@ -56,6 +58,7 @@ impl Drop for GrantGuard {
                     self.client.released(name.as_str(), &terms);
                 }
             }
+            target.locks().iter().for_each(|name| self.watches.read_soon(name));
             match &target {
                 Target::Set(set) => {
                     set.names().iter().for_each(|name| self.locks.abandon(name, &lease));

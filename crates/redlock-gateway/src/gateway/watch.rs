@@ -1,13 +1,14 @@
-//! Tells watchers what happens to locks.
+//! Publishes changes of locks to watchers.
 //!
-//! What this gateway does is told at once. What other gateways do is found by polling ([`poll`]), so
-//! it is told about a second later. While nobody watches, a request reads one flag here.
+//! Changes by this gateway are published at once. Changes by other gateways are found by polling
+//! ([`poll`]), about a second later. While nobody watches, a request reads only one flag here.
 //!
-//! A watcher follows one lock, or all locks whose names begin with a prefix. Each change is stored
-//! once, however many watchers there are: their receivers share a ring buffer. A watcher that reads
-//! too slowly loses the oldest changes, is told how many, and reads the state anew.
+//! A watcher follows one lock, or all locks whose names begin with a prefix. The gateway stores each
+//! change once: all receivers share a ring buffer. A watcher that reads too slowly loses the oldest
+//! changes. It learns how many, and gets a new snapshot.
 //!
-//! This module does not know who may see what, nor how a change is written on the wire.
+//! This module does not know who may see what. It stores the text of a change for the routes, and
+//! does not know how they write it.
 
 mod poll;
 mod seen;
@@ -19,28 +20,31 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use redlock_core::{FencingToken, HeldBy, LockName, SlotSet, Waiter};
+use redlock_core::{FencingToken, HeldBy, LockName, SlotSet, Slots, Waiter};
 use tokio::sync::{Notify, broadcast};
 
 pub(super) use self::poll::{pages, poll};
 use self::seen::{End, Seen};
-use crate::overload::clients::{Client, Counter, Permit};
+use crate::overload::clients::{Client, Counter, NamePermit, Permit};
 
-/// Limit on streams of events, of watchers and of holders. Each has a connection, or a part of one.
+/// Limit on event streams, of watchers and holders together.
 const MAX_STREAMS: usize = 20_000;
 /// Limit on the locks that are watched by name. Each is read about once a second.
 const MAX_NAMES: usize = 1_000;
 /// Limit on the different prefixes that are watched.
 const MAX_PREFIXES: usize = 100;
-/// How many changes of one lock wait for a watcher that reads slowly.
-const BUFFERED_OF_NAME: usize = 64;
-/// How many changes of all locks wait for a slow watcher of a prefix.
-const BUFFERED_OF_ALL: usize = 1_024;
-/// How many changes are kept for watchers that come back.
+/// How many changes of one lock are buffered for a slow watcher. One release may end the holds of all
+/// slots, and one grant may begin as many.
+const BUFFERED_OF_NAME: usize = 2 * Slots::MAX as usize;
+/// How many changes, over all locks, are buffered for a slow watcher of a prefix. A listing may find
+/// as many changes at once as it has locks.
+const BUFFERED_OF_ALL: usize = 16_384;
+const _: () = assert!(BUFFERED_OF_ALL > poll::MAX_LISTED);
+/// How many changes are kept for watchers that reconnect.
 const RECENT: usize = 1_024;
-/// How long a lock is still followed after its last watcher has left, for the case that the watcher
-/// comes back.
-const LINGERS: Duration = Duration::from_secs(30);
+/// How long a lock is followed after its last watcher left. A watcher that reconnects within this
+/// time misses nothing.
+const TOPIC_LINGER: Duration = Duration::from_secs(30);
 
 /// What a watcher follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,12 +68,14 @@ impl Watched {
 pub enum Event {
     Held(HeldBy),
     Extended(HeldBy),
-    /// The hold of this holder has ended.
+    /// The holder has released the lock. The value describes the hold that ended.
     Released(HeldBy),
+    /// The TTL of this hold has ended.
     Expired(HeldBy),
+    /// An operator has ended this hold.
     Forced(HeldBy),
-    /// The first waiters of this gateway's line with the time when each began to wait, and the
-    /// length of the line.
+    /// This gateway's queue: its first waiters with the time when each began to wait, and its
+    /// length.
     Waiters(Vec<(Waiter, u64)>, usize),
 }
 
@@ -82,22 +88,25 @@ pub struct Change {
     pub name: LockName,
     pub slot: u16,
     pub event: Event,
-    /// The text on the wire, written by the first watcher that sends it to a caller who may see all
-    /// of it.
+    /// The text that the routes send to callers who may see all of the change. The first route that
+    /// sends it writes it.
     pub written: std::sync::OnceLock<Bytes>,
 }
 
-/// Refusal of a watcher: there are as many as allowed.
+/// Refusal of a stream, because a limit is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooManyWatchers {
+pub struct TooManyStreams {
     pub max: usize,
-    /// What is counted.
+    /// The counted things, for the message.
     pub what: &'static str,
 }
 
 /// The place of one stream of events; returned when dropped.
 #[derive(Debug)]
-pub struct StreamPermit(#[allow(dead_code)] Permit, #[allow(dead_code)] Permit);
+pub struct StreamPermit {
+    _of_client: Permit,
+    _of_all: Permit,
+}
 
 /// Everything that is watched at this gateway.
 #[derive(Debug)]
@@ -109,7 +118,8 @@ pub(super) struct Watches {
     state: Mutex<State>,
     /// Wakes the poller.
     wake: Notify,
-    /// Tells the ids of this process from those of others.
+    /// A random number of this process. It distinguishes event ids of this process from those of
+    /// others.
     process: u32,
 }
 
@@ -117,8 +127,7 @@ pub(super) struct Watches {
 struct State {
     last_id: u64,
     names: HashMap<LockName, Topic>,
-    /// The prefixes that are watched, with the number of watchers whose snapshot is made.
-    prefixes: BTreeMap<String, usize>,
+    prefixes: BTreeMap<String, WatchedPrefix>,
     /// Changes of all locks, for the watchers of prefixes.
     all: broadcast::Sender<Arc<Change>>,
     recent: VecDeque<Arc<Change>>,
@@ -130,12 +139,21 @@ struct State {
     to_read: HashSet<LockName>,
 }
 
+/// The watchers of a prefix.
+#[derive(Debug, Default)]
+struct WatchedPrefix {
+    watchers: usize,
+    /// How many of them have their snapshot. Before that, the locks of the prefix are not listed:
+    /// everything would look new.
+    with_snapshot: usize,
+}
+
 /// A lock that is watched by name.
 #[derive(Debug)]
 struct Topic {
     changes: broadcast::Sender<Arc<Change>>,
     watchers: usize,
-    /// The last change before this lock was watched.
+    /// The id of the last change before this topic began.
     since: u64,
     /// When the last watcher left.
     left: Option<Instant>,
@@ -159,8 +177,12 @@ impl State {
         if let Some(topic) = self.names.get(name) {
             let _ = topic.changes.send(change.clone());
         }
-        if !self.prefixes.is_empty() {
+        if self.prefixes.keys().any(|prefix| name.as_str().starts_with(&**prefix)) {
             let _ = self.all.send(change.clone());
+        }
+        // A queue is published anew to a watcher that reconnects.
+        if matches!(change.event, Event::Waiters(..)) {
+            return;
         }
         if self.recent.len() == RECENT {
             self.recent.pop_front();
@@ -168,12 +190,18 @@ impl State {
         self.recent.push_back(change);
     }
 
-    /// Compares the state of a slot with what was seen before, and tells the difference. `end`: how
-    /// the hold ended that was seen before, if that is known.
-    fn see(&mut self, name: &LockName, slot: u16, now: Seen, end: Option<End>) {
+    /// Records the state of a slot, and publishes the difference from the last record. `end`: how the
+    /// last hold ended, if that is known.
+    fn see(&mut self, name: &LockName, slot: u16, mut now: Seen, end: Option<End>) {
         let stored = name.of_slot(slot);
-        let events = seen::difference(self.seen.get(&stored), &now, end);
-        if let Seen { by: Some(by), .. } = &now
+        let before = self.seen.get(&stored);
+        let events = seen::difference(before, &now, end);
+        if let Some(before) = before.filter(|before| events.is_empty() && before.is_same(&now)) {
+            // Many small extensions add up, and then they are published.
+            now.ends = before.ends;
+            now.announced = before.announced;
+        }
+        if let Some(by) = &now.by
             && let Some(topic) = self.names.get_mut(name)
         {
             let of_holder = crate::info::LockMetadata::read(&by.info).slots.unwrap_or(1);
@@ -185,15 +213,37 @@ impl State {
 
     /// Forgets what nobody watches any more.
     fn forget_unwatched(&mut self) {
-        self.names.retain(|_, topic| topic.left.is_none_or(|left| left.elapsed() < LINGERS));
+        self.names.retain(|_, topic| topic.left.is_none_or(|left| left.elapsed() < TOPIC_LINGER));
         let Self { names, prefixes, seen, .. } = self;
         seen.retain(|stored, _| is_watched(names, prefixes, &stored.lock_and_slot().0));
     }
 }
 
+/// Publishes a queue for a lock when a waiter comes, and when the waiter goes.
+#[derive(Debug)]
+pub(super) struct LineChange<'a> {
+    watches: &'a Watches,
+    /// `None` if the lock is not watched when the waiter comes. The poller then finds out.
+    name: Option<LockName>,
+}
+
+impl<'a> LineChange<'a> {
+    pub(super) fn begin(watches: &'a Watches, name: &LockName) -> Self {
+        let name = watches.follows(name).then(|| name.clone());
+        name.iter().for_each(|name| watches.line_changed(name));
+        Self { watches, name }
+    }
+}
+
+impl Drop for LineChange<'_> {
+    fn drop(&mut self) {
+        self.name.iter().for_each(|name| self.watches.line_changed(name));
+    }
+}
+
 fn is_watched(
     names: &HashMap<LockName, Topic>,
-    prefixes: &BTreeMap<String, usize>,
+    prefixes: &BTreeMap<String, WatchedPrefix>,
     name: &LockName,
 ) -> bool {
     names.contains_key(name) || prefixes.keys().any(|prefix| name.as_str().starts_with(&**prefix))
@@ -230,24 +280,76 @@ impl Watches {
         self.streams.count()
     }
 
-    /// Tells that these slots were acquired. A repeated request finds its own grant, and only its
-    /// longer life is told.
+    /// Publishes that these slots were acquired. If a repeated request got its own grant again, only
+    /// the extension is published.
     pub(super) fn held(&self, name: &LockName, slots: SlotSet, by: &HeldBy) {
         let mut state = self.state.lock();
+        if !state.is_watched(name) {
+            return;
+        }
         for slot in slots.iter() {
-            // To the watchers of a prefix, a lock that was never seen was free.
-            state.seen.entry(name.of_slot(slot)).or_insert_with(Seen::free);
-            state.see(name, slot, Seen::of(by.clone()), None);
+            let stored = name.of_slot(slot);
+            // To the watchers of a prefix, a lock without a record was free.
+            let before = state.seen.entry(stored).or_insert_with(Seen::free);
+            // The next holder may have been recorded first.
+            let is_late = before.by.as_ref().is_some_and(|before| before.fencing > by.fencing);
+            if !is_late {
+                state.see(name, slot, Seen::of(by.clone()), None);
+            }
         }
     }
 
-    /// Tells that these slots were extended for this long.
+    /// Publishes that these slots were extended for this long.
     pub(super) fn extended(
         &self,
         name: &LockName,
         slots: SlotSet,
         fencing: FencingToken,
         life: Duration,
+    ) {
+        self.of_hold(name, slots, Some(fencing), |state, slot, mut by| {
+            by.expires_in = Some(life);
+            state.see(name, slot, Seen::of(by), None);
+        });
+    }
+
+    /// Publishes that the holds of these slots with this fencing token ended. The next holder may
+    /// have been recorded first; its hold stays.
+    pub(super) fn ended(
+        &self,
+        name: &LockName,
+        slots: SlotSet,
+        fencing: Option<FencingToken>,
+        is_forced: bool,
+    ) {
+        let end = if is_forced { End::Forced } else { End::Released };
+        self.of_hold(name, slots, fencing, |state, slot, _| {
+            state.see(name, slot, Seen::free(), Some(end));
+        });
+    }
+
+    /// Records that an operator is about to end this hold. The next holder may be recorded before
+    /// the end is.
+    pub(super) fn will_be_forced(
+        &self,
+        name: &LockName,
+        slots: SlotSet,
+        fencing: Option<FencingToken>,
+    ) {
+        self.of_hold(name, slots, fencing, |state, slot, _| {
+            if let Some(seen) = state.seen.get_mut(&name.of_slot(slot)) {
+                seen.announced = Some(End::Forced);
+            }
+        });
+    }
+
+    /// Calls `change` for each of these slots that was last seen under this hold.
+    fn of_hold(
+        &self,
+        name: &LockName,
+        slots: SlotSet,
+        fencing: Option<FencingToken>,
+        change: impl Fn(&mut State, u16, HeldBy),
     ) {
         if !self.is_active.load(Ordering::Acquire) {
             return;
@@ -257,32 +359,15 @@ impl Watches {
             return;
         }
         for slot in slots.iter() {
-            // The token does not have the holder's text. Without it, the next poll tells.
-            let known = state.seen.get(&name.of_slot(slot)).and_then(|seen| seen.by.clone());
-            if let Some(mut by) = known.filter(|by| by.fencing == Some(fencing)) {
-                by.expires_in = Some(life);
-                state.see(name, slot, Seen::of(by), None);
+            let seen = state.seen.get(&name.of_slot(slot)).and_then(|seen| seen.by.clone());
+            if let Some(by) = seen.filter(|by| by.fencing == fencing) {
+                change(&mut state, slot, by);
             }
         }
     }
 
-    /// Tells that the holds of these slots ended. `forced`: by an operator.
-    pub(super) fn ended(&self, name: &LockName, slots: SlotSet, forced: bool) {
-        if !self.is_active.load(Ordering::Acquire) {
-            return;
-        }
-        let mut state = self.state.lock();
-        if !state.is_watched(name) {
-            return;
-        }
-        let end = if forced { End::Forced } else { End::Released };
-        for slot in slots.iter() {
-            state.see(name, slot, Seen::free(), Some(end));
-        }
-    }
-
-    /// Has this lock read soon, because this gateway changed it and does not know what the masters
-    /// store now.
+    /// Requests an early read of this lock. Used when this gateway changed the lock without knowing
+    /// the result.
     pub(super) fn read_soon(&self, name: &LockName) {
         if self.is_active.load(Ordering::Acquire) {
             let mut state = self.state.lock();
@@ -292,7 +377,7 @@ impl Watches {
         }
     }
 
-    /// Tells soon who waits for this lock.
+    /// Publishes the queue for this lock soon.
     pub(super) fn line_changed(&self, name: &LockName) {
         if self.is_active.load(Ordering::Acquire) {
             let mut state = self.state.lock();
@@ -306,16 +391,17 @@ impl Watches {
     /// stream.
     ///
     /// # Errors
-    /// [`TooManyWatchers`].
+    /// [`TooManyStreams`].
     pub(super) fn watch(
         self: &Arc<Self>,
         client: &Client,
         watched: Watched,
         last: Option<&str>,
-    ) -> Result<Watcher, TooManyWatchers> {
-        let full = |max, what| TooManyWatchers { max, what };
+    ) -> Result<Watcher, TooManyStreams> {
+        let full = |max, what| TooManyStreams { max, what };
         let permit = self.begin_stream(client)?;
         let mut state = self.state.lock();
+        let mut share = None;
         let last = last.and_then(|id| self.own_id(id)).filter(|id| *id <= state.last_id);
         let has_all_since = last.filter(|last| {
             let oldest = state.recent.front().map_or(state.last_id, |change| change.id - 1);
@@ -327,9 +413,13 @@ impl Watches {
                     // Locks without watchers make room.
                     state.names.retain(|known, topic| topic.left.is_none() || known == name);
                 }
-                if !state.names.contains_key(name) && state.names.len() >= MAX_NAMES {
-                    return Err(full(MAX_NAMES, "watched locks in all"));
+                let free = MAX_NAMES.saturating_sub(state.names.len());
+                if !state.names.contains_key(name) && free == 0 {
+                    return Err(full(MAX_NAMES, "different locks, of all clients"));
                 }
+                // One client may watch as many locks as are still free.
+                let of_client = client.watched_locks.take(name, free);
+                share = Some(of_client.ok_or(full(free, "different locks, of this client"))?);
                 let since = state.last_id;
                 let topic = state.names.entry(name.clone()).or_insert_with(|| Topic {
                     changes: broadcast::Sender::new(BUFFERED_OF_NAME),
@@ -343,12 +433,17 @@ impl Watches {
                 topic.left = None;
                 let since = topic.since;
                 let changes = topic.changes.subscribe();
-                (changes, has_all_since.filter(|last| *last >= since))
+                let has_all_since = has_all_since.filter(|last| *last >= since);
+                if has_all_since.is_some() {
+                    state.lines.insert(name.clone());
+                }
+                (changes, has_all_since)
             }
             Watched::Prefix(prefix) => {
                 if !state.prefixes.contains_key(prefix) && state.prefixes.len() >= MAX_PREFIXES {
-                    return Err(full(MAX_PREFIXES, "watched prefixes in all"));
+                    return Err(full(MAX_PREFIXES, "different prefixes, of all clients"));
                 }
+                state.prefixes.entry(prefix.clone()).or_default().watchers += 1;
                 (state.all.subscribe(), None)
             }
         };
@@ -356,26 +451,28 @@ impl Watches {
             let since = state.recent.iter().filter(|change| change.id > last);
             since.filter(|change| watched.covers(&change.name)).cloned().collect()
         });
-        drop(state);
+        // The poller changes the flag under the same lock.
         self.is_active.store(true, Ordering::Release);
+        drop(state);
         self.wake.notify_one();
         Ok(Watcher {
             changes,
             missed,
             watches: self.clone(),
             watched,
-            is_polled: false,
+            has_snapshot: false,
             _permit: permit,
+            _share: share,
         })
     }
 
-    /// Counts a stream of events. One client may have as many as are still free.
-    pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, TooManyWatchers> {
-        let full = |max, what| TooManyWatchers { max, what };
+    /// Counts an event stream. One client may open as many as are still free.
+    pub(super) fn begin_stream(&self, client: &Client) -> Result<StreamPermit, TooManyStreams> {
+        let full = |max, what| TooManyStreams { max, what };
         let free = MAX_STREAMS.saturating_sub(self.streams.count());
-        let of_client = client.watching.take(free).ok_or(full(free, "of one client"))?;
-        let permit = self.streams.take(MAX_STREAMS).ok_or(full(MAX_STREAMS, "in all"))?;
-        Ok(StreamPermit(of_client, permit))
+        let of_client = client.watching.take(free).ok_or(full(free, "of this client"))?;
+        let permit = self.streams.take(MAX_STREAMS).ok_or(full(MAX_STREAMS, "of all clients"))?;
+        Ok(StreamPermit { _of_client: of_client, _of_all: permit })
     }
 
     /// The id of a change as a watcher sends it back.
@@ -398,9 +495,11 @@ pub struct Watcher {
     missed: Option<Vec<Arc<Change>>>,
     watches: Arc<Watches>,
     watched: Watched,
-    /// Whether a watcher of a prefix counts for the poller.
-    is_polled: bool,
+    /// Whether this watcher counts in [`WatchedPrefix::with_snapshot`].
+    has_snapshot: bool,
     _permit: StreamPermit,
+    /// The client's share of the locks that are watched by name.
+    _share: Option<NamePermit>,
 }
 
 /// What a watcher gets next.
@@ -417,20 +516,22 @@ impl Watcher {
         self.missed.take()
     }
 
-    /// Tells what a snapshot has shown. From now on, changes are told relative to it.
+    /// Records the content of a snapshot whose reading `began` at a time. Later changes are relative
+    /// to the snapshot.
     pub(super) fn snapshot_made(
         &mut self,
+        began: Instant,
         locks: impl IntoIterator<Item = (LockName, u16, Option<HeldBy>)>,
     ) {
         let mut state = self.watches.state.lock();
         for (name, slot, by) in locks {
-            state.see(&name, slot, by.map_or_else(Seen::free, Seen::of), None);
+            let seen = by.map_or_else(Seen::free, Seen::of);
+            state.see_polled(&name, slot, seen, began);
         }
         if let Watched::Prefix(prefix) = &self.watched
-            && !self.is_polled
+            && !std::mem::replace(&mut self.has_snapshot, true)
         {
-            self.is_polled = true;
-            *state.prefixes.entry(prefix.clone()).or_default() += 1;
+            state.prefixes.entry(prefix.clone()).or_default().with_snapshot += 1;
         }
     }
 
@@ -475,7 +576,7 @@ impl Watcher {
         &self.watched
     }
 
-    /// Drops the changes that wait for this watcher, because a snapshot will show their results.
+    /// Discards buffered changes. The next snapshot includes them.
     pub(super) fn skip_to_now(&mut self) {
         self.changes = self.changes.resubscribe();
     }
@@ -502,15 +603,15 @@ impl Drop for Watcher {
                     topic.left = (topic.watchers == 0).then(Instant::now);
                 }
             }
-            Watched::Prefix(prefix) if self.is_polled => {
-                if let Some(count) = state.prefixes.get_mut(prefix) {
-                    *count -= 1;
-                    if *count == 0 {
+            Watched::Prefix(prefix) => {
+                if let Some(watched) = state.prefixes.get_mut(prefix) {
+                    watched.watchers -= 1;
+                    watched.with_snapshot -= usize::from(self.has_snapshot);
+                    if watched.watchers == 0 {
                         state.prefixes.remove(prefix);
                     }
                 }
             }
-            Watched::Prefix(_) => {}
         }
     }
 }
@@ -525,13 +626,17 @@ mod tests {
 
     fn watching(watches: &Arc<Watches>, watched: Watched) -> Watcher {
         let mut watcher = watches.watch(&Client::default(), watched, None).expect("a place");
-        watcher.snapshot_made([]);
+        watcher.snapshot_made(Instant::now(), []);
         watcher
     }
 
-    fn held(watches: &Watches, lock: &LockName, fencing: u64) {
+    fn fencing(number: u64) -> Option<FencingToken> {
+        FencingToken::new(1_763_725_165_123_456 + number).ok()
+    }
+
+    fn held(watches: &Watches, lock: &LockName, number: u64) {
         let mut by = HeldBy::default();
-        by.fencing = FencingToken::new(1_763_725_165_123_456 + fencing).ok();
+        by.fencing = fencing(number);
         watches.held(lock, SlotSet::FIRST, &by);
     }
 
@@ -541,6 +646,7 @@ mod tests {
                 let kind = match &change.event {
                     Event::Held(_) => "held",
                     Event::Released(_) => "released",
+                    Event::Forced(_) => "forced",
                     other => panic!("{other:?}"),
                 };
                 format!("{kind} {} {}", change.name, change.slot)
@@ -551,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_watcher_loses_the_oldest_changes_and_is_told_how_many() {
+    fn slow_watcher_learns_how_many_changes_it_lost() {
         let watches = Arc::new(Watches::default());
         let lock = name("a");
         let mut slow = watching(&watches, Watched::Lock(lock.clone()));
@@ -559,7 +665,7 @@ mod tests {
         let rounds = BUFFERED_OF_NAME as u64;
         for round in 0..rounds {
             held(&watches, &lock, round);
-            watches.ended(&lock, SlotSet::FIRST, false);
+            watches.ended(&lock, SlotSet::FIRST, fencing(round), false);
             assert_eq!(told(&mut quick), ["held a 1", "released a 1"]);
         }
         let late = told(&mut slow);
@@ -568,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watcher_is_told_only_what_it_follows() {
+    fn watcher_gets_only_what_it_follows() {
         let watches = Arc::new(Watches::default());
         let [one, two, other] = ["jobs/1", "jobs/2", "x"].map(name);
         let mut of_one = watching(&watches, Watched::Lock(one.clone()));
@@ -578,23 +684,51 @@ mod tests {
             held(&watches, lock, 1);
         }
         assert!(!watches.follows(&other));
-        watches.ended(&two, SlotSet::FIRST, false);
+        watches.ended(&two, SlotSet::FIRST, fencing(1), false);
         assert_eq!(told(&mut of_one), ["held jobs/1 1"]);
         let of_jobs = told(&mut of_jobs);
         assert_eq!(of_jobs, ["held jobs/1 1", "held jobs/2 1", "released jobs/2 1"]);
     }
 
     #[test]
-    fn slots_are_told_one_by_one() {
+    fn each_slot_has_its_own_event() {
         let watches = Arc::new(Watches::default());
         let lock = name("pool");
         let mut watcher = watching(&watches, Watched::Lock(lock.clone()));
         let slots = SlotSet::new([1, 3]).expect("slots");
         let mut by = HeldBy::default();
-        by.fencing = FencingToken::new(1_763_725_165_123_456).ok();
+        by.fencing = fencing(0);
         watches.held(&lock, slots, &by);
-        watches.ended(&lock, SlotSet::new([3]).expect("a slot"), false);
+        watches.ended(&lock, SlotSet::new([3]).expect("a slot"), fencing(0), false);
         assert_eq!(told(&mut watcher), ["held pool 1", "held pool 3", "released pool 3"]);
+    }
+
+    #[test]
+    fn late_end_of_a_hold_does_not_end_the_next_one() {
+        let watches = Arc::new(Watches::default());
+        let lock = name("a");
+        let mut watcher = watching(&watches, Watched::Lock(lock.clone()));
+        held(&watches, &lock, 1);
+        // A release hands the lock over: the next holder may be recorded first.
+        held(&watches, &lock, 2);
+        watches.ended(&lock, SlotSet::FIRST, fencing(1), false);
+        held(&watches, &lock, 1);
+        assert_eq!(told(&mut watcher), ["held a 1", "released a 1", "held a 1"]);
+        watches.will_be_forced(&lock, SlotSet::FIRST, fencing(2));
+        held(&watches, &lock, 3);
+        watches.ended(&lock, SlotSet::FIRST, fencing(2), true);
+        assert_eq!(told(&mut watcher), ["forced a 1", "held a 1"]);
+    }
+
+    #[test]
+    fn change_during_a_snapshot_is_newer_than_the_snapshot() {
+        let watches = Arc::new(Watches::default());
+        let lock = name("a");
+        let mut watcher = watching(&watches, Watched::Lock(lock.clone()));
+        let began = Instant::now();
+        held(&watches, &lock, 1);
+        watcher.snapshot_made(began, [(lock.clone(), 1, None)]);
+        assert_eq!(told(&mut watcher), ["held a 1"]);
     }
 
     #[test]
@@ -606,19 +740,22 @@ mod tests {
             .map(|number| watch(Watched::Lock(name(&format!("a{number}")))).expect("a place"))
             .collect();
         let refused = watch(Watched::Lock(name("b"))).map(drop);
-        assert_eq!(refused, Err(TooManyWatchers { max: MAX_NAMES, what: "watched locks in all" }));
+        assert_eq!(
+            refused,
+            Err(TooManyStreams { max: MAX_NAMES, what: "different locks, of all clients" })
+        );
         // Another watcher of the same lock costs no reading.
         assert!(watch(Watched::Lock(name("a0"))).is_ok());
         drop(locks);
         let mut prefixes = Vec::new();
         for number in 0..MAX_PREFIXES {
             let mut watcher = watch(Watched::Prefix(format!("p{number}"))).expect("a place");
-            watcher.snapshot_made([]);
+            watcher.snapshot_made(Instant::now(), []);
             prefixes.push(watcher);
         }
         let refused = watch(Watched::Prefix("q".into())).map(drop);
-        let what = "watched prefixes in all";
-        assert_eq!(refused, Err(TooManyWatchers { max: MAX_PREFIXES, what }));
+        let what = "different prefixes, of all clients";
+        assert_eq!(refused, Err(TooManyStreams { max: MAX_PREFIXES, what }));
         drop(prefixes);
         assert_eq!((watches.count(), client.watching.count()), (0, 0));
         // One client may have as many streams as are still free.
@@ -629,7 +766,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_lingers_after_its_last_watcher_and_then_is_forgotten() {
+    fn topic_expires_after_its_linger_time() {
         let watches = Arc::new(Watches::default());
         let lock = name("a");
         let watcher = watching(&watches, Watched::Lock(lock.clone()));
@@ -639,7 +776,7 @@ mod tests {
         assert!(watches.follows(&lock));
         let mut state = watches.state.lock();
         let left = state.names.get_mut(&lock).and_then(|topic| topic.left.as_mut());
-        *left.expect("no watcher is left") -= LINGERS;
+        *left.expect("no watcher is left") -= TOPIC_LINGER;
         state.forget_unwatched();
         assert!(state.names.is_empty() && state.seen.is_empty());
     }

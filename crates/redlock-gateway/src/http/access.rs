@@ -19,10 +19,11 @@ use http::{Uri, header};
 use percent_encoding::percent_decode_str;
 use redlock_core::LockName;
 use redlock_core::types::NameError;
+use tokio::sync::oneshot;
 
 use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
 use super::site;
-use crate::audit::{AuditContext, AuditEntry};
+use crate::audit::{AuditContext, AuditEntry, AuditGuard, RequestEnd};
 use crate::auth::{AuthError, Authenticator, Caller, Credential, RateExceeded, Verb, holds_secret};
 use crate::config::{Limits, Origin, Public};
 use crate::gateway::{Gateway, Refusal};
@@ -118,6 +119,19 @@ pub(super) struct Access {
     app: Arc<AppState>,
     audit: Option<AuditContext>,
     _active: Active,
+}
+
+/// The audit record of a request whose outcome is known only after the head of its answer. If it is
+/// dropped, the record says that the client is gone.
+pub(super) struct TakenRecord(oneshot::Receiver<AuditGuard>);
+
+impl TakenRecord {
+    /// Waits for the record, and ends it.
+    pub(super) async fn end(self, end: RequestEnd<'_>) {
+        if let Ok(record) = self.0.await {
+            record.end(end);
+        }
+    }
 }
 
 /// A caller with the permission that its route needs for one lock.
@@ -290,6 +304,14 @@ impl Access {
         }
     }
 
+    /// Takes over the audit record of the request, which otherwise ends with the head of the answer.
+    /// The record comes when that head is sent.
+    pub(super) fn take_record(&self) -> TakenRecord {
+        let (taker, taken) = oneshot::channel();
+        self.note(|entry| entry.taker = Some(taker));
+        TakenRecord(taken)
+    }
+
     /// Whether the request has an audit entry.
     pub(super) fn is_recorded(&self) -> bool {
         self.audit.is_some()
@@ -366,8 +388,7 @@ impl Access {
     }
 }
 
-/// A caller whose answer is a stream. Unlike [`Access`], it is not a request in flight, so a drain
-/// does not wait for it.
+/// The caller of a stream. Unlike [`Access`], a drain does not wait for it.
 #[derive(Clone)]
 pub(super) struct Standing {
     app: Arc<AppState>,
@@ -398,7 +419,7 @@ impl Standing {
         LockAccess { access, name: name.clone(), verb }
     }
 
-    /// Whether the caller is still known. Its permissions are then those of today.
+    /// Updates the caller's permissions. Returns false if the key was removed or has expired.
     pub(super) fn is_still_known(&mut self) -> bool {
         let again = self.app.authenticator.identify_again(&self.caller);
         again.map(|caller| self.caller = caller).is_ok()

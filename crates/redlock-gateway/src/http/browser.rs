@@ -55,6 +55,7 @@ pub(super) fn open_to(origins: &[Origin], routes: Router) -> Router {
             LOCK_TOKEN.clone(),
             IDEMPOTENCY_KEY.clone(),
             PREFER.clone(),
+            HeaderName::from_static("last-event-id"),
         ])
         .expose_headers([
             header::LOCATION,

@@ -1,6 +1,5 @@
-//! The console: a page that shows held locks, waiters and masters. Its files are served as they are
-//! in the source tree. They use nothing but the public calls, and have no secrets, so everybody may
-//! load them; the page asks for a key when the gateway wants one.
+//! Serves the console, a page with held locks, waiters and masters. The files are embedded unchanged.
+//! They hold no secrets, so no key is needed. The page asks for a key if the gateway requires one.
 
 /// The page.
 pub(super) const INDEX: &str = include_str!("console/index.html");

@@ -19,9 +19,10 @@ use redlock_core::{HeldBy, LinePlace, LockError, NodeReport, Ttl, WaitLimit};
 
 pub(super) use self::kinds::*;
 use super::wire::{json_line, node_answer, rfc3339, slot_holder};
+use crate::audit::RequestEnd;
 use crate::auth::AuthError;
 use crate::config::show;
-use crate::gateway::{Refusal, TooManyListings, TooManyWatchers};
+use crate::gateway::{Refusal, TooManyListings, TooManyStreams};
 use crate::info::label_of;
 use crate::overload::clients::Exceeded;
 use crate::overload::in_flight::TooManyExtendMany;
@@ -188,20 +189,26 @@ impl ApiError {
         error
     }
 
-    /// A lease could not be extended before its end.
+    /// The extension did not finish before the validity ended.
     pub(super) fn not_in_time() -> Self {
         let detail =
-            "the lock could not be extended in time; it may be another's soon, so stop the work";
+            "the lock could not be extended in time; another client may soon hold it: stop work";
         OUTCOME_UNKNOWN.because(detail)
     }
 
-    /// Whether the lock is certainly no longer the client's, or may no longer be extended.
+    /// The end of a request with this error, for the audit log.
+    pub(super) fn end(&self) -> RequestEnd<'_> {
+        let problem = Some(self.report.code.as_str());
+        RequestEnd { status: self.status.as_u16(), problem, is_denied: self.is_denial() }
+    }
+
+    /// Whether the client has lost the lock, or has held it for as long as allowed.
     pub(super) fn is_loss(&self) -> bool {
         use ProblemCode as C;
         matches!(self.report.code, C::LockNotFound | C::NotHolder | C::MaxHoldReached)
     }
 
-    /// Whether the caller is not known, or lacks the permission.
+    /// Whether the caller is unknown or lacks the permission.
     pub(super) fn is_denial(&self) -> bool {
         matches!(self.report.code, ProblemCode::Unauthenticated | ProblemCode::Forbidden)
     }
@@ -363,8 +370,8 @@ impl ApiError {
                 );
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
-            Refusal::TooManyWatchers(TooManyWatchers { max, what }) => {
-                let detail = format!("too many streams of events are open; allowed are {max} {what}");
+            Refusal::TooManyStreams(TooManyStreams { max, what }) => {
+                let detail = format!("too many event streams are open: {what} (limit {max})");
                 RATE_LIMITED.because(detail).retry_after(SOON)
             }
             Refusal::InvalidCursor => INVALID_PARAMETER.because(

@@ -208,8 +208,8 @@ impl<S: Send + Sync> FromRequestParts<S> for InspectQuery {
     }
 }
 
-/// What a request for a stream of events has in its head. `None`: the request asks for an ordinary
-/// answer.
+/// The arguments of an event stream in the head of a request. `None` if the client did not ask for a
+/// stream.
 pub(super) struct StreamHead(pub(super) Option<Stream>);
 
 /// See [`StreamHead`].
@@ -238,13 +238,12 @@ impl<S: Send + Sync> FromRequestParts<S> for StreamHead {
     }
 }
 
+/// Whether the first media type that the client accepts is a stream of events. A client that lists
+/// JSON before it gets JSON.
 fn wants_stream(headers: &HeaderMap) -> bool {
-    let kinds = headers.get_all(http::header::ACCEPT).iter();
-    let mut kinds = kinds.filter_map(|value| value.to_str().ok()).flat_map(|it| it.split(','));
-    kinds.any(|kind| {
-        let kind = kind.split(';').next().unwrap_or_default().trim();
-        kind.eq_ignore_ascii_case("text/event-stream")
-    })
+    let Some(accept) = headers.get(http::header::ACCEPT) else { return false };
+    let first = accept.to_str().unwrap_or_default().split([',', ';']).next().unwrap_or_default();
+    first.trim().eq_ignore_ascii_case("text/event-stream")
 }
 
 /// What entitles a request to release: the token or the key.

@@ -1,12 +1,12 @@
-//! A lock that is held as long as its client keeps a stream of events open.
+//! Holds a lock for as long as the client keeps an event stream open.
 //!
-//! The gateway acquires the lock, or takes up a lock by its token, and extends it each third of its
-//! TTL. The client may rely on a lease as on the answer to a `POST`: until the moment when it sent
-//! the request + `elapsed_ms` + `validity_ms`. This holds however long an event is on its way,
-//! because `elapsed_ms` counts from the arrival of the request.
+//! The gateway acquires the lock, or continues an existing hold by its token. It extends the lock
+//! every third of the TTL. As after any `POST`, the lease is valid until the moment when the client
+//! sent the request + `elapsed_ms` + `validity_ms`. Delivery delay does not matter, because
+//! `elapsed_ms` counts from the arrival of the request.
 //!
-//! When the connection ends, the gateway stops extending the lock and does not release it: the
-//! client may be alive behind a cut network, and within its validity.
+//! When the connection ends, the gateway stops extending the lock and does not release it. The client
+//! may still run, cut off from the network, within its validity.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,47 +23,62 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::access::{LockAccess, Standing};
-use super::error::ApiError;
+use super::error::{ApiError, INVALID_TTL};
 use super::extract::{AcquireHead, requested_ttl};
-use super::locks::{Asked, resolve};
+use super::locks::{Asked, note_slots};
 use super::watch::{HEARTBEAT, stream_response, write_event};
 use super::wire;
+use crate::audit::RequestEnd;
 use crate::auth::Verb;
 use crate::gateway::{GrantGuard, LeaseView, StreamPermit};
 use crate::overload::in_flight::RequestClass;
 
-/// How many events wait for a connection that takes none. Then the holder waits too, and the lock
-/// ends with its TTL.
+/// Events buffered for a connection that accepts none. When the buffer is full, extensions stop and
+/// the lock expires.
 const EVENTS: usize = 8;
 /// A stream lasts for this many TTLs, and for an hour at most. Then the client begins a new one.
 const MAX_TTLS: u32 = 100;
 const MAX_STREAM: Duration = Duration::from_secs(3_600);
-/// The clocks of client and gateway run at rates that differ by less than one in so many. For each
-/// second of the stream, the validity is shortened by this part of it. After [`MAX_TTLS`] that is a
-/// tenth of the TTL.
-const RATES_DIFFER_BY_ONE_IN: u32 = 1_000;
-/// The lock is extended after this part of its TTL.
+/// Assumed bound on the difference of clock rates: 1 in 1,000. The validity is reduced by this
+/// fraction of the elapsed time: at most a tenth of the TTL after [`MAX_TTLS`].
+const CLOCK_RATE_MARGIN_DIVISOR: u32 = 1_000;
+/// Extensions per TTL.
 const EXTENSIONS_PER_TTL: u32 = 3;
-/// Pause after a failed extension, as a part of the TTL.
+/// Retries per TTL after a failed extension.
 const RETRIES_PER_TTL: u32 = 10;
-/// `lost` is told so much before the validity ends: this part of the TTL, within bounds.
+/// `lost` is sent this long before the validity ends: TTL / 8, at least 100 ms and at most 2 s, never
+/// above TTL / 3.
 const NOTICES_PER_TTL: u32 = 8;
 const SHORTEST_NOTICE: Duration = Duration::from_millis(100);
 const LONGEST_NOTICE: Duration = Duration::from_secs(2);
-/// How often a waiter is told about its line, if the line has changed.
+/// How often the queue is looked at for a waiter.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest TTL of a stream, in milliseconds. With a shorter one, one stream could extend its
+/// lock hundreds of times a second.
+const SHORTEST_TTL: u32 = 1_000;
+
+/// The end of a request that was granted the lock, for the audit log.
+const GRANTED: RequestEnd<'static> = RequestEnd { status: 201, problem: None, is_denied: false };
 
 /// A piece of the answer. The guard releases a grant that never reaches the connection.
 struct Piece(Bytes, Option<GrantGuard>);
 
-/// Begins a stream. With a token, the client holds the lock already. The answer begins when the
-/// request waits or holds the lock; before that, it may be an ordinary error.
+/// Begins a stream. With a token, continues an existing hold. Until the request waits or is granted,
+/// an error is an ordinary answer.
 pub(super) async fn begin(
     lock: LockAccess,
     head: AcquireHead,
     body: AcquireBody,
     token: Option<LockToken>,
 ) -> Result<Response, ApiError> {
+    lock.access.check_again(Verb::Extend, &lock.name)?;
+    let ttl = requested_ttl(body.ttl_ms.as_ref(), &lock.access.limits())?;
+    if ttl.millis() < SHORTEST_TTL {
+        return Err(INVALID_TTL.because(format!(
+            "ttl_ms is {}; a stream needs at least {SHORTEST_TTL}",
+            ttl.millis()
+        )));
+    }
     let permit = lock.access.gateway().begin_stream(lock.access.client());
     let permit = permit.map_err(|refusal| lock.refused(refusal))?;
     let (pieces, mut sent) = mpsc::channel(EVENTS);
@@ -79,7 +94,7 @@ pub(super) async fn begin(
     };
     tokio::spawn(async move {
         match token {
-            Some(token) => stream.resume(lock, body, token).await,
+            Some(token) => stream.resume(lock, ttl, token).await,
             None => stream.acquire(lock, body).await,
         }
     });
@@ -118,35 +133,44 @@ struct Held {
 
 impl HeldStream {
     async fn acquire(mut self, lock: LockAccess, body: AcquireBody) {
-        let result = {
-            let (head, waits) = (self.head.clone(), Arc::new(Notify::new()));
-            let acquired = Self::acquired(&lock, &head, body, self.began, waits.clone());
-            let mut acquired = std::pin::pin!(acquired);
-            let mut line = tokio::time::interval(LINE_INTERVAL);
-            line.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let (mut is_waiting, mut shown, mut heard) = (false, None, self.began);
-            loop {
-                tokio::select! {
-                    result = &mut acquired => break result,
-                    () = waits.notified(), if !is_waiting => {
-                        is_waiting = true;
-                        self.decide(Ok(()));
-                    }
-                    _ = line.tick(), if is_waiting => self.tell_line(&mut shown, &mut heard).await,
-                }
-            }
+        let (head, waits) = (self.head.clone(), Arc::new(Notify::new()));
+        let acquired = Self::acquired(&lock, &head, body, self.began, waits.clone());
+        let (mut decided, pieces) = (self.decided.take(), self.pieces.clone());
+        let (mut record, caller, name) = (None, self.caller.clone(), self.name.clone());
+        // Runs beside the request, which must not stand still when its turn comes.
+        let waiting = async {
+            waits.notified().await;
+            record = Some(lock.access.take_record());
+            decide(&mut decided, Ok(()));
+            let queue = QueueView { caller: &caller, name: &name, pieces: &pieces };
+            queue.show().await
         };
+        let result = tokio::select! {
+            result = acquired => result,
+            never = waiting => match never {},
+            () = pieces.closed() => return,
+        };
+        let result = result.map(|(view, guard, asked)| {
+            let (view, until) = self.shown(view);
+            let held = Held { token: view.token, ttl: view.ttl, until };
+            (asked.lease(&lock, &view), guard, held)
+        });
+        self.decided = decided;
+        if let Some(record) = record {
+            let end = result.as_ref().map_or_else(ApiError::end, |_| GRANTED);
+            tokio::select! {
+                () = record.end(end) => {}
+                // The head of the answer was never sent.
+                () = pieces.closed() => {}
+            }
+        }
+        // From here on, a drain does not wait for this request.
+        drop(lock);
         match result {
             Err(error) => self.refuse(error).await,
-            Ok((view, guard, asked)) => {
-                let (view, until) = self.shown(view);
-                let held = Held { token: view.token, ttl: view.ttl, until };
-                let lease = asked.lease(&lock, &view);
+            Ok((lease, guard, held)) => {
                 self.decide(Ok(()));
-                let is_sent = self.send("granted", &lease, Some(guard)).await;
-                // The request has ended: from now on, a drain does not wait for it.
-                drop(lock);
-                if is_sent {
+                if self.send("granted", &lease, Some(guard)).await {
                     self.keep(held).await;
                 }
             }
@@ -170,15 +194,13 @@ impl HeldStream {
         Ok((view, guard, asked))
     }
 
-    /// Takes up a lock that the client holds already.
-    async fn resume(mut self, lock: LockAccess, body: AcquireBody, token: LockToken) {
-        let ttl = requested_ttl(body.ttl_ms.as_ref(), &lock.access.limits());
-        // The request has ended: from now on, a drain does not wait for it.
+    /// Continues an existing hold.
+    async fn resume(mut self, lock: LockAccess, ttl: Ttl, token: LockToken) {
+        lock.access.note(|entry| entry.what = Some(Verb::Extend.word()));
+        note_slots(&lock.access, &token);
+        let extended = self.extended(&lock, token, ttl).await;
+        // From here on, a drain does not wait for this request.
         drop(lock);
-        let extended = match ttl {
-            Ok(ttl) => self.extended(token, ttl).await,
-            Err(error) => Err(error),
-        };
         match extended {
             Err(error) => self.decide(Err(error)),
             Ok((lease, held)) => {
@@ -195,7 +217,7 @@ impl HeldStream {
         let interval = held.ttl.duration() / EXTENSIONS_PER_TTL;
         let notice = held.ttl.duration() / NOTICES_PER_TTL;
         let notice = notice.clamp(SHORTEST_NOTICE, LONGEST_NOTICE).min(interval);
-        let ends = self.began + MAX_STREAM.min(held.ttl.duration() * MAX_TTLS);
+        let ends = Instant::now() + MAX_STREAM.min(held.ttl.duration() * MAX_TTLS);
         let mut next = Instant::now() + interval;
         let mut heartbeat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -215,11 +237,13 @@ impl HeldStream {
                 }
             }
             let last_moment = held.until - notice;
-            let extended = self.extended(held.token, held.ttl);
+            let lock = self.caller.lock(&self.name, Verb::Extend);
             let extended = tokio::select! {
-                extended = extended => extended,
+                extended = self.extended(&lock, held.token, held.ttl) => extended,
                 () = tokio::time::sleep_until(last_moment) => Err(ApiError::not_in_time()),
             };
+            // A drain does not wait for a client that reads slowly.
+            drop(lock);
             match extended {
                 Ok((lease, extended)) => {
                     held = extended;
@@ -246,62 +270,41 @@ impl HeldStream {
     }
 
     /// Extends the lock once.
-    async fn extended(&self, token: LockToken, ttl: Ttl) -> Result<(Lease, Held), ApiError> {
-        let lock = self.caller.lock(&self.name, Verb::Extend);
-        let caller = lock.check_again()?;
+    async fn extended(
+        &self,
+        lock: &LockAccess,
+        token: LockToken,
+        ttl: Ttl,
+    ) -> Result<(Lease, Held), ApiError> {
         let access = &lock.access;
+        let caller = access.check_again(Verb::Extend, &self.name)?;
         let _in_flight = access.enter(RequestClass::Held).await?;
-        access.take_turns(token.slots().count().into()).await;
+        // One turn for each lock, and one for the extension itself.
+        access.take_turns(1 + usize::from(token.slots().count())).await;
         let before = self.began.elapsed();
-        let resolved = resolve(access, &caller, &self.name, Verb::Extend, token).await?;
+        let resolved = lock.resolve(&caller, token).await?;
         let (gateway, limits) = (access.gateway(), access.limits());
         let view =
             gateway.extend(&self.name, &resolved, ttl, limits.max_hold, access.client()).await;
         let view = view.map_err(|refusal| lock.refused(refusal))?;
-        // Measured from a moment before the extension began, so that no time is counted twice.
+        // `before` is taken ahead of the extension, so `elapsed` is never too large.
         let view = LeaseView { elapsed: before + view.elapsed, ..view };
         let (view, until) = self.shown(view);
-        let lease = wire::lease(&self.name, &view, None);
+        let waiters = Some(gateway.line_length(&self.name) as u64);
+        let lease = Lease { waiters, ..wire::lease(&self.name, &view, None) };
         Ok((lease, Held { token, ttl, until }))
     }
 
-    /// The lease as the client may rely on it, and until when.
+    /// The lease with its validity reduced for clock rates, and the end of that validity.
     fn shown(&self, view: LeaseView) -> (LeaseView, Instant) {
-        let validity = view.validity.saturating_sub(view.elapsed / RATES_DIFFER_BY_ONE_IN);
+        let validity = view.validity.saturating_sub(view.elapsed / CLOCK_RATE_MARGIN_DIVISOR);
         let until = self.began + view.elapsed + validity;
         (LeaseView { validity, ..view }, until)
     }
 
-    /// Tells a waiter about its line, if the line has changed.
-    async fn tell_line(&self, shown: &mut Option<usize>, heard: &mut Instant) {
-        let gateway = self.caller.gateway();
-        let line = gateway.line_length(&self.name);
-        if *shown == Some(line) {
-            if heard.elapsed() >= HEARTBEAT {
-                *heard = Instant::now();
-                self.offer(":\n\n".into());
-            }
-            return;
-        }
-        (*shown, *heard) = (Some(line), Instant::now());
-        let inspection = gateway.inspect(&self.name, 1).await;
-        let waiters = gateway.waiters(&self.name);
-        let status = wire::lock_status(&self.name, inspection, waiters, false);
-        let status = match self.caller.caller().may(Verb::Inspect, &self.name) {
-            true => LockStatus { nodes: None, ..status },
-            false => wire::state_only(&self.name, status),
-        };
-        let mut text = String::new();
-        write_event(&mut text, "waiting", None, &status);
-        self.offer(text);
-    }
-
     /// Decides whether the answer is a stream.
     fn decide(&mut self, decision: Result<(), ApiError>) {
-        if let Some(decided) = self.decided.take() {
-            // If the client is gone, the stream ends at its next event.
-            drop(decided.send(decision));
-        }
+        decide(&mut self.decided, decision);
     }
 
     /// Answers with an error, or ends the stream with it.
@@ -323,8 +326,63 @@ impl HeldStream {
         self.pieces.send(Piece(text.into(), guard)).await.is_ok()
     }
 
-    /// Sends something that may be left out, if the connection takes it now.
+    /// Sends an optional event, unless the buffer is full.
     fn offer(&self, text: String) {
         drop(self.pieces.try_send(Piece(text.into(), None)));
+    }
+}
+
+/// Tells the handler whether the answer is a stream.
+fn decide(
+    decided: &mut Option<oneshot::Sender<Result<(), ApiError>>>,
+    decision: Result<(), ApiError>,
+) {
+    if let Some(decided) = decided.take() {
+        // Without a receiver, the next event ends the stream.
+        drop(decided.send(decision));
+    }
+}
+
+/// The queue of a lock, as a waiter sees it.
+struct QueueView<'a> {
+    caller: &'a Standing,
+    name: &'a LockName,
+    pieces: &'a mpsc::Sender<Piece>,
+}
+
+impl QueueView<'_> {
+    /// Sends the state of the lock at first, and again whenever the queue has changed.
+    async fn show(&self) -> Infallible {
+        let mut tick = tokio::time::interval(LINE_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut shown, mut heard) = (None, Instant::now());
+        loop {
+            tick.tick().await;
+            let line = self.caller.gateway().line_length(self.name);
+            let text = if shown != Some(line) {
+                self.state().await
+            } else if heard.elapsed() >= HEARTBEAT {
+                ":\n\n".into()
+            } else {
+                continue;
+            };
+            (shown, heard) = (Some(line), Instant::now());
+            // The event is optional. It must not wait for a client that does not read.
+            drop(self.pieces.try_send(Piece(text.into(), None)));
+        }
+    }
+
+    async fn state(&self) -> String {
+        let gateway = self.caller.gateway();
+        let inspection = gateway.inspect(self.name, 1).await;
+        let waiters = gateway.waiters(self.name);
+        let status = wire::lock_status(self.name, inspection, waiters, false);
+        let status = match self.caller.caller().may(Verb::Inspect, self.name) {
+            true => LockStatus { nodes: None, ..status },
+            false => wire::state_only(self.name, status),
+        };
+        let mut text = String::new();
+        write_event(&mut text, "waiting", None, &status);
+        text
     }
 }

@@ -42,8 +42,7 @@ use crate::overload::in_flight::RequestClass;
 /// request leaves the queue, and a lock that was granted to it is released.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
-/// lock while the stream is open. With a `Lock-Token`, such a request takes up a lock that the client
-/// holds already.
+/// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 ///
 /// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 /// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -106,7 +105,7 @@ pub(super) async fn acquire(
     Ok(response)
 }
 
-/// What a request to acquire a lock asks for, as far as its answer needs it.
+/// Parts of a request to acquire a lock that its answer repeats.
 pub(super) struct Asked {
     owner: Option<String>,
     slots: Option<Slots>,
@@ -314,7 +313,7 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
 }
 
 /// Notes the slots that a token names in the audit entry.
-fn note_slots(access: &Access, token: &LockToken) {
+pub(super) fn note_slots(access: &Access, token: &LockToken) {
     let slots = Some(token.slots()).filter(|slots| *slots != SlotSet::FIRST);
     access.note(|entry| entry.slots = slots);
 }
@@ -322,7 +321,11 @@ fn note_slots(access: &Access, token: &LockToken) {
 impl LockAccess {
     /// Finds the grant that the token stands for. If the grant belongs to another principal, notes
     /// in the audit entry that the request is forced.
-    async fn resolve(&self, caller: &Caller, token: LockToken) -> Result<ResolvedToken, ApiError> {
+    pub(super) async fn resolve(
+        &self,
+        caller: &Caller,
+        token: LockToken,
+    ) -> Result<ResolvedToken, ApiError> {
         let resolved = resolve(&self.access, caller, &self.name, self.verb, token).await?;
         if resolved.is_forced {
             self.access.note(|entry| entry.forces = true);
@@ -359,8 +362,8 @@ pub(super) async fn resolve(
 /// answer arrives.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-/// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-/// gateway does is told at once, what others do within about a second.
+/// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+/// appear at once, changes by others within about a second.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
     params(
@@ -403,8 +406,7 @@ pub(super) async fn inspect(
 /// 429.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-/// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-/// effect there.
+/// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),

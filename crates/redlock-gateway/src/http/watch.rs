@@ -1,9 +1,9 @@
 //! Streams of events about locks, in the form of server-sent events
 //! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>).
 //!
-//! A stream begins with a snapshot, unless the client has got the last event from an earlier stream
-//! of this process. While the stream is open, the permissions of its caller are checked again with
-//! each event and each heartbeat.
+//! A stream begins with a snapshot. A client that reconnects with the id of a buffered event gets
+//! the missed events instead. The caller's permissions are checked before each event and each
+//! heartbeat.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderName, HeaderValue, header};
 use redlock_api::{Lagged, StreamEnd, StreamEndReason};
-use redlock_core::LockState;
+use redlock_core::{LockName, LockState};
 use serde::Serialize;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
@@ -22,18 +22,21 @@ use super::access::{Access, LockAccess, Standing};
 use super::error::ApiError;
 use super::wire;
 use crate::auth::Verb;
-use crate::gateway::{Change, Next, Watched, Watcher};
+use crate::gateway::{Change, Next, Refusal, Watched, Watcher};
 
-/// Time between two signs of life. Proxies often close a connection that is silent for 60 s.
+/// Interval between heartbeats. Proxies often close a connection that is silent for 60 s.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(15);
-/// How long a stream lasts at most. The client then connects again, perhaps to another gateway.
+/// How long a stream lasts at most. The client then reconnects, perhaps to another gateway. Each
+/// stream ends up to a tenth earlier, so that clients do not reconnect all at once.
 const MAX_STREAM: Duration = Duration::from_secs(3_600);
 /// Pause before a snapshot is tried again, while too few nodes answer.
 const SNAPSHOT_PAUSE: Duration = Duration::from_secs(5);
-/// Pause before a snapshot is tried again, while others list locks.
+/// How long a snapshot may take. Meanwhile the stream has no heartbeats.
+const SNAPSHOT_LIMIT: Duration = Duration::from_secs(20);
+/// Pause before a snapshot is tried again while all listing slots are taken.
 const LISTING_PAUSE: Duration = Duration::from_millis(500);
-/// A piece of the answer is sent when it has so many bytes.
-const PIECE: usize = 16 * 1024;
+/// A piece of the body is sent once it has this many bytes.
+const PIECE_BYTES: usize = 16 * 1024;
 
 /// Watches one lock.
 pub(super) fn of_lock(
@@ -86,9 +89,9 @@ impl EventStream {
             slots,
             snapshot_due: missed.is_none().then_some(now),
             heartbeat,
-            ends: now + MAX_STREAM,
+            ends: now + MAX_STREAM.mul_f64(1.0 - fastrand::f64() / 10.0),
             is_over: false,
-            // The client waits so long before it connects again.
+            // The client's pause before it reconnects.
             piece: "retry: 1000\n\n".into(),
         };
         missed.into_iter().flatten().for_each(|change| stream.write_change(&change));
@@ -107,19 +110,27 @@ impl EventStream {
     /// Waits until something is to be sent.
     async fn wait(&mut self) {
         let now = Instant::now();
+        let caller = self.caller.clone();
+        let drained = caller.gateway().drained();
         if self.snapshot_due.is_some_and(|due| due <= now) {
-            self.snapshot_due = None;
-            return self.write_snapshot().await;
+            self.snapshot_due = Some(now + SNAPSHOT_PAUSE);
+            return tokio::select! {
+                biased;
+                () = drained => self.end(StreamEndReason::Draining),
+                () = tokio::time::sleep(SNAPSHOT_LIMIT) => {}
+                () = self.write_snapshot() => {}
+            };
         }
         let snapshot_due = self.snapshot_due.unwrap_or(self.ends);
         tokio::select! {
             biased;
-            () = self.caller.gateway().drained() => self.end(StreamEndReason::Draining),
+            () = drained => self.end(StreamEndReason::Draining),
             () = tokio::time::sleep_until(self.ends) => self.end(StreamEndReason::Time),
             () = tokio::time::sleep_until(snapshot_due) => {}
-            next = self.watcher.next() => {
+            // A snapshot comes first, and shows what is buffered until then.
+            next = self.watcher.next(), if self.snapshot_due.is_none() => {
                 self.write_next(next);
-                while self.piece.len() < PIECE && !self.is_over && self.snapshot_due.is_none() {
+                while self.piece.len() < PIECE_BYTES && !self.is_over && self.snapshot_due.is_none() {
                     let Some(next) = self.watcher.try_next() else { break };
                     self.write_next(next);
                 }
@@ -187,7 +198,8 @@ impl EventStream {
             return;
         }
         let gateway = self.caller.gateway();
-        // A change during the reading is shown, and told once more to a client that comes back.
+        // The id precedes the reading. A change during the reading may be sent again after a
+        // reconnect.
         let id = Some(self.watcher.last_id());
         match self.watcher.watched().clone() {
             Watched::Lock(name) => {
@@ -197,29 +209,29 @@ impl EventStream {
                 let waiters = gateway.waiters(&name);
                 let status = wire::lock_status(&name, inspection, waiters, false);
                 let status = redlock_api::LockStatus { nodes: None, ..status };
-                if is_unknown {
-                    self.snapshot_due = Some(Instant::now() + SNAPSHOT_PAUSE);
+                if !is_unknown {
+                    self.snapshot_due = None;
                 }
-                self.write("snapshot", id, &status);
+                // Without an id, a client that reconnects gets a snapshot again.
+                self.write("snapshot", id.filter(|_| !is_unknown), &status);
             }
             Watched::Prefix(prefix) => {
                 let (watcher, client) = (&mut self.watcher, self.caller.client());
-                match gateway.snapshot_of_prefix(watcher, client, &prefix).await {
-                    Ok((mut locks, is_whole)) => {
-                        let caller = self.caller.caller();
-                        locks.retain(|(stored, _)| {
-                            caller.may(Verb::List, &stored.lock_and_slot().0)
-                        });
+                let caller = self.caller.caller();
+                let passes = |stored: &LockName| caller.may(Verb::List, &stored.lock_and_slot().0);
+                match gateway.snapshot_of_prefix(watcher, client, &prefix, passes).await {
+                    Ok((locks, is_complete)) => {
+                        self.snapshot_due = None;
                         let line = |name: &_| gateway.line_length(name);
                         let shows = |name: &_| caller.may(Verb::Inspect, name);
-                        let snapshot = wire::lock_snapshot(locks, is_whole, line, shows);
+                        let snapshot = wire::lock_snapshot(locks, is_complete, line, shows);
                         self.write("snapshot", id, &snapshot);
                     }
-                    Err(crate::gateway::Refusal::TooManyListings(_)) => {
+                    Err(Refusal::TooManyListings(_)) => {
                         self.snapshot_due = Some(Instant::now() + LISTING_PAUSE);
                     }
-                    // Without a majority there is nothing to show.
-                    Err(_) => self.snapshot_due = Some(Instant::now() + SNAPSHOT_PAUSE),
+                    // Without a majority there is nothing to show. The next try is due.
+                    Err(_) => {}
                 }
             }
         }
@@ -236,7 +248,7 @@ impl EventStream {
 }
 
 pub(super) fn write_event(text: &mut String, event: &str, id: Option<&str>, data: &impl Serialize) {
-    // A string takes everything, and these shapes are always JSON.
+    // Neither writing to a string nor serialising these types fails.
     let data = serde_json::to_string(data).unwrap_or_default();
     if let Some(id) = id {
         let _ = writeln!(text, "id: {id}");

@@ -132,8 +132,8 @@ pub(super) fn lock_list(page: ListView, shows: impl Fn(&LockName) -> bool) -> Lo
     LockList { locks: page.locks.into_iter().map(status).collect(), next_cursor: page.next }
 }
 
-/// What a change of a lock is called, and its data. `None` when the caller sees nothing of it.
-/// `shows`: whether the caller may see more than that the lock is held.
+/// The event name and the data of a change. `None` if the caller may see nothing. `shows`: whether
+/// the caller may see the holder.
 pub(super) fn change(change: &Change, shows: bool) -> Option<(&'static str, LockStatus)> {
     let ended = |by: &HeldBy| status_of(&change.name, LockState::Free, by.clone());
     let held = |by: &HeldBy| status_of(&change.name, LockState::Held, by.clone());
@@ -158,7 +158,7 @@ pub(super) fn change(change: &Change, shows: bool) -> Option<(&'static str, Lock
     Some((word, LockStatus { slot, ..status }))
 }
 
-/// What a caller sees who may not inspect the lock.
+/// The status for a caller without the permission to inspect the lock.
 pub(super) fn state_only(name: &LockName, status: LockStatus) -> LockStatus {
     let waiters_total = status.waiters_total;
     LockStatus { waiters_total, ..status_of(name, status.state, HeldBy::default()) }

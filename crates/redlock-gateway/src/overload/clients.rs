@@ -50,8 +50,10 @@ pub struct Client {
     pub places_by_lock: LockNames,
     /// Listings under way.
     pub listing: Counter,
-    /// Streams of events about locks.
+    /// Open event streams.
     pub watching: Counter,
+    /// The locks that are watched by name.
+    pub watched_locks: LockNames,
     /// Requests under way that extend many locks each.
     pub extend_many: Counter,
     /// The leases of such requests that are in flight.

@@ -1,4 +1,4 @@
-//! What was last seen of a lock, and which events lead from there to what is seen now.
+//! The last known state of a lock, and the events between two states.
 
 use std::time::{Duration, Instant};
 
@@ -6,9 +6,9 @@ use redlock_core::HeldBy;
 
 use super::Event;
 
-/// Two sights of one hold differ by less than this although nobody extended it: the masters and the
-/// gateway round, and the requests between them take time.
-const SAME_END: Duration = Duration::from_millis(250);
+/// Tolerance when two readings of one hold are compared. Network and rounding delays shift the
+/// computed end. Chosen: a reading takes a few milliseconds, and a second at most.
+const END_TOLERANCE: Duration = Duration::from_millis(250);
 
 /// How a hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,35 +22,42 @@ pub(super) enum End {
 pub(super) struct Seen {
     /// The holder. `None`: the lock was free.
     pub(super) by: Option<HeldBy>,
+    /// When it was so.
     pub(super) at: Instant,
+    /// The end of the hold that was last published. `None` without an expiry.
+    pub(super) ends: Option<Instant>,
+    /// How the hold is about to end, if that is known.
+    pub(super) announced: Option<End>,
 }
 
 impl Seen {
     pub(super) fn free() -> Self {
-        Self { by: None, at: Instant::now() }
+        Self { by: None, at: Instant::now(), ends: None, announced: None }
     }
 
     pub(super) fn of(by: HeldBy) -> Self {
-        // A lock that is kept free has no holder.
+        let at = Instant::now();
+        // Recovery and least times keep a lock free without a holder.
         let by = Some(by).filter(|by| !by.is_kept_free());
-        Self { by, at: Instant::now() }
+        let ends = by.as_ref().and_then(|by| at.checked_add(by.expires_in?));
+        Self { by, at, ends, announced: None }
     }
 
-    fn ends(&self) -> Option<Instant> {
-        self.at.checked_add(self.by.as_ref()?.expires_in?)
+    /// Whether both are the same hold.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.by.as_ref().zip(other.by.as_ref()).is_some_and(|(one, other)| is_same_hold(one, other))
     }
 }
 
-/// The events that lead from `before` to `now`. A lock that was never seen gives none: a watcher gets
-/// a snapshot first. `end`: how the hold of `before` ended, if that is known. Otherwise a hold that
-/// ended before its time was released.
+/// The events between `before` and `now`. Without `before` there are none: a watcher gets a snapshot
+/// first. Without `end`, a hold that ended before its time counts as released.
 pub(super) fn difference(before: Option<&Seen>, now: &Seen, end: Option<End>) -> Vec<Event> {
     let Some(before) = before else { return Vec::new() };
     let ended = |by: &HeldBy| {
         let mut by = by.clone();
         by.expires_in = None;
-        let is_over = before.ends().is_some_and(|ends| ends <= now.at + SAME_END);
-        match end {
+        let is_over = before.ends.is_some_and(|ends| ends <= now.at + END_TOLERANCE);
+        match end.or(before.announced) {
             Some(End::Forced) => Event::Forced(by),
             Some(End::Released) => Event::Released(by),
             None if is_over => Event::Expired(by),
@@ -62,8 +69,8 @@ pub(super) fn difference(before: Option<&Seen>, now: &Seen, end: Option<End>) ->
         (None, Some(by)) => vec![Event::Held(by.clone())],
         (Some(old), None) => vec![ended(old)],
         (Some(old), Some(new)) if is_same_hold(old, new) => {
-            let is_longer = match (before.ends(), now.ends()) {
-                (Some(before), Some(now)) => now > before + SAME_END,
+            let is_longer = match (before.ends, now.ends) {
+                (Some(before), Some(now)) => now > before + END_TOLERANCE,
                 (Some(_), None) => true,
                 (None, _) => false,
             };
@@ -92,7 +99,9 @@ mod tests {
     }
 
     fn later(seen: &Seen, millis: u64) -> Seen {
-        Seen { at: seen.at + Duration::from_millis(millis), ..seen.clone() }
+        let shift = Duration::from_millis(millis);
+        let ends = seen.ends.map(|ends| ends + shift);
+        Seen { at: seen.at + shift, ends, ..seen.clone() }
     }
 
     fn kinds(events: &[Event]) -> Vec<&'static str> {
@@ -126,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_is_told_once_and_a_second_sight_is_not() {
+    fn repeated_reading_is_no_extension() {
         let a = held(A, 5_000);
         let told = |now: &Seen| kinds(&difference(Some(&a), now, None));
         assert_eq!(told(&later(&held(A, 4_000), 1_000)), [""; 0]);
