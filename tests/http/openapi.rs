@@ -308,6 +308,8 @@ async fn the_documentation_page_loads_nothing_from_elsewhere() {
         );
         let path = if asset.starts_with('/') {
             asset.to_owned()
+        } else if let Some(other) = asset.strip_prefix("../") {
+            format!("/{other}")
         } else {
             format!("/docs/{}", asset.trim_start_matches("./"))
         };

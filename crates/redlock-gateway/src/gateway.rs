@@ -7,6 +7,7 @@ mod grant;
 mod listings;
 mod outcomes;
 mod tokens;
+mod waiters;
 mod watch;
 
 use std::sync::Arc;
@@ -22,10 +23,11 @@ use smallvec::SmallVec;
 use tokio::sync::Notify;
 
 pub use self::grant::{GrantGuard, LeaseView};
-use self::listings::Listings;
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
+use self::listings::{LISTING, Listings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
+use self::watch::seen::Seen;
 pub use self::watch::{Change, Event, Next, StreamPermit, TooManyStreams, Watched, Watcher};
 use self::watch::{LineChange, Watches};
 use crate::config::Limits;
@@ -34,12 +36,6 @@ use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooMa
 use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
-
-/// Time limit for one page of a listing. When it is reached, the page has the locks that were found
-/// until then.
-const LISTING: Duration = Duration::from_secs(3);
-/// The longest part of a line that is shown.
-const MAX_SHOWN_WAITERS: usize = 100;
 
 /// The lock service, as the routes call it. One per process.
 pub struct Gateway {
@@ -569,7 +565,11 @@ impl Gateway {
         let seen = (1..=slots).filter(|slot| !inspection.unknown_slots.contains(slot));
         let seen = seen.map(|slot| {
             let holder = holders.next_if(|holder| holder.slot == slot);
-            (name.clone(), slot, holder.map(|holder| holder.by.clone()))
+            (
+                name.clone(),
+                slot,
+                holder.map_or_else(Seen::free, |holder| Seen::of(holder.by.clone())),
+            )
         });
         watcher.snapshot_made(began, seen);
         inspection
@@ -590,18 +590,19 @@ impl Gateway {
         let _places = self.listings.begin(client).map_err(Refusal::TooManyListings)?;
         watcher.skip_to_now();
         let began = Instant::now();
-        let (held, is_complete) = watch::pages(self, prefix, passes).await?;
-        let slots = held.iter().map(|(stored, by)| {
+        let (held, is_complete) = watch::poll::pages(&self.locks, prefix, passes).await?;
+        let slots = held.iter().map(|(stored, seen)| {
             let (name, slot) = stored.lock_and_slot();
-            (name, slot, Some(by.clone()))
+            (name, slot, seen.clone())
         });
         watcher.snapshot_made(began, slots);
-        Ok((held, is_complete))
+        let held = held.into_iter().filter_map(|(stored, seen)| Some((stored, seen.by?)));
+        Ok((held.collect(), is_complete))
     }
 
     /// Polls watched locks for changes by other gateways. Never returns.
     pub async fn follow_watched(&self) {
-        watch::poll(self).await;
+        watch::poll::poll(&self.watches, &self.locks).await;
     }
 
     /// Resolves when the gateway begins to drain.
@@ -632,13 +633,7 @@ impl Gateway {
     /// The first requests in line for a lock at this gateway, when the first request of each began
     /// to wait, and the length of the line.
     pub fn waiters(&self, name: &LockName) -> (Vec<(Waiter, u64)>, usize) {
-        let (waiters, total) = self.locks.waiters(name, MAX_SHOWN_WAITERS);
-        let now = self.locks.wall_micros();
-        let since = |waiter: Waiter| {
-            let micros = now.saturating_sub(waiter.waits_for.as_micros() as u64);
-            (waiter, micros)
-        };
-        (waiters.into_iter().map(since).collect(), total)
+        waiters::waiters(&self.locks, name)
     }
 
     /// The length of the line for a lock at this gateway.

@@ -2,6 +2,7 @@
 //! routing, accounting. Only this module and those below it know axum's routes and extractors.
 
 pub mod access;
+mod asked;
 mod browser;
 mod console;
 mod docs;

@@ -5,6 +5,7 @@
 //! that only the principal that got it can use it.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
 use redlock_core::{ListCursor, LockName, LockState};
@@ -12,6 +13,9 @@ use sha2::Sha256;
 
 use crate::overload::clients::{Client, Counter, Permit};
 
+/// Time limit for one page of a listing. When it is reached, the page has the locks that were found
+/// until then.
+pub(super) const LISTING: Duration = Duration::from_secs(3);
 /// Limit on the listings of all clients that run at a time.
 const MAX: usize = 2;
 /// Limit on the listings of one client that run at a time.

@@ -10,21 +10,23 @@
 //! This module does not know who may see what. It stores the text of a change for the routes, and
 //! does not know how they write it.
 
-mod poll;
-mod seen;
+mod events;
+pub(super) mod poll;
+pub(super) mod seen;
+mod state;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use parking_lot::Mutex;
-use redlock_core::{FencingToken, HeldBy, LockName, SlotSet, Slots, Waiter};
+use redlock_core::{FencingToken, HeldBy, LockName, SlotSet};
 use tokio::sync::{Notify, broadcast};
 
-pub(super) use self::poll::{pages, poll};
+pub use self::events::{Change, Event, Watched};
 use self::seen::{End, Seen};
+use self::state::{BUFFERED_OF_ALL, BUFFERED_OF_NAME, State, Topic};
 use crate::overload::clients::{Client, Counter, NamePermit, Permit};
 
 /// Limit on event streams, of watchers and holders together.
@@ -33,65 +35,6 @@ const MAX_STREAMS: usize = 20_000;
 const MAX_NAMES: usize = 1_000;
 /// Limit on the different prefixes that are watched.
 const MAX_PREFIXES: usize = 100;
-/// How many changes of one lock are buffered for a slow watcher. One release may end the holds of all
-/// slots, and one grant may begin as many.
-const BUFFERED_OF_NAME: usize = 2 * Slots::MAX as usize;
-/// How many changes, over all locks, are buffered for a slow watcher of a prefix. A listing may find
-/// as many changes at once as it has locks.
-const BUFFERED_OF_ALL: usize = 16_384;
-const _: () = assert!(BUFFERED_OF_ALL > poll::MAX_LISTED);
-/// How many changes are kept for watchers that reconnect.
-const RECENT: usize = 1_024;
-/// How long a lock is followed after its last watcher left. A watcher that reconnects within this
-/// time misses nothing.
-const TOPIC_LINGER: Duration = Duration::from_secs(30);
-
-/// What a watcher follows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Watched {
-    Lock(LockName),
-    /// All locks whose names begin with this text.
-    Prefix(String),
-}
-
-impl Watched {
-    fn covers(&self, name: &LockName) -> bool {
-        match self {
-            Self::Lock(lock) => lock == name,
-            Self::Prefix(prefix) => name.as_str().starts_with(&**prefix),
-        }
-    }
-}
-
-/// What happened to a lock.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    Held(HeldBy),
-    Extended(HeldBy),
-    /// The holder has released the lock. The value describes the hold that ended.
-    Released(HeldBy),
-    /// The TTL of this hold has ended.
-    Expired(HeldBy),
-    /// An operator has ended this hold.
-    Forced(HeldBy),
-    /// This gateway's queue: its first waiters with the time when each began to wait, and its
-    /// length.
-    Waiters(Vec<(Waiter, u64)>, usize),
-}
-
-/// A change of a lock.
-#[derive(Debug)]
-pub struct Change {
-    /// Grows by one from change to change of this process.
-    pub id: u64,
-    /// The lock, without the slot.
-    pub name: LockName,
-    pub slot: u16,
-    pub event: Event,
-    /// The text that the routes send to callers who may see all of the change. The first route that
-    /// sends it writes it.
-    pub written: std::sync::OnceLock<Bytes>,
-}
 
 /// Refusal of a stream, because a limit is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,102 +66,6 @@ pub(super) struct Watches {
     process: u32,
 }
 
-#[derive(Debug)]
-struct State {
-    last_id: u64,
-    names: HashMap<LockName, Topic>,
-    prefixes: BTreeMap<String, WatchedPrefix>,
-    /// Changes of all locks, for the watchers of prefixes.
-    all: broadcast::Sender<Arc<Change>>,
-    recent: VecDeque<Arc<Change>>,
-    /// What was last seen of each lock, or slot, by the name under which it is stored.
-    seen: HashMap<LockName, Seen>,
-    /// Locks whose line has changed.
-    lines: HashSet<LockName>,
-    /// Locks to read before the next poll is due.
-    to_read: HashSet<LockName>,
-}
-
-/// The watchers of a prefix.
-#[derive(Debug, Default)]
-struct WatchedPrefix {
-    watchers: usize,
-    /// How many of them have their snapshot. Before that, the locks of the prefix are not listed:
-    /// everything would look new.
-    with_snapshot: usize,
-}
-
-/// A lock that is watched by name.
-#[derive(Debug)]
-struct Topic {
-    changes: broadcast::Sender<Arc<Change>>,
-    watchers: usize,
-    /// The id of the last change before this topic began.
-    since: u64,
-    /// When the last watcher left.
-    left: Option<Instant>,
-    /// How many slots the lock has, as far as was seen.
-    slots: u16,
-    /// The length of the line that was last told.
-    line: usize,
-}
-
-impl State {
-    fn is_watched(&self, name: &LockName) -> bool {
-        is_watched(&self.names, &self.prefixes, name)
-    }
-
-    fn tell(&mut self, name: &LockName, slot: u16, event: Event) {
-        self.last_id += 1;
-        let written = std::sync::OnceLock::new();
-        let change =
-            Arc::new(Change { id: self.last_id, name: name.clone(), slot, event, written });
-        // Sending fails only when nobody receives.
-        if let Some(topic) = self.names.get(name) {
-            let _ = topic.changes.send(change.clone());
-        }
-        if self.prefixes.keys().any(|prefix| name.as_str().starts_with(&**prefix)) {
-            let _ = self.all.send(change.clone());
-        }
-        // A queue is published anew to a watcher that reconnects.
-        if matches!(change.event, Event::Waiters(..)) {
-            return;
-        }
-        if self.recent.len() == RECENT {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(change);
-    }
-
-    /// Records the state of a slot, and publishes the difference from the last record. `end`: how the
-    /// last hold ended, if that is known.
-    fn see(&mut self, name: &LockName, slot: u16, mut now: Seen, end: Option<End>) {
-        let stored = name.of_slot(slot);
-        let before = self.seen.get(&stored);
-        let events = seen::difference(before, &now, end);
-        if let Some(before) = before.filter(|before| events.is_empty() && before.is_same(&now)) {
-            // Many small extensions add up, and then they are published.
-            now.ends = before.ends;
-            now.announced = before.announced;
-        }
-        if let Some(by) = &now.by
-            && let Some(topic) = self.names.get_mut(name)
-        {
-            let of_holder = crate::info::LockMetadata::read(&by.info).slots.unwrap_or(1);
-            topic.slots = topic.slots.max(of_holder).max(slot);
-        }
-        self.seen.insert(stored, now);
-        events.into_iter().for_each(|event| self.tell(name, slot, event));
-    }
-
-    /// Forgets what nobody watches any more.
-    fn forget_unwatched(&mut self) {
-        self.names.retain(|_, topic| topic.left.is_none_or(|left| left.elapsed() < TOPIC_LINGER));
-        let Self { names, prefixes, seen, .. } = self;
-        seen.retain(|stored, _| is_watched(names, prefixes, &stored.lock_and_slot().0));
-    }
-}
-
 /// Publishes a queue for a lock when a waiter comes, and when the waiter goes.
 #[derive(Debug)]
 pub(super) struct LineChange<'a> {
@@ -239,14 +86,6 @@ impl Drop for LineChange<'_> {
     fn drop(&mut self) {
         self.name.iter().for_each(|name| self.watches.line_changed(name));
     }
-}
-
-fn is_watched(
-    names: &HashMap<LockName, Topic>,
-    prefixes: &BTreeMap<String, WatchedPrefix>,
-    name: &LockName,
-) -> bool {
-    names.contains_key(name) || prefixes.keys().any(|prefix| name.as_str().starts_with(&**prefix))
 }
 
 impl Default for Watches {
@@ -413,6 +252,10 @@ impl Watches {
                     // Locks without watchers make room.
                     state.names.retain(|known, topic| topic.left.is_none() || known == name);
                 }
+                if !state.names.contains_key(name) {
+                    // An id from before this topic must not look as if nothing had happened since.
+                    state.last_id += 1;
+                }
                 let free = MAX_NAMES.saturating_sub(state.names.len());
                 if !state.names.contains_key(name) && free == 0 {
                     return Err(full(MAX_NAMES, "different locks, of all clients"));
@@ -521,11 +364,10 @@ impl Watcher {
     pub(super) fn snapshot_made(
         &mut self,
         began: Instant,
-        locks: impl IntoIterator<Item = (LockName, u16, Option<HeldBy>)>,
+        locks: impl IntoIterator<Item = (LockName, u16, Seen)>,
     ) {
         let mut state = self.watches.state.lock();
-        for (name, slot, by) in locks {
-            let seen = by.map_or_else(Seen::free, Seen::of);
+        for (name, slot, seen) in locks {
             state.see_polled(&name, slot, seen, began);
         }
         if let Watched::Prefix(prefix) = &self.watched
@@ -618,6 +460,7 @@ impl Drop for Watcher {
 
 #[cfg(test)]
 mod tests {
+    use super::state::TOPIC_LINGER;
     use super::*;
 
     fn name(text: &str) -> LockName {
@@ -727,39 +570,45 @@ mod tests {
         let mut watcher = watching(&watches, Watched::Lock(lock.clone()));
         let began = Instant::now();
         held(&watches, &lock, 1);
-        watcher.snapshot_made(began, [(lock.clone(), 1, None)]);
+        watcher.snapshot_made(began, [(lock.clone(), 1, Seen::free())]);
         assert_eq!(told(&mut watcher), ["held a 1"]);
     }
 
     #[test]
     fn watched_locks_prefixes_and_streams_are_bounded() {
         let watches = Arc::new(Watches::default());
-        let client = Client::default();
-        let watch = |watched| watches.watch(&client, watched, None);
-        let locks: Vec<_> = (0..MAX_NAMES)
-            .map(|number| watch(Watched::Lock(name(&format!("a{number}")))).expect("a place"))
-            .collect();
-        let refused = watch(Watched::Lock(name("b"))).map(drop);
-        assert_eq!(
-            refused,
-            Err(TooManyStreams { max: MAX_NAMES, what: "different locks, of all clients" })
-        );
-        // Another watcher of the same lock costs no reading.
-        assert!(watch(Watched::Lock(name("a0"))).is_ok());
+        let clients: Vec<_> = (0..20).map(|_| Client::default()).collect();
+        let client = &clients[0];
+        let watch = |client: &Client, watched| watches.watch(client, watched, None);
+        let mut locks = Vec::new();
+        for number in 0.. {
+            let lock = Watched::Lock(name(&format!("a{number}")));
+            let Some(watcher) = clients.iter().find_map(|client| watch(client, lock.clone()).ok())
+            else {
+                break;
+            };
+            locks.push(watcher);
+        }
+        assert_eq!(locks.len(), MAX_NAMES);
+        assert_eq!(client.watched_locks.count(), MAX_NAMES / 2);
+        let what = "different locks, of all clients";
+        let refused = watch(client, Watched::Lock(name("b"))).map(drop);
+        assert_eq!(refused, Err(TooManyStreams { max: MAX_NAMES, what }));
         drop(locks);
         let mut prefixes = Vec::new();
         for number in 0..MAX_PREFIXES {
-            let mut watcher = watch(Watched::Prefix(format!("p{number}"))).expect("a place");
+            let mut watcher =
+                watch(client, Watched::Prefix(format!("p{number}"))).expect("a place");
             watcher.snapshot_made(Instant::now(), []);
             prefixes.push(watcher);
         }
-        let refused = watch(Watched::Prefix("q".into())).map(drop);
+        let refused = watch(client, Watched::Prefix("q".into())).map(drop);
         let what = "different prefixes, of all clients";
         assert_eq!(refused, Err(TooManyStreams { max: MAX_PREFIXES, what }));
         drop(prefixes);
         assert_eq!((watches.count(), client.watching.count()), (0, 0));
         // One client may have as many streams as are still free.
-        let streams = std::iter::from_fn(|| watches.begin_stream(&client).ok());
+        let streams = std::iter::from_fn(|| watches.begin_stream(client).ok());
         let streams: Vec<_> = streams.collect();
         assert_eq!(streams.len(), MAX_STREAMS / 2);
         assert!(watches.begin_stream(&Client::default()).is_ok());

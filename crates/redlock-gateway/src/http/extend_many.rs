@@ -11,9 +11,9 @@ use redlock_core::{LockName, LockToken, Ttl};
 use serde_json::Value;
 
 use super::access::{Access, lock_name};
+use super::asked::resolve;
 use super::error::{ApiError, ErrorReport, INVALID_BODY, INVALID_NAME, INVALID_TOKEN};
 use super::extract::{Json, no_query, requested_ttl, token_in};
-use super::locks::resolve;
 use super::openapi::{BodyErrors, CommonErrors};
 use super::render::large_response;
 use crate::audit::AuditPart;

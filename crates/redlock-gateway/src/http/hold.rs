@@ -17,15 +17,15 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream;
 use redlock_api::{AcquireBody, Lease, LockStatus, StreamEnd, StreamEndReason};
-use redlock_core::{LockName, LockToken, Ttl};
+use redlock_core::{LockName, LockToken, Slots, Ttl};
 use serde::Serialize;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::access::{LockAccess, Standing};
+use super::asked::{Asked, note_slots};
 use super::error::{ApiError, INVALID_TTL};
 use super::extract::{AcquireHead, requested_ttl};
-use super::locks::{Asked, note_slots};
 use super::watch::{HEARTBEAT, stream_response, write_event};
 use super::wire;
 use crate::audit::RequestEnd;
@@ -134,20 +134,22 @@ struct Held {
 impl HeldStream {
     async fn acquire(mut self, lock: LockAccess, body: AcquireBody) {
         let (head, waits) = (self.head.clone(), Arc::new(Notify::new()));
+        let slots = body.slots.as_ref().and_then(|slots| slots.as_u64()?.try_into().ok());
+        let slots = slots.unwrap_or(1).clamp(1, Slots::MAX);
         let acquired = Self::acquired(&lock, &head, body, self.began, waits.clone());
         let (mut decided, pieces) = (self.decided.take(), self.pieces.clone());
-        let (mut record, caller, name) = (None, self.caller.clone(), self.name.clone());
+        let mut record = None;
         // Runs beside the request, which must not stand still when its turn comes.
         let waiting = async {
             waits.notified().await;
             record = Some(lock.access.take_record());
             decide(&mut decided, Ok(()));
-            let queue = QueueView { caller: &caller, name: &name, pieces: &pieces };
+            let queue = QueueView { lock: &lock, slots, pieces: &pieces };
             queue.show().await
         };
         let result = tokio::select! {
             result = acquired => result,
-            never = waiting => match never {},
+            error = waiting => Err(error),
             () = pieces.closed() => return,
         };
         let result = result.map(|(view, guard, asked)| {
@@ -218,7 +220,12 @@ impl HeldStream {
         let notice = held.ttl.duration() / NOTICES_PER_TTL;
         let notice = notice.clamp(SHORTEST_NOTICE, LONGEST_NOTICE).min(interval);
         let ends = Instant::now() + MAX_STREAM.min(held.ttl.duration() * MAX_TTLS);
-        let mut next = Instant::now() + interval;
+        // With a large drift factor, the validity is much shorter than the TTL.
+        let pause = |held: &Held| {
+            let now = Instant::now();
+            now + interval.min(held.until.saturating_duration_since(now) / 2)
+        };
+        let mut next = pause(&held);
         let mut heartbeat = tokio::time::interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let caller = self.caller.clone();
@@ -247,7 +254,7 @@ impl HeldStream {
             match extended {
                 Ok((lease, extended)) => {
                     held = extended;
-                    next = Instant::now() + interval;
+                    next = pause(&held);
                     if !self.send("extended", &lease, None).await {
                         return;
                     }
@@ -345,20 +352,25 @@ fn decide(
 
 /// The queue of a lock, as a waiter sees it.
 struct QueueView<'a> {
-    caller: &'a Standing,
-    name: &'a LockName,
+    lock: &'a LockAccess,
+    /// How many slots are shown.
+    slots: u16,
     pieces: &'a mpsc::Sender<Piece>,
 }
 
 impl QueueView<'_> {
-    /// Sends the state of the lock at first, and again whenever the queue has changed.
-    async fn show(&self) -> Infallible {
+    /// Sends the state of the lock at first, and again whenever the length of the queue has changed.
+    /// Ends when the caller may no longer acquire the lock.
+    async fn show(&self) -> ApiError {
         let mut tick = tokio::time::interval(LINE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut shown, mut heard) = (None, Instant::now());
         loop {
             tick.tick().await;
-            let line = self.caller.gateway().line_length(self.name);
+            if let Err(error) = self.lock.check_again() {
+                return error;
+            }
+            let line = self.lock.access.gateway().line_length(&self.lock.name);
             let text = if shown != Some(line) {
                 self.state().await
             } else if heard.elapsed() >= HEARTBEAT {
@@ -373,13 +385,13 @@ impl QueueView<'_> {
     }
 
     async fn state(&self) -> String {
-        let gateway = self.caller.gateway();
-        let inspection = gateway.inspect(self.name, 1).await;
-        let waiters = gateway.waiters(self.name);
-        let status = wire::lock_status(self.name, inspection, waiters, false);
-        let status = match self.caller.caller().may(Verb::Inspect, self.name) {
+        let LockAccess { access, name, .. } = self.lock;
+        let inspection = access.gateway().inspect(name, self.slots).await;
+        let waiters = access.gateway().waiters(name);
+        let status = wire::lock_status(name, inspection, waiters, false);
+        let status = match access.caller().may(Verb::Inspect, name) {
             true => LockStatus { nodes: None, ..status },
-            false => wire::state_only(self.name, status),
+            false => wire::state_only(name, status),
         };
         let mut text = String::new();
         write_event(&mut text, "waiting", None, &status);

@@ -7,24 +7,22 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
 use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
 use redlock_core::types::NameError;
-use redlock_core::{HeldBy, LockName, LockToken, SlotSet, Slots};
+use redlock_core::{HeldBy, LockName, SlotSet};
 
 use super::access::{Access, LockAccess};
+use super::asked::{Asked, note_slots};
 use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
-    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, metadata,
-    requested_hold, requested_priority, requested_queue, requested_slots, requested_ttl, stored,
+    AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, requested_ttl,
 };
 use super::hold;
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::watch;
 use super::wire::{lease, lock_list, lock_status};
-use crate::auth::{Caller, Verb};
-use crate::gateway::{
-    AcquireRequest, LeaseView, ListRequest, PresentedToken, ResolvedToken, Target,
-};
-use crate::info::{LockMetadata, label_of};
+use crate::auth::Verb;
+use crate::gateway::{ListRequest, Target};
+use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
 
 /// Acquire a lock
@@ -103,75 +101,6 @@ pub(super) async fn acquire(
     );
     add_grant_headers(headers, lease.token, view.replayed, applied)?;
     Ok(response)
-}
-
-/// Parts of a request to acquire a lock that its answer repeats.
-pub(super) struct Asked {
-    owner: Option<String>,
-    slots: Option<Slots>,
-    /// The seconds of `Prefer: wait`, if they decide how long the request waits.
-    applied: Option<u64>,
-}
-
-impl Asked {
-    /// Reads the request, and charges it for its slots.
-    pub(super) async fn read(
-        lock: &LockAccess,
-        head: &AcquireHead,
-        body: AcquireBody,
-        started: Instant,
-    ) -> Result<(AcquireRequest, Self), ApiError> {
-        let LockAccess { access, name, .. } = lock;
-        // The body may have taken long to arrive, and the key may have been removed meanwhile.
-        lock.check_again()?;
-        let limits = access.limits();
-        let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-        let (wait, applied) = head.wait(&body, &limits)?;
-        let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
-        let priority = requested_priority(body.priority.as_ref())?;
-        let queue = requested_queue(body.queue.as_ref())?;
-        let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
-        if let Some(slots) = slots.filter(|slots| slots.take() > 1) {
-            // Boxed, because an unboxed future would make the future of every request larger.
-            Box::pin(access.charge_locks(slots.take().into())).await?;
-        }
-        let metadata = metadata(body, access.caller().principal())?;
-        let count = slots.map(Slots::count).filter(|count| *count > 1);
-        let metadata = LockMetadata { slots: count, ..metadata };
-        access.note(|entry| entry.owner.clone_from(&metadata.owner));
-        let request = AcquireRequest {
-            target: match slots {
-                None => Target::Lock(name.clone()),
-                Some(slots) => Target::Slots(name.clone(), slots),
-            },
-            hold_at_least,
-            ttl,
-            info: stored(&metadata)?,
-            principal: access.caller().principal().map(Into::into),
-            idempotency_key: head.idempotency_key.clone(),
-            max_hold: limits.max_hold,
-            wait,
-            on_wait: None,
-            priority,
-            queue,
-            client: access.client().clone(),
-            started,
-        };
-        Ok((request, Self { owner: metadata.owner, slots, applied }))
-    }
-
-    /// The lease of a grant. Notes its slots in the audit entry.
-    pub(super) fn lease(self, lock: &LockAccess, view: &LeaseView) -> Lease {
-        let held = view.token.slots();
-        if self.slots.is_some() {
-            lock.access.note(|entry| entry.slots = Some(held));
-        }
-        Lease {
-            slots: self.slots.map(|slots| slots.count().into()),
-            slots_held: self.slots.map(|_| held.iter().map(u32::from).collect()),
-            ..lease(&lock.name, view, self.owner)
-        }
-    }
 }
 
 /// Adds the headers of an answer with a grant. `applied`: the seconds of `Prefer: wait`, if they
@@ -310,48 +239,6 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
         }
     }
     Ok(StatusCode::NO_CONTENT.into_response())
-}
-
-/// Notes the slots that a token names in the audit entry.
-pub(super) fn note_slots(access: &Access, token: &LockToken) {
-    let slots = Some(token.slots()).filter(|slots| *slots != SlotSet::FIRST);
-    access.note(|entry| entry.slots = slots);
-}
-
-impl LockAccess {
-    /// Finds the grant that the token stands for. If the grant belongs to another principal, notes
-    /// in the audit entry that the request is forced.
-    pub(super) async fn resolve(
-        &self,
-        caller: &Caller,
-        token: LockToken,
-    ) -> Result<ResolvedToken, ApiError> {
-        let resolved = resolve(&self.access, caller, &self.name, self.verb, token).await?;
-        if resolved.is_forced {
-            self.access.note(|entry| entry.forces = true);
-        }
-        Ok(resolved)
-    }
-}
-
-/// Finds the grant that the token stands for, with what `caller` may do.
-pub(super) async fn resolve(
-    access: &Access,
-    caller: &Caller,
-    name: &LockName,
-    verb: Verb,
-    token: LockToken,
-) -> Result<ResolvedToken, ApiError> {
-    // The time to hold is in the token, so a client can change it. It is bounded as in a POST.
-    let token = token.holding(token.hold().min(access.limits().max_ttl.duration()));
-    let Some(principal) = caller.principal() else { return Ok(ResolvedToken::of(token)) };
-    let may_force = caller.may(Verb::Force, name);
-    let releases = verb == Verb::Release;
-    let presented =
-        PresentedToken { token, principal: Some(principal.into()), may_force, releases };
-    // Boxed, because an unboxed future would make the future of every request larger.
-    let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
-    resolved.map_err(|refusal| access.refused_on(name, refusal))
 }
 
 /// Inspect a lock

@@ -15,12 +15,13 @@ use redlock_core::{HeldBy, LockError, LockName, LockSet, QueueMode, SetError};
 use serde_json::Value;
 
 use super::access::{Access, lock_name, no_secret};
+use super::asked::resolve;
 use super::error::{ApiError, INVALID_BODY, INVALID_NAME, INVALID_PARAMETER};
 use super::extract::{
     AcquireHead, Json, TokenOrKey, metadata, requested_hold, requested_priority, requested_ttl,
     stored, token_or_key,
 };
-use super::locks::{add_grant_headers, resolve};
+use super::locks::add_grant_headers;
 use super::openapi::{BodyErrors, CommonErrors};
 use super::render::{grant_response, json_response};
 use super::wire::lease;

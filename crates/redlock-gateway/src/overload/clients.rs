@@ -265,6 +265,11 @@ impl Concurrency {
 pub struct LockNames(Arc<Mutex<HashMap<LockName, usize>>>);
 
 impl LockNames {
+    /// How many names are held.
+    pub fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+
     /// Takes a permit; `None` when `limit` other names are held.
     pub fn take(&self, name: &LockName, limit: usize) -> Option<NamePermit> {
         let mut taken = self.0.lock();

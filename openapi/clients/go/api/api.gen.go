@@ -966,6 +966,10 @@ type ClientInterface interface {
 	// of each client, and two of all clients together, may run at a time; the gateway answers others
 	// 429.
 	//
+	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+	// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+	// effect there.
+	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
@@ -1056,6 +1060,10 @@ type ClientInterface interface {
 	// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
 	// its holders are shown. For people and dashboards only: the state may have changed before the
 	// answer arrives.
+	//
+	// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+	// gateway does is told at once, what others do within about a second.
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
 	GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1217,6 +1225,10 @@ func (c *Client) ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, r
 // of each client, and two of all clients together, may run at a time; the gateway answers others
 // 429.
 //
+// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+// effect there.
+//
 // Corresponds with GET /locks (the `ListLocks` operationId).
 func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListLocksRequest(c.Server, params)
@@ -1367,6 +1379,10 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 // this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
 // its holders are shown. For people and dashboards only: the state may have changed before the
 // answer arrives.
+//
+// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+// gateway does is told at once, what others do within about a second.
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
 func (c *Client) GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -2306,6 +2322,10 @@ type ClientWithResponsesInterface interface {
 	// of each client, and two of all clients together, may run at a time; the gateway answers others
 	// 429.
 	//
+	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+	// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+	// effect there.
+	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
@@ -2400,6 +2420,10 @@ type ClientWithResponsesInterface interface {
 	// this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
 	// its holders are shown. For people and dashboards only: the state may have changed before the
 	// answer arrives.
+	//
+	// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+	// gateway does is told at once, what others do within about a second.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -3914,6 +3938,10 @@ func (c *ClientWithResponses) ReleaseLocksWithResponse(ctx context.Context, para
 // of each client, and two of all clients together, may run at a time; the gateway answers others
 // 429.
 //
+// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+// effect there.
+//
 // Returns a wrapper object for the known response body format(s).
 //
 // Corresponds with GET /locks (the `ListLocks` operationId).
@@ -4044,6 +4072,10 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 // this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
 // its holders are shown. For people and dashboards only: the state may have changed before the
 // answer arrives.
+//
+// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+// gateway does is told at once, what others do within about a second.
 //
 // Returns a wrapper object for the known response body format(s).
 //

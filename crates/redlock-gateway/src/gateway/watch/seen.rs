@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redlock_core::HeldBy;
 
-use super::Event;
+use super::events::Event;
 
 /// Tolerance when two readings of one hold are compared. Network and rounding delays shift the
 /// computed end. Chosen: a reading takes a few milliseconds, and a second at most.
@@ -19,28 +19,36 @@ pub(super) enum End {
 
 /// A lock, or a slot, as it was at a certain time.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(in crate::gateway) struct Seen {
     /// The holder. `None`: the lock was free.
-    pub(super) by: Option<HeldBy>,
+    pub(in crate::gateway) by: Option<HeldBy>,
     /// When it was so.
     pub(super) at: Instant,
     /// The end of the hold that was last published. `None` without an expiry.
     pub(super) ends: Option<Instant>,
+    /// The hold may end so much later than `ends`, because the time of the reading is known only so
+    /// well.
+    pub(super) slack: Duration,
     /// How the hold is about to end, if that is known.
     pub(super) announced: Option<End>,
 }
 
 impl Seen {
-    pub(super) fn free() -> Self {
-        Self { by: None, at: Instant::now(), ends: None, announced: None }
+    pub(in crate::gateway) fn free() -> Self {
+        Self { by: None, at: Instant::now(), ends: None, slack: Duration::ZERO, announced: None }
     }
 
-    pub(super) fn of(by: HeldBy) -> Self {
+    pub(in crate::gateway) fn of(by: HeldBy) -> Self {
+        Self::within(by, Instant::now())
+    }
+
+    /// A state that was read at some time since `began`.
+    pub(super) fn within(by: HeldBy, began: Instant) -> Self {
         let at = Instant::now();
         // Recovery and least times keep a lock free without a holder.
         let by = Some(by).filter(|by| !by.is_kept_free());
-        let ends = by.as_ref().and_then(|by| at.checked_add(by.expires_in?));
-        Self { by, at, ends, announced: None }
+        let ends = by.as_ref().and_then(|by| began.checked_add(by.expires_in?));
+        Self { by, at, ends, slack: at - began, announced: None }
     }
 
     /// Whether both are the same hold.
@@ -70,7 +78,7 @@ pub(super) fn difference(before: Option<&Seen>, now: &Seen, end: Option<End>) ->
         (Some(old), None) => vec![ended(old)],
         (Some(old), Some(new)) if is_same_hold(old, new) => {
             let is_longer = match (before.ends, now.ends) {
-                (Some(before), Some(now)) => now > before + END_TOLERANCE,
+                (Some(ends), Some(now)) => now > ends + before.slack + END_TOLERANCE,
                 (Some(_), None) => true,
                 (None, _) => false,
             };

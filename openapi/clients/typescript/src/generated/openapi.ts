@@ -17,6 +17,10 @@ export interface paths {
          *     this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
          *     its holders are shown. For people and dashboards only: the state may have changed before the
          *     answer arrives.
+         *
+         *     With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+         *     then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+         *     gateway does is told at once, what others do within about a second.
          */
         get: operations["getLock"];
         put?: never;
@@ -88,6 +92,10 @@ export interface paths {
          *     A key sees the locks that it may list, and the holders of those that it may inspect. One listing
          *     of each client, and two of all clients together, may run at a time; the gateway answers others
          *     429.
+         *
+         *     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+         *     prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+         *     effect there.
          */
         get: operations["listLocks"];
         put?: never;

@@ -108,6 +108,10 @@ def sync_detailed(
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
 
+    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+    gateway does is told at once, what others do within about a second.
+
     Args:
         name (str):
         slots (int | Unset):
@@ -145,6 +149,10 @@ def sync(
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
 
+    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+    gateway does is told at once, what others do within about a second.
+
     Args:
         name (str):
         slots (int | Unset):
@@ -176,6 +184,10 @@ async def asyncio_detailed(
     this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
+
+    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+    gateway does is told at once, what others do within about a second.
 
     Args:
         name (str):
@@ -211,6 +223,10 @@ async def asyncio(
     this gateway, in order. The waiters of other gateways are not shown. If the lock has slots, all
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
+
+    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
+    gateway does is told at once, what others do within about a second.
 
     Args:
         name (str):

@@ -116,6 +116,10 @@ def sync_detailed(
     of each client, and two of all clients together, may run at a time; the gateway answers others
     429.
 
+    With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+    effect there.
+
     Args:
         prefix (str | Unset):
         limit (int | Unset):  Default: 100.
@@ -161,6 +165,10 @@ def sync(
     of each client, and two of all clients together, may run at a time; the gateway answers others
     429.
 
+    With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+    effect there.
+
     Args:
         prefix (str | Unset):
         limit (int | Unset):  Default: 100.
@@ -200,6 +208,10 @@ async def asyncio_detailed(
     A key sees the locks that it may list, and the holders of those that it may inspect. One listing
     of each client, and two of all clients together, may run at a time; the gateway answers others
     429.
+
+    With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+    effect there.
 
     Args:
         prefix (str | Unset):
@@ -243,6 +255,10 @@ async def asyncio(
     A key sees the locks that it may list, and the holders of those that it may inspect. One listing
     of each client, and two of all clients together, may run at a time; the gateway answers others
     429.
+
+    With `Accept: text/event-stream` the answer is a stream of events about the locks with this
+    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
+    effect there.
 
     Args:
         prefix (str | Unset):
