@@ -103,6 +103,7 @@ mod clients {
     mod refusals;
     mod run;
     mod together;
+    mod watch;
 }
 
 /// What operators set and what they observe.
