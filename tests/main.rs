@@ -103,6 +103,7 @@ mod clients {
     mod refusals;
     mod run;
     mod together;
+    mod top;
     mod watch;
 }
 

@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+pub(super) use self::terminal::Screen;
 use crate::support::gateway::{Gateway, Launch, Scratch, built};
 use crate::support::harness::{PATIENCE, TempDir, eventually, masters};
 

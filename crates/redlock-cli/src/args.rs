@@ -108,6 +108,26 @@ Exit codes:
   77   the key may not watch this: `inspect` for a name, `list` for a prefix
   130  interrupted before the state of --until was seen (143 after TERM)";
 
+const AFTER_TOP: &str = "\
+Examples:
+  redlock top
+  redlock top --prefix jobs/
+
+Columns:
+  The holder, the start of the hold (UTC), the time left unless the holder
+  extends the lock, the fencing token, and how many wait at the gateway.
+  A key without the permission `inspect` sees only names.
+
+Keys:
+  n        sort by name
+  t        sort by time left
+  /        show only locks whose name or holder contains a text; Esc shows all
+  ↑ ↓      scroll; also PgUp, PgDn, Home and End
+  q        quit
+
+Without a connection, the screen says so, and keeps the last known locks. In a
+pipe, use `redlock watch --prefix P` or `redlock list`.";
+
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]
 #[command(name = "redlock", version, after_help = AFTER, max_term_width = 120)]
@@ -234,6 +254,13 @@ pub(crate) enum Command {
     /// Print what happens to a lock, or to all locks with a prefix, until interrupted
     #[command(after_help = AFTER_WATCH)]
     Watch(Watch),
+    /// Show the held locks on the terminal, as they change
+    #[command(after_help = AFTER_TOP)]
+    Top {
+        /// Show only names with this prefix
+        #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+        prefix: String,
+    },
     /// Release a lock whoever holds it; the holder is not stopped, so only a resource that checks
     /// fencing tokens refuses its late writes
     ForceRelease {
@@ -373,6 +400,7 @@ impl Command {
             | Self::ForceRelease { name, .. } => Some(name),
             Self::Watch(watch) => watch.name.as_deref(),
             Self::List { .. }
+            | Self::Top { .. }
             | Self::Nodes
             | Self::Completions { .. }
             | Self::Man { .. }
@@ -516,7 +544,7 @@ mod tests {
 
     #[test]
     fn help_lines_fit_a_terminal_of_80_columns() {
-        for line in [AFTER, AFTER_WATCH].into_iter().flat_map(str::lines) {
+        for line in [AFTER, AFTER_WATCH, AFTER_TOP].into_iter().flat_map(str::lines) {
             assert!(line.chars().count() <= 80, "{line}");
         }
     }

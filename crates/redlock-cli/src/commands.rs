@@ -60,6 +60,7 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             Command::Nodes => nodes(&client, is_json).await,
             Command::Run(_)
             | Command::Watch(_)
+            | Command::Top { .. }
             | Command::Completions { .. }
             | Command::Man { .. }
             | Command::Watchdog { .. }

@@ -1,6 +1,6 @@
 //! `redlock`: the client of redlock-gateway for shells. `redlock run` holds a lock while a command
-//! runs, `redlock watch` prints what happens to locks, and most other commands are one request
-//! each.
+//! runs, `redlock watch` and `redlock top` show what happens to locks, and most other commands are
+//! one request each.
 //!
 //! ```text
 //!  redlock run         acquires, extends and releases the lock (redlock-client)
@@ -20,6 +20,7 @@ mod run;
 mod signals;
 mod stderr;
 mod terminal;
+mod top;
 mod watch;
 mod watchdog;
 mod watchdogs;
@@ -63,6 +64,7 @@ fn run_command() -> ExitCode {
         }
         Command::Run(run) => runtime.block_on(run::run(&args.service, run, is_json)),
         Command::Watch(watch) => runtime.block_on(watch::watch(&args.service, watch, is_json)),
+        Command::Top { prefix } => runtime.block_on(top::top(&args.service, prefix, is_json)),
         Command::Completions { shell } => commands::completions(shell),
         Command::Man { dir } => commands::man(dir.as_deref()),
         command => runtime.block_on(commands::one_request(&args.service, command, is_json)),
