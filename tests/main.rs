@@ -104,6 +104,8 @@ mod clients {
     mod refusals;
     mod run;
     mod together;
+    mod top;
+    mod watch;
 }
 
 /// What operators set and what they observe.

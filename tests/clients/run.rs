@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+pub(super) use self::terminal::Screen;
 use crate::support::gateway::{Gateway, Launch, Scratch, built};
 use crate::support::harness::{PATIENCE, TempDir, eventually, masters};
 
@@ -28,7 +29,7 @@ fn binary() -> &'static Path {
     BINARY.get_or_init(|| built(&[]).join("redlock"))
 }
 
-fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
+pub(super) fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
     // A shell starts background jobs with SIGINT ignored. A shell below such a job cannot trap
     // SIGINT, so this resets it.
     let mut command = Command::new("env");
@@ -41,13 +42,13 @@ fn redlock(gateway: &Gateway, args: &[&str]) -> Command {
     command
 }
 
-async fn output(gateway: &Gateway, args: &[&str]) -> (Option<i32>, String, String) {
+pub(super) async fn output(gateway: &Gateway, args: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = ended(redlock(gateway, args).spawn().unwrap()).await;
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
 }
 
-async fn ended(child: Child) -> Output {
+pub(super) async fn ended(child: Child) -> Output {
     timeout(PATIENCE, child.wait_with_output()).await.expect("the process ends").unwrap()
 }
 

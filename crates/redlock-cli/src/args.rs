@@ -16,6 +16,7 @@ Examples:
   redlock run deploy --wait 10m --ttl 1m make deploy
   redlock run cron/report --wait 0 --conflict-exit-code 0 ./report.sh
   eval \"$(redlock acquire job --format shell)\" && { …; redlock release job; }
+  redlock watch --prefix jobs/
 
 Waiting:
   `run` waits until the lock is free, as flock does. `--wait 10m` waits for at
@@ -39,7 +40,7 @@ Exit codes (`run` exits as its command does, with 128 + N after signal N):
   69   no gateway decided
   70   internal error, no process could be started, or a watchdog was killed
   75   somebody else holds the lock, or a newer run with `--queue newest` waits
-       instead (`run`: see --conflict-exit-code)
+       instead (`run`: see --conflict-exit-code); `watch --until`: not seen
   77   no API key, or a key without permission for this lock
   79   the lock was lost while the command ran
   126  the command cannot be run
@@ -75,6 +76,57 @@ Terminals:
   In a pipeline, the terminal goes to the process that reads it. If the
   command reads the terminal while it belongs to another job, `run` reports
   an error and stops the command.";
+
+const AFTER_WATCH: &str = "\
+Examples:
+  redlock watch deploy
+  redlock watch --prefix jobs/
+  redlock watch deploy --until free --timeout 10m && ./deploy.sh
+  redlock watch --prefix '' --json | jq -r 'select(.event == \"expired\") | .name'
+
+Output:
+  One line for each event: the time (UTC, by this machine's clock) and the
+  event. First comes the state; for a prefix, one line for each held lock.
+  Then follow `held`, `extended`, `released`, `expired`, `released by force`,
+  and how many wait at the gateway.
+  With --json, each event is one object: `event`, `at`, and the fields that
+  the gateway sent. The event of a prefix's state has `locks`.
+  What happens at other gateways is shown about a second later.
+
+Lost connections:
+  `watch` connects again, at the next --url if there are several, and says so
+  on standard error. Events that the gateway still has are shown then.
+  Otherwise the state is shown again, and events may be missing before it.
+
+`--until free` does not reserve the lock: others may acquire it first. To work
+under the lock, use `redlock run`.
+
+Exit codes:
+  0    interrupted, or the state of --until was seen
+  69   no gateway could be reached at the beginning
+  75   the state of --until was not seen within --timeout
+  77   the key may not watch this: `inspect` for a name, `list` for a prefix
+  130  interrupted before the state of --until was seen (143 after TERM)";
+
+const AFTER_TOP: &str = "\
+Examples:
+  redlock top
+  redlock top --prefix jobs/
+
+Columns:
+  The holder, the start of the hold (UTC), the time left unless the holder
+  extends the lock, the fencing token, and how many wait at the gateway.
+  A key without the permission `inspect` sees only names.
+
+Keys:
+  n        sort by name
+  t        sort by time left
+  /        show only locks whose name or holder contains a text; Esc shows all
+  ↑ ↓      scroll; also PgUp, PgDn, Home and End
+  q        quit
+
+Without a connection, the screen says so, and keeps the last known locks. In a
+pipe, use `redlock watch --prefix P` or `redlock list`.";
 
 /// Distributed locks of a redlock-gateway, for shells.
 #[derive(Debug, Parser)]
@@ -130,6 +182,10 @@ pub(crate) struct Service {
 }
 
 impl Service {
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
     pub(crate) fn client(&self) -> Result<Client, ExitOutcome> {
         let read = |what: &str, path: &PathBuf| {
             std::fs::read(path)
@@ -195,8 +251,16 @@ pub(crate) enum Command {
         #[arg(default_value = "")]
         prefix: String,
     },
-    /// Print a lock's status whenever it changes, until interrupted; asks once a second
-    Watch { name: String },
+    /// Print what happens to a lock, or to all locks with a prefix, until interrupted
+    #[command(after_help = AFTER_WATCH)]
+    Watch(Watch),
+    /// Show the held locks on the terminal, as they change
+    #[command(after_help = AFTER_TOP)]
+    Top {
+        /// Show only names with this prefix
+        #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+        prefix: String,
+    },
     /// Release a lock whoever holds it; the holder is not stopped, so only a resource that checks
     /// fencing tokens refuses its late writes
     ForceRelease {
@@ -232,6 +296,39 @@ pub(crate) enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
+}
+
+/// What to watch, and until when.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Watch {
+    /// Name of the lock
+    #[arg(required_unless_present = "prefix")]
+    pub(crate) name: Option<String>,
+
+    /// Watch all locks whose names begin with this text; '' for all locks
+    #[arg(long, value_name = "PREFIX", conflicts_with = "name")]
+    pub(crate) prefix: Option<String>,
+
+    /// End with exit code 0 as soon as the lock is in this state. --timeout limits the wait
+    #[arg(long, value_enum, value_name = "STATE", conflicts_with = "prefix")]
+    pub(crate) until: Option<Until>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Until {
+    /// Nobody holds the lock, or any slot of it
+    Free,
+    /// Somebody holds the lock, or a slot of it
+    Held,
+}
+
+impl std::fmt::Display for Until {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Free => "free",
+            Self::Held => "held",
+        })
+    }
 }
 
 /// The lock to acquire.
@@ -300,9 +397,10 @@ impl Command {
             Self::Extend { name, .. }
             | Self::Release { name, .. }
             | Self::Status { name }
-            | Self::Watch { name }
             | Self::ForceRelease { name, .. } => Some(name),
+            Self::Watch(watch) => watch.name.as_deref(),
             Self::List { .. }
+            | Self::Top { .. }
             | Self::Nodes
             | Self::Completions { .. }
             | Self::Man { .. }
@@ -446,7 +544,7 @@ mod tests {
 
     #[test]
     fn help_lines_fit_a_terminal_of_80_columns() {
-        for line in AFTER.lines() {
+        for line in [AFTER, AFTER_WATCH, AFTER_TOP].into_iter().flat_map(str::lines) {
             assert!(line.chars().count() <= 80, "{line}");
         }
     }

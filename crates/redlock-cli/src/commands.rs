@@ -1,21 +1,18 @@
-//! The commands that send requests, and `completions` and `man`, which send none.
-
-use std::path::Path;
+//! The commands that send one request, and `completions` and `man`, which send none.
 
 use std::io::Write;
-use std::time::Duration;
+use std::path::Path;
 
 use clap::CommandFactory;
-use redlock_client::{Client, LockStatus, NodeHealth, SlotHolder, Waiter, default_owner};
+use redlock_client::{Client, NodeHealth, default_owner};
 use rustix::process::Pid;
 use serde_json::json;
 
 use crate::args::{Args, Command, Format, Service};
 use crate::outcome::ExitOutcome;
 use crate::run::numbers;
+use crate::words;
 
-/// The time between two requests of `watch`.
-const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// The status of a gateway that decides about locks.
 const READY: &str = "ready";
 /// The exit code of `nodes` if the gateway has another status.
@@ -46,21 +43,24 @@ pub(crate) async fn one_request(service: &Service, command: Command, is_json: bo
             }
             Command::Status { name } => {
                 let status = client.status(&name).await?;
-                print(is_json, &status.json, format_args!("{}", in_words(&status)))?;
+                print(is_json, &status.json, format_args!("{}", words::status(&status)))?;
                 if is_json {
                     return Ok(());
                 }
-                print_holders(&status)?;
-                print_waiters(&status)
+                for line in words::holders(&status).chain(words::waiters(&status)) {
+                    print(false, &json!(null), format_args!("  {line}"))?;
+                }
+                Ok(())
             }
             Command::List { prefix } => list(&client, &prefix, is_json).await,
-            Command::Watch { name } => watch(&client, &name, is_json).await,
             Command::ForceRelease { name, slot } => {
                 client.force_release_slot(&name, slot).await?;
                 Ok(())
             }
             Command::Nodes => nodes(&client, is_json).await,
             Command::Run(_)
+            | Command::Watch(_)
+            | Command::Top { .. }
             | Command::Completions { .. }
             | Command::Man { .. }
             | Command::Watchdog { .. }
@@ -128,29 +128,12 @@ async fn list(client: &Client, prefix: &str, is_json: bool) -> Result<(), ExitOu
         let page = client.list(prefix, PAGE, cursor.as_deref()).await?;
         let lines = page.json["locks"].as_array().into_iter().flatten();
         for (status, json) in page.locks.iter().zip(lines) {
-            print(is_json, json, format_args!("{}", in_words(status)))?;
+            print(is_json, json, format_args!("{}", words::status(status)))?;
         }
         cursor.clone_from(&page.next_cursor);
         if cursor.is_none() {
             return Ok(());
         }
-    }
-}
-
-async fn watch(client: &Client, name: &str, is_json: bool) -> Result<(), ExitOutcome> {
-    let mut last = None;
-    loop {
-        let status = client.status(name).await?;
-        let holders = status.holders.iter().map(|holder| (holder.slot, holder.fencing_token));
-        let now = (status.state, status.fencing_token, holders.collect::<Vec<_>>());
-        if last.as_ref() != Some(&now) {
-            print(is_json, &status.json, format_args!("{}", in_words(&status)))?;
-            if !is_json {
-                print_holders(&status)?;
-            }
-            last = Some(now);
-        }
-        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }
 
@@ -164,63 +147,6 @@ async fn nodes(client: &Client, is_json: bool) -> Result<(), ExitOutcome> {
         print(false, &json!(null), format_args!("{node}  {state}{why}"))?;
     }
     if report.status == READY { Ok(()) } else { Err(ExitOutcome::Ended(NOT_READY)) }
-}
-
-fn in_words(status: &LockStatus) -> String {
-    let LockStatus { name, state, owner, key, fencing_token, expires_in_ms, acquired_at, .. } =
-        status;
-    if let Some(slots) = status.slots.filter(|_| !status.holders.is_empty()) {
-        let held = status.holders.len();
-        return format!("{name}: {held} of {slots} slots are held");
-    }
-    let slot = status.slot.map_or_else(String::new, |slot| format!(" slot {slot}"));
-    let mut words = format!("{name}:{slot} {state}");
-    let mut add = |what: &str, value: Option<String>| {
-        if let Some(value) = value {
-            words += &format!("{what}{value}");
-        }
-    };
-    add(" by ", owner.as_ref().map(|owner| format!("{owner:?}")));
-    add(" with key ", key.as_ref().map(|key| format!("{key:?}")));
-    add(" since ", acquired_at.clone());
-    add(
-        ", expires in ",
-        expires_in_ms.map(|left| format!("{:.1} s unless extended", left as f64 / 1000.0)),
-    );
-    add(", fencing token ", fencing_token.map(|token| token.to_string()));
-    for (key, value) in &status.metadata {
-        add(", ", Some(format!("{key:?} = {value:?}")));
-    }
-    words
-}
-
-/// Prints the holder of each slot of a lock.
-fn print_holders(status: &LockStatus) -> Result<(), ExitOutcome> {
-    for SlotHolder { slot, holder, fencing_token, expires_in_ms, acquired_at } in &status.holders {
-        let label = holder.as_ref().map_or_else(|| "somebody".into(), |label| format!("{label:?}"));
-        let since = acquired_at.as_ref().map_or_else(String::new, |at| format!(" since {at}"));
-        let left = expires_in_ms.map_or_else(String::new, |left| {
-            format!(", expires in {:.1} s unless extended", left as f64 / 1000.0)
-        });
-        let token = fencing_token.map_or_else(String::new, |it| format!(", fencing token {it}"));
-        let words = format!("  slot {slot}: {label}{since}{left}{token}");
-        print(false, &json!(null), format_args!("{words}"))?;
-    }
-    Ok(())
-}
-
-/// Prints the line for a lock at the gateway that answered.
-fn print_waiters(status: &LockStatus) -> Result<(), ExitOutcome> {
-    for (at, Waiter { owner, waiting_since, .. }) in status.waiters.iter().enumerate() {
-        let label = owner.as_ref().map_or_else(|| "somebody".into(), |label| format!("{label:?}"));
-        let words = format!("  {}. in line: {label} since {waiting_since}", at + 1);
-        print(false, &json!(null), format_args!("{words}"))?;
-    }
-    let further = status.waiters_total.unwrap_or(0).saturating_sub(status.waiters.len() as u64);
-    match further {
-        0 => Ok(()),
-        further => print(false, &json!(null), format_args!("  {further} more in line")),
-    }
 }
 
 /// Prints a line on standard output. A closed pipe ends the command without an error.

@@ -1,5 +1,6 @@
 //! `redlock`: the client of redlock-gateway for shells. `redlock run` holds a lock while a command
-//! runs; most other commands are one request each.
+//! runs, `redlock watch` and `redlock top` show what happens to locks, and most other commands are
+//! one request each.
 //!
 //! ```text
 //!  redlock run         acquires, extends and releases the lock (redlock-client)
@@ -19,8 +20,11 @@ mod run;
 mod signals;
 mod stderr;
 mod terminal;
+mod top;
+mod watch;
 mod watchdog;
 mod watchdogs;
+mod words;
 
 use std::process::ExitCode;
 
@@ -59,10 +63,14 @@ fn run_command() -> ExitCode {
             return run::become_command(parent, cgroup, &blocked, &command, is_json);
         }
         Command::Run(run) => runtime.block_on(run::run(&args.service, run, is_json)),
+        Command::Watch(watch) => runtime.block_on(watch::watch(&args.service, watch, is_json)),
+        Command::Top { prefix } => runtime.block_on(top::top(&args.service, prefix, is_json)),
         Command::Completions { shell } => commands::completions(shell),
         Command::Man { dir } => commands::man(dir.as_deref()),
         command => runtime.block_on(commands::one_request(&args.service, command, is_json)),
     };
+    // A blocked write to standard output must not hold up the end.
+    runtime.shutdown_background();
     outcome.report(is_json, name.as_deref())
 }
 

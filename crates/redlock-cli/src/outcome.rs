@@ -22,6 +22,8 @@ pub(crate) enum ExitOutcome {
     /// Superseded: a newer request with `queue` newest waits for the lock. The number is the exit
     /// code.
     Superseded(String, u8),
+    /// A state that was waited for did not come in time.
+    NotSeen(String),
     Unavailable(String),
     Denied(String),
     Lost(String),
@@ -38,6 +40,7 @@ impl ExitOutcome {
             Self::Usage(_) => 64,
             Self::Unavailable(_) => 69,
             Self::Failed(_) => 70,
+            Self::NotSeen(_) => HELD,
             Self::Held(_, code) | Self::Superseded(_, code) => *code,
             Self::Denied(_) => 77,
             Self::Lost(_) => 79,
@@ -51,12 +54,13 @@ impl ExitOutcome {
             Self::Usage(text) => ("usage", text),
             Self::Held(text, _) => ("held", text),
             Self::Superseded(text, _) => ("superseded", text),
+            Self::NotSeen(text) => ("not_seen", text),
             Self::Unavailable(text) => ("unavailable", text),
             Self::Denied(text) => ("denied", text),
             Self::Lost(text) => ("lost", text),
             Self::Failed(text) => ("failed", text),
         };
-        write_event(is_json, word, name, text, json!({ "exit_code": self.code() }));
+        report_event(is_json, word, name, text, json!({ "exit_code": self.code() }));
         ExitCode::from(self.code())
     }
 }
@@ -71,11 +75,12 @@ pub(crate) struct Reporter {
 impl Reporter {
     pub(crate) fn report(&self, event: &str, text: &str, more: serde_json::Value) {
         let Self { name, is_json } = self;
-        write_event(*is_json, event, Some(name), &format!("{name}: {text}"), more);
+        report_event(*is_json, event, Some(name), &format!("{name}: {text}"), more);
     }
 }
 
-fn write_event(
+/// Reports an event on standard error.
+pub(crate) fn report_event(
     is_json: bool,
     event: &str,
     name: Option<&str>,

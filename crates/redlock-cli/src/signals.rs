@@ -1,7 +1,7 @@
 //! Signals that the runner receives.
 
 use std::future::poll_fn;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,22 +29,17 @@ pub(crate) enum Event {
 
 /// Receives the signals of this process.
 pub(crate) struct Signals {
-    forwarded: Vec<(tokio::signal::unix::Signal, Signal)>,
+    forwarded: Received,
     child: tokio::signal::unix::Signal,
     terminal: Vec<tokio::signal::unix::Signal>,
 }
 
 impl Signals {
     pub(crate) fn new() -> std::io::Result<Self> {
-        let ignored = ignored();
-        let heard = FORWARDED
-            .into_iter()
-            .filter(|(_, passed_on)| ignored >> (passed_on.as_raw() - 1) & 1 == 0);
-        let forwarded = heard.map(|(kind, passed_on)| Ok((signal(kind)?, passed_on)));
         let terminal =
             [Signal::TTIN, Signal::TTOU].map(|kind| signal(SignalKind::from_raw(kind.as_raw())));
         Ok(Self {
-            forwarded: forwarded.collect::<std::io::Result<_>>()?,
+            forwarded: receive(&FORWARDED)?,
             child: signal(SignalKind::child())?,
             terminal: terminal.into_iter().collect::<std::io::Result<_>>()?,
         })
@@ -52,11 +47,7 @@ impl Signals {
 
     pub(crate) async fn next(&mut self) -> Event {
         poll_fn(|context| {
-            let asked = self
-                .forwarded
-                .iter_mut()
-                .find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal));
-            if let Some(signal) = asked {
+            if let Some(signal) = poll(&mut self.forwarded, context) {
                 return Poll::Ready(Event::Asked(signal));
             }
             // Both signals are polled, so that both can wake this task.
@@ -80,6 +71,38 @@ impl Signals {
             }
         }
     }
+}
+
+/// The signals that end a command without processes of its own.
+pub(crate) struct StopSignals(Received);
+
+impl StopSignals {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let stop = |(_, signal): &&_| matches!(*signal, Signal::INT | Signal::TERM | Signal::HUP);
+        let kinds: Vec<_> = FORWARDED.iter().filter(stop).copied().collect();
+        receive(&kinds).map(Self)
+    }
+
+    pub(crate) async fn next(&mut self) -> Signal {
+        poll_fn(|context| match poll(&mut self.0, context) {
+            Some(signal) => Poll::Ready(signal),
+            None => Poll::Pending,
+        })
+        .await
+    }
+}
+
+type Received = Vec<(tokio::signal::unix::Signal, Signal)>;
+
+fn receive(kinds: &[(SignalKind, Signal)]) -> std::io::Result<Received> {
+    let ignored = ignored();
+    let heard = kinds.iter().filter(|(_, signal)| ignored >> (signal.as_raw() - 1) & 1 == 0);
+    heard.map(|&(kind, asked)| Ok((signal(kind)?, asked))).collect()
+}
+
+/// A signal that has come. Otherwise each signal wakes the task.
+fn poll(received: &mut Received, context: &mut Context<'_>) -> Option<Signal> {
+    received.iter_mut().find_map(|(s, signal)| s.poll_recv(context).is_ready().then_some(*signal))
 }
 
 /// Bits of the signals that this process was started to ignore, for example by `nohup`. redlock

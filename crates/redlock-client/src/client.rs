@@ -9,7 +9,7 @@ use std::time::Duration;
 use redlock_api::headers::{IDEMPOTENCY_KEY, LOCK_TOKEN};
 use redlock_api::{ExtendBody, Health, Lease, LockList, LockStatus, Problem, ProblemCode};
 use reqwest::header::{AUTHORIZATION, HeaderValue};
-use reqwest::{Method, Url};
+use reqwest::{Method, Response, Url};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -35,8 +35,8 @@ pub(crate) const SHORTEST_TRY: Duration = Duration::from_millis(50);
 pub(crate) const LONGEST_TRY: Duration = Duration::from_secs(5);
 const TRIES_OF_TIME_LEFT: u32 = 4;
 /// The time for one try, and for all tries, of a request that no guard makes.
-const ONE_TRY: Duration = Duration::from_secs(2);
-const ALL_TRIES: Duration = Duration::from_secs(5);
+pub(crate) const ONE_TRY: Duration = Duration::from_secs(2);
+pub(crate) const ALL_TRIES: Duration = Duration::from_secs(5);
 
 /// One or several gateways over the same masters. Cheap to clone; the copies share their
 /// connections.
@@ -238,12 +238,7 @@ impl Client {
     ) -> Result<Answer<LockList>, Error> {
         let limit = limit.to_string();
         let pairs = [("prefix", Some(prefix)), ("limit", Some(&*limit)), ("cursor", cursor)];
-        let pairs = pairs.into_iter().filter_map(|(key, value)| Some((key, value?)));
-        // This URL only serves to encode the query.
-        let query = Url::parse_with_params("http://gateway/locks", pairs)
-            .map_err(|error| Error::Setup(error.to_string()))?;
-        self.read(Call::new(Method::GET, format!("locks?{}", query.query().unwrap_or_default())))
-            .await
+        self.read(listing(pairs.into_iter().filter_map(|(key, value)| Some((key, value?))))?).await
     }
 
     /// Returns a gateway's state and its masters, also when it is not ready.
@@ -395,43 +390,77 @@ impl Client {
         one_try: Duration,
         route: &mut Route,
     ) -> Result<(Option<T>, Moment), NoAnswer> {
-        let Service { http, urls, key, current, .. } = &*self.0;
-        let mut call = call.clone();
-        if let Some(key) = key {
-            call = call.header(&AUTHORIZATION, key.clone());
-        }
-        let mut round =
-            FailedRound { heard: Vec::new(), retry_after: Duration::MAX, is_unreachable: true };
+        let Service { http, urls, .. } = &*self.0;
+        let call = self.with_key(call);
+        let mut round = FailedRound::default();
         for _ in 0..urls.len() {
             // A try without time for an answer would hide the failure heard before.
             if !round.heard.is_empty() && until.left() < SHORTEST_TRY {
                 break;
             }
-            let at = route.at;
             let sent = Moment::now();
-            let failure = match call.send(http, &urls[at], one_try.min(until.left())).await {
+            match call.send(http, &urls[route.at], one_try.min(until.left())).await {
                 Ok(answer) => return Ok((answer, sent)),
-                Err(failure) => failure,
-            };
-            route.is_unsettled |= !failure.changed_nothing();
-            let Some(retry_after) = failure.pause() else {
-                let Failure::Problem(problem) = failure else { continue };
-                return Err(NoAnswer::Refused(problem));
-            };
-            round.retry_after = round.retry_after.min(retry_after);
-            round.is_unreachable &= matches!(failure, Failure::Unreachable(_));
-            let what = failure.at(&urls[at]);
-            round.heard.push(what.clone());
-            route.at = (at + 1) % urls.len();
-            route.last_failure = Some(what);
-            if tracing::enabled!(tracing::Level::DEBUG) {
-                let url = urls[at].clone();
-                log::write(move || tracing::debug!(%url, %failure, "asking the next gateway"));
+                Err(failure) => self.move_on(failure, route, &mut round)?,
             }
-            // Unless another request has moved on meanwhile.
-            let _ = current.compare_exchange(at, route.at, Ordering::Relaxed, Ordering::Relaxed);
         }
         Err(NoAnswer::Round(round))
+    }
+
+    /// Opens a stream of events. Asks each gateway at most once, until one answers.
+    pub(crate) async fn open(
+        &self,
+        call: &Call,
+        one_try: Duration,
+        route: &mut Route,
+    ) -> Result<Response, NoAnswer> {
+        let Service { http, urls, .. } = &*self.0;
+        let call = self.with_key(call);
+        let mut round = FailedRound::default();
+        for _ in 0..urls.len() {
+            match call.open(http, &urls[route.at], one_try).await {
+                Ok(response) => return Ok(response),
+                Err(failure) => self.move_on(failure, route, &mut round)?,
+            }
+        }
+        Err(NoAnswer::Round(round))
+    }
+
+    fn with_key(&self, call: &Call) -> Call {
+        match &self.0.key {
+            Some(key) => call.clone().header(&AUTHORIZATION, key.clone()),
+            None => call.clone(),
+        }
+    }
+
+    /// Moves on to the next gateway after a failure. A refusal is an error, because the other
+    /// gateways would refuse the request too.
+    fn move_on(
+        &self,
+        failure: Failure,
+        route: &mut Route,
+        round: &mut FailedRound,
+    ) -> Result<(), NoAnswer> {
+        let Service { urls, current, .. } = &*self.0;
+        let at = route.at;
+        route.is_unsettled |= !failure.changed_nothing();
+        let Some(retry_after) = failure.pause() else {
+            let Failure::Problem(problem) = failure else { return Ok(()) };
+            return Err(NoAnswer::Refused(problem));
+        };
+        round.retry_after = round.retry_after.min(retry_after);
+        round.is_unreachable &= matches!(failure, Failure::Unreachable(_));
+        let what = failure.at(&urls[at]);
+        round.heard.push(what.clone());
+        route.at = (at + 1) % urls.len();
+        route.last_failure = Some(what);
+        if tracing::enabled!(tracing::Level::DEBUG) {
+            let url = urls[at].clone();
+            log::write(move || tracing::debug!(%url, %failure, "asking the next gateway"));
+        }
+        // Unless another request has moved on meanwhile.
+        let _ = current.compare_exchange(at, route.at, Ordering::Relaxed, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -468,6 +497,12 @@ pub(crate) struct FailedRound {
     pub(crate) retry_after: Duration,
     /// Whether no gateway accepted a connection, so that nothing was sent.
     pub(crate) is_unreachable: bool,
+}
+
+impl Default for FailedRound {
+    fn default() -> Self {
+        Self { heard: Vec::new(), retry_after: Duration::MAX, is_unreachable: true }
+    }
 }
 
 impl FailedRound {
@@ -510,6 +545,16 @@ pub(crate) fn deadline_of(
 /// The limit for one try to extend, of the time left.
 pub(crate) fn time_of_a_try(left: Duration) -> Duration {
     (left / TRIES_OF_TIME_LEFT).clamp(SHORTEST_TRY, LONGEST_TRY)
+}
+
+/// Makes a request about the locks with a prefix.
+pub(crate) fn listing<'a>(
+    query: impl IntoIterator<Item = (&'a str, &'a str)>,
+) -> Result<Call, Error> {
+    // This URL only serves to encode the query.
+    let url = Url::parse_with_params("http://gateway/locks", query)
+        .map_err(|error| Error::Setup(error.to_string()))?;
+    Ok(Call::new(Method::GET, format!("locks?{}", url.query().unwrap_or_default())))
 }
 
 /// Makes a request to extend.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use redlock_api::Problem;
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
-use reqwest::{Method, StatusCode, Url};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -12,6 +12,8 @@ use serde_json::json;
 /// The codes of answers that are no gateway's.
 const FROM_PROXY: &str = "proxy";
 const NOT_A_GATEWAY: &str = "not_a_gateway";
+/// The media type of a stream of events.
+const EVENT_STREAM: &str = "text/event-stream";
 
 /// A request, independent of the gateway.
 #[derive(Debug, Clone)]
@@ -102,37 +104,88 @@ impl Call {
         url: &Url,
         limit: Duration,
     ) -> Result<Option<T>, Failure> {
-        let unclear = |error: reqwest::Error| match error.is_connect() {
-            true => Failure::Unreachable(describe(url, error, limit)),
-            false => Failure::Unclear(describe(url, error, limit)),
-        };
-        let to = url
-            .join(&self.path)
-            .map_err(|error| Failure::Unclear(format!("{url}{}: {error}", self.path)))?;
-        let mut request =
-            http.request(self.method.clone(), to).headers(self.headers.clone()).timeout(limit);
-        if let Some(body) = &self.body {
-            request = request.json(body);
-        }
-        let response = request.send().await.map_err(unclear)?;
+        let request = self.request(http, url)?.timeout(limit);
+        let response = request.send().await.map_err(|error| failed(url, error, limit))?;
         let status = response.status();
-        let headers = response.headers().clone();
         if status == StatusCode::NO_CONTENT {
             return Ok(None);
         }
-        let text = response.bytes().await.map_err(unclear)?;
-        if status.is_success() || self.answer_status == Some(status.as_u16()) {
-            let body = serde_json::from_slice(&text);
-            return body
-                .map(Some)
-                .map_err(|error| Failure::Unclear(format!("{url} answered {status}: {error}")));
+        if !status.is_success() && self.answer_status != Some(status.as_u16()) {
+            return Err(refused(url, response, limit).await);
         }
-        Err(match serde_json::from_slice::<Problem>(&text) {
+        let text = response.bytes().await.map_err(|error| failed(url, error, limit))?;
+        let body = serde_json::from_slice(&text);
+        body.map(Some)
+            .map_err(|error| Failure::Unclear(format!("{url} answered {status}: {error}")))
+    }
+
+    /// Sends the request to one gateway, and waits for `limit` at most until a stream of events
+    /// begins. The stream itself has no limit.
+    pub(crate) async fn open(
+        &self,
+        http: &reqwest::Client,
+        url: &Url,
+        limit: Duration,
+    ) -> Result<Response, Failure> {
+        let request = self.request(http, url)?.header(ACCEPT, EVENT_STREAM);
+        let begin = async {
+            let response = request.send().await.map_err(|error| failed(url, error, limit))?;
+            let status = response.status();
+            if !status.is_success() {
+                return Err(refused(url, response, limit).await);
+            }
+            let kind = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes);
+            match kind.is_some_and(|kind| kind.starts_with(EVENT_STREAM.as_bytes())) {
+                true => Ok(response),
+                false => Err(not_a_gateway(
+                    status,
+                    format!("{url} answered without a stream of events; is it an older gateway?"),
+                )),
+            }
+        };
+        let is_late = |_| Failure::Unclear(no_answer_within(url, limit));
+        tokio::time::timeout(limit, begin).await.map_err(is_late)?
+    }
+
+    fn request(&self, http: &reqwest::Client, url: &Url) -> Result<RequestBuilder, Failure> {
+        let to = url
+            .join(&self.path)
+            .map_err(|error| Failure::Unclear(format!("{url}{}: {error}", self.path)))?;
+        let request = http.request(self.method.clone(), to).headers(self.headers.clone());
+        Ok(match &self.body {
+            Some(body) => request.json(body),
+            None => request,
+        })
+    }
+}
+
+fn failed(url: &Url, error: reqwest::Error, limit: Duration) -> Failure {
+    match error.is_connect() {
+        true => Failure::Unreachable(describe(url, error, limit)),
+        false => Failure::Unclear(describe(url, error, limit)),
+    }
+}
+
+/// The failure in an answer with an error status.
+async fn refused(url: &Url, response: Response, limit: Duration) -> Failure {
+    let (status, headers) = (response.status(), response.headers().clone());
+    match response.bytes().await {
+        Ok(text) => match serde_json::from_slice::<Problem>(&text) {
             Ok(problem) => Failure::Problem(Box::new(problem)),
             // A proxy's own page. Some proxies send Retry-After.
             Err(_) => of_proxy(url, status, &headers),
-        })
+        },
+        Err(error) => failed(url, error, limit),
     }
+}
+
+fn not_a_gateway(status: StatusCode, detail: String) -> Failure {
+    Failure::Problem(Box::new(Problem {
+        status: status.as_u16(),
+        code: NOT_A_GATEWAY.into(),
+        detail,
+        ..Problem::default()
+    }))
 }
 
 /// The value of a header that no log may show.
@@ -150,21 +203,16 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
     let detail = format!("{url} answered {status}, and the body is not a gateway's");
     let seconds =
         headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    let problem = |code: &str, retry_after_ms| {
-        Failure::Problem(Box::new(Problem {
-            status: status.as_u16(),
-            code: code.into(),
-            detail: detail.clone(),
-            retry_after_ms,
-            ..Problem::default()
-        }))
-    };
     match (status.as_u16(), seconds) {
-        (408 | 429 | 502..=504, Some(seconds)) => {
-            problem(FROM_PROXY, Some(seconds.saturating_mul(1000)))
-        }
+        (status @ (408 | 429 | 502..=504), Some(seconds)) => Failure::Problem(Box::new(Problem {
+            status,
+            code: FROM_PROXY.into(),
+            detail,
+            retry_after_ms: Some(seconds.saturating_mul(1000)),
+            ..Problem::default()
+        })),
         (408 | 429 | 502..=504, None) => Failure::Unclear(detail),
-        _ => problem(NOT_A_GATEWAY, None),
+        _ => not_a_gateway(status, detail),
     }
 }
 
@@ -172,13 +220,21 @@ fn of_proxy(url: &Url, status: StatusCode, headers: &HeaderMap) -> Failure {
 /// request".
 fn describe(url: &Url, error: reqwest::Error, limit: Duration) -> String {
     if error.is_timeout() && !error.is_connect() {
-        return format!("{url} did not answer within {:.1} s", limit.as_secs_f64());
+        return no_answer_within(url, limit);
     }
-    let mut cause: &dyn std::error::Error = &error;
+    format!("{url}: {}", innermost(&error))
+}
+
+fn no_answer_within(url: &Url, limit: Duration) -> String {
+    format!("{url} did not answer within {:.1} s", limit.as_secs_f64())
+}
+
+/// The innermost cause of an error.
+pub(crate) fn innermost(mut cause: &dyn std::error::Error) -> &dyn std::error::Error {
     while let Some(deeper) = cause.source() {
         cause = deeper;
     }
-    format!("{url}: {cause}")
+    cause
 }
 
 impl Failure {

@@ -46,6 +46,9 @@
 //! try had no answer, it releases by its `Idempotency-Key`, for 2 s at most. It does so even if a
 //! later try was refused. An acquire whose future is dropped does so in the background.
 //!
+//! [`Client::watch`] follows a lock, or all locks with a prefix: who acquires, extends and releases
+//! them, and who waits. It connects again after a cut, at the next gateway if there are several.
+//!
 //! A thread of this crate writes all its log lines (`tracing`), so an unread log holds up nothing.
 //!
 //! The work under the lock, and stopping it, is left to the caller (`redlock run` kills a process).
@@ -53,6 +56,7 @@
 mod client;
 pub mod clock;
 mod error;
+mod events;
 mod guard;
 mod http;
 mod lock;
@@ -64,10 +68,11 @@ mod renewal;
 mod tls;
 mod together;
 mod waiting;
+mod watch;
 
 pub use redlock_api::{
-    Health, LockList, LockState, LockStatus, NodeAnswer, NodeHealth, Problem, ProblemCode,
-    SlotHolder, Waiter,
+    Health, LockList, LockSnapshot, LockState, LockStatus, NodeAnswer, NodeHealth, Problem,
+    ProblemCode, SlotHolder, Waiter,
 };
 
 pub use self::client::{Answer, Client, ClientBuilder};
@@ -76,3 +81,4 @@ pub use self::guard::Guard;
 pub use self::lock::{Grant, Lock, Queue};
 pub use self::owner::default_owner;
 pub use self::waiting::Waiting;
+pub use self::watch::{Snapshot, WatchEvent, Watched, Watching};

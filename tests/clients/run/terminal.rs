@@ -11,13 +11,13 @@ use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::PATIENCE;
 
 /// A shell on a terminal, with the terminal's input and output.
-struct Screen {
+pub(in crate::clients) struct Screen {
     child: Child,
     shown: String,
 }
 
 impl Screen {
-    fn new(gateway: &Gateway, shell: &str, script: &str) -> Self {
+    pub(in crate::clients) fn new(gateway: &Gateway, shell: &str, script: &str) -> Self {
         let path = binary().parent().unwrap().to_str().unwrap();
         let mut command = Command::new("script");
         command.args(["-qec", &format!("{shell} '{script}'"), "/dev/null"]);
@@ -27,11 +27,11 @@ impl Screen {
         Self { child: command.spawn().expect("script (util-linux) starts"), shown: String::new() }
     }
 
-    async fn types(&mut self, text: &str) {
+    pub(in crate::clients) async fn types(&mut self, text: &str) {
         self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).await.unwrap();
     }
 
-    async fn shows(&mut self, text: &str) {
+    pub(in crate::clients) async fn shows(&mut self, text: &str) {
         let stdout = self.child.stdout.as_mut().unwrap();
         let read = async {
             while !self.shown.contains(text) {
