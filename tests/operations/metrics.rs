@@ -309,7 +309,8 @@ async fn metrics_and_the_trace_log_contain_no_secret() {
             assert!(line.is_none(), "{what} is in {place}: {line:?}");
         }
     }
-    for private in [name, "the-label", "the-metadata", "4711", &lease.fencing.to_string()] {
+    for private in [name, "the-label", "the-metadata", "customers", key, &lease.fencing.to_string()]
+    {
         assert!(!metrics.contains(private), "{private} is in the metrics");
     }
 }

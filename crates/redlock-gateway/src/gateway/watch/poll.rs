@@ -31,7 +31,7 @@ const PAGE_LOCKS: usize = 1_000;
 const COMPARED_AT_ONCE: usize = 256;
 
 /// Polls for ever.
-pub(in crate::gateway) async fn poll(watches: &Watches, locks: &Redlock) {
+pub(crate) async fn poll(watches: &Watches, locks: &Redlock) {
     tokio::join!(poll_names(watches, locks), poll_prefixes(watches, locks));
 }
 
@@ -143,7 +143,7 @@ async fn list(watches: &Watches, locks: &Redlock) -> Duration {
 ///
 /// # Errors
 /// As [`redlock_core::Redlock::list`].
-pub(in crate::gateway) async fn pages(
+pub(crate) async fn pages(
     locks: &Redlock,
     prefix: &str,
     passes: impl Fn(&LockName) -> bool + Send + Sync,

@@ -19,9 +19,9 @@ pub(super) enum End {
 
 /// A lock, or a slot, as it was at a certain time.
 #[derive(Debug, Clone)]
-pub(in crate::gateway) struct Seen {
+pub(crate) struct Seen {
     /// The holder. `None`: the lock was free.
-    pub(in crate::gateway) by: Option<HeldBy>,
+    pub(crate) by: Option<HeldBy>,
     /// When it was so.
     pub(super) at: Instant,
     /// The end of the hold that was last published. `None` without an expiry.
@@ -34,11 +34,11 @@ pub(in crate::gateway) struct Seen {
 }
 
 impl Seen {
-    pub(in crate::gateway) fn free() -> Self {
+    pub(crate) fn free() -> Self {
         Self { by: None, at: Instant::now(), ends: None, slack: Duration::ZERO, announced: None }
     }
 
-    pub(in crate::gateway) fn of(by: HeldBy) -> Self {
+    pub(crate) fn of(by: HeldBy) -> Self {
         Self::within(by, Instant::now())
     }
 
