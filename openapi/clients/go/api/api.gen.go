@@ -967,8 +967,7 @@ type ClientInterface interface {
 	// 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-	// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-	// effect there.
+	// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1062,8 +1061,8 @@ type ClientInterface interface {
 	// answer arrives.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-	// gateway does is told at once, what others do within about a second.
+	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+	// appear at once, changes by others within about a second.
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
 	GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1104,6 +1103,9 @@ type ClientInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
+	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -1129,6 +1131,9 @@ type ClientInterface interface {
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
+	//
+	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1226,8 +1231,7 @@ func (c *Client) ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, r
 // 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-// effect there.
+// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 //
 // Corresponds with GET /locks (the `ListLocks` operationId).
 func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1381,8 +1385,8 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 // answer arrives.
 //
 // With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-// gateway does is told at once, what others do within about a second.
+// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+// appear at once, changes by others within about a second.
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
 func (c *Client) GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1453,6 +1457,9 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
+// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+//
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 // number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -1488,6 +1495,9 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 // gateway tries again only when several contenders divided the nodes' votes so that none got a
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
+//
+// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -2323,8 +2333,7 @@ type ClientWithResponsesInterface interface {
 	// 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-	// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-	// effect there.
+	// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2422,8 +2431,8 @@ type ClientWithResponsesInterface interface {
 	// answer arrives.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-	// gateway does is told at once, what others do within about a second.
+	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+	// appear at once, changes by others within about a second.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2466,6 +2475,9 @@ type ClientWithResponsesInterface interface {
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
 	//
+	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -2491,6 +2503,9 @@ type ClientWithResponsesInterface interface {
 	// gateway tries again only when several contenders divided the nodes' votes so that none got a
 	// majority: a few times, within milliseconds. When the client disconnects before the answer, the
 	// request leaves the queue, and a lock that was granted to it is released.
+	//
+	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -3939,8 +3954,7 @@ func (c *ClientWithResponses) ReleaseLocksWithResponse(ctx context.Context, para
 // 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-// prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-// effect there.
+// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -4074,8 +4088,8 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 // answer arrives.
 //
 // With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-// then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-// gateway does is told at once, what others do within about a second.
+// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+// appear at once, changes by others within about a second.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -4136,6 +4150,9 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
 //
+// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+//
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 // number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -4167,6 +4184,9 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 // gateway tries again only when several contenders divided the nodes' votes so that none got a
 // majority: a few times, within milliseconds. When the client disconnects before the answer, the
 // request leaves the queue, and a lock that was granted to it is released.
+//
+// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest

@@ -19,8 +19,8 @@ export interface paths {
          *     answer arrives.
          *
          *     With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-         *     then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-         *     gateway does is told at once, what others do within about a second.
+         *     then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+         *     appear at once, changes by others within about a second.
          */
         get: operations["getLock"];
         put?: never;
@@ -37,6 +37,9 @@ export interface paths {
          *     gateway tries again only when several contenders divided the nodes' votes so that none got a
          *     majority: a few times, within milliseconds. When the client disconnects before the answer, the
          *     request leaves the queue, and a lock that was granted to it is released.
+         *
+         *     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+         *     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
          *
          *     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
          *     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -94,8 +97,7 @@ export interface paths {
          *     429.
          *
          *     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-         *     prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-         *     effect there.
+         *     prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
          */
         get: operations["listLocks"];
         put?: never;

@@ -146,6 +146,9 @@ def sync_detailed(
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
 
+    With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+    lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
     number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -205,6 +208,9 @@ def sync(
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
 
+    With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+    lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
     number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -258,6 +264,9 @@ async def asyncio_detailed(
     gateway tries again only when several contenders divided the nodes' votes so that none got a
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
+
+    With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+    lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -315,6 +324,9 @@ async def asyncio(
     gateway tries again only when several contenders divided the nodes' votes so that none got a
     majority: a few times, within milliseconds. When the client disconnects before the answer, the
     request leaves the queue, and a lock that was granted to it is released.
+
+    With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
+    lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest

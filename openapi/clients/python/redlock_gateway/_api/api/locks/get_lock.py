@@ -109,8 +109,8 @@ def sync_detailed(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-    gateway does is told at once, what others do within about a second.
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+    appear at once, changes by others within about a second.
 
     Args:
         name (str):
@@ -150,8 +150,8 @@ def sync(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-    gateway does is told at once, what others do within about a second.
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+    appear at once, changes by others within about a second.
 
     Args:
         name (str):
@@ -186,8 +186,8 @@ async def asyncio_detailed(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-    gateway does is told at once, what others do within about a second.
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+    appear at once, changes by others within about a second.
 
     Args:
         name (str):
@@ -225,8 +225,8 @@ async def asyncio(
     answer arrives.
 
     With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters` as they happen. What this
-    gateway does is told at once, what others do within about a second.
+    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
+    appear at once, changes by others within about a second.
 
     Args:
         name (str):

@@ -117,8 +117,7 @@ def sync_detailed(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-    effect there.
+    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 
     Args:
         prefix (str | Unset):
@@ -166,8 +165,7 @@ def sync(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-    effect there.
+    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 
     Args:
         prefix (str | Unset):
@@ -210,8 +208,7 @@ async def asyncio_detailed(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-    effect there.
+    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 
     Args:
         prefix (str | Unset):
@@ -257,8 +254,7 @@ async def asyncio(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then what happens to them. `limit` and `cursor` have no
-    effect there.
+    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
 
     Args:
         prefix (str | Unset):
