@@ -122,7 +122,7 @@ await shown("a lock is forced after a confirmation", "stuck/", async (page) => {
   await page.shows("#details", /next .*left unless extended/);
   await page.feed(/forced stuck\/a taken from first on host-1/);
   // The event may come before the answer, and Escape closes the innermost dialog.
-  await page.shows("#force", /^$/);
+  await page.page.waitForSelector("#force:not([open])");
   await page.page.keyboard.press("Escape");
   await page.shows("#details", /^$/);
   await client.release(await waiting);
