@@ -124,7 +124,7 @@ await shown("a lock is forced after a confirmation", "stuck/", async (page) => {
   // The event may come before the answer, and Escape closes the innermost dialog.
   await page.page.waitForSelector("#force:not([open])");
   await page.page.keyboard.press("Escape");
-  await page.shows("#details", /^$/);
+  await page.page.waitForSelector("#details:not([open])");
   await client.release(await waiting);
 });
 
