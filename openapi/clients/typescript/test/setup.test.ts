@@ -52,6 +52,11 @@ test("a sleep counts once, also where the wall clock was set back by as much", {
     if (!isSetBack) {
       context.mock.method(Date, "now", () => wall() + 60_000);
     }
+    // On a busy machine a reading may take too long to count. The next one then sees the sleep.
+    let tries = 0;
+    while (now() - before < 58_000 && tries < 100) {
+      tries += 1;
+    }
     const after = [now() - before, now() - before];
     context.mock.restoreAll();
     assert.ok(
