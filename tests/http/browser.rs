@@ -133,8 +133,14 @@ async fn only_pages_of_named_origins_may_call() {
                 words(&asked.headers, "access-control-allow-methods"),
                 ["delete", "get", "patch", "post"]
             );
-            let headers =
-                ["authorization", "content-type", "idempotency-key", "lock-token", "prefer"];
+            let headers = [
+                "authorization",
+                "content-type",
+                "idempotency-key",
+                "last-event-id",
+                "lock-token",
+                "prefer",
+            ];
             assert_eq!(words(&asked.headers, "access-control-allow-headers"), headers);
             assert!(words(&asked.headers, "vary").contains(&"origin".to_owned()), "{asked:?}");
         }
