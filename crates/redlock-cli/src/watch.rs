@@ -1,7 +1,7 @@
-//! `redlock watch`: prints what happens to locks.
+//! `redlock watch`: prints the changes of a lock, or of all locks with a prefix.
 //!
-//! Another thread writes standard output, so that a pipe that nobody reads holds up no signal. Then
-//! this process reads no more events, and the gateway drops some.
+//! Another thread writes to standard output. So a pipe that nobody reads does not block signals.
+//! While the pipe is full, no events are read, and the gateway drops the oldest ones.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Write};
@@ -15,7 +15,7 @@ use crate::outcome::{ExitOutcome, report_event};
 use crate::signals::StopSignals;
 use crate::words;
 
-/// The exit code after a signal is this number plus that of the signal.
+/// Shells add this number to a signal's number to get the exit code of a command that it ended.
 const SIGNALLED: u8 = 128;
 
 pub(crate) async fn watch(service: &Service, watch: Watch, is_json: bool) -> ExitOutcome {

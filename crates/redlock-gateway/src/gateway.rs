@@ -258,7 +258,8 @@ impl Gateway {
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
-        let held_info = info.clone();
+        // A watcher may come while the request waits.
+        let held_info = (waits || self.watches.is_active()).then(|| info.clone());
         let options = AcquireOptions {
             info,
             owner,
@@ -324,10 +325,10 @@ impl Gateway {
         if result.as_ref().map_or_else(leaves_nothing, |lease| lease.replayed) {
             reservations.iter_mut().for_each(Reservation::not_granted);
         }
-        if let Ok(lease) = &result {
+        if let (Ok(lease), Some(info)) = (&result, held_info) {
             for name in target.locks().iter().filter(|name| self.watches.follows(name)) {
                 let mut by = HeldBy::default();
-                by.info = held_info.as_bytes().into();
+                by.info = info.as_bytes().into();
                 by.fencing = Some(lease.token.fencing());
                 by.expires_in = Some(ttl.duration());
                 self.watches.held(name, lease.token.slots(), &by);
@@ -712,7 +713,7 @@ impl Gateway {
             waiting: self.locks.waiting(),
             kept_places: self.locks.kept_places(),
             listings: self.listings.count(),
-            watchers: self.watches.count(),
+            event_streams: self.watches.count(),
             in_flight: self.in_flight.count(),
             is_ready: self.readiness() == Readiness::Ready,
             wall_micros: self.locks.wall_micros(),

@@ -57,7 +57,7 @@ pub struct Now {
     pub waiting: Waiting,
     pub kept_places: usize,
     pub listings: usize,
-    pub watchers: usize,
+    pub event_streams: usize,
     pub in_flight: usize,
     pub is_ready: bool,
     pub wall_micros: u64,
@@ -253,7 +253,7 @@ impl Telemetry {
         self.handles.kept_places.set(now.kept_places as f64);
         self.handles.waiting_locks.set(now.waiting.locks as f64);
         self.handles.listings.set(now.listings as f64);
-        self.handles.watchers.set(now.watchers as f64);
+        self.handles.event_streams.set(now.event_streams as f64);
         self.handles.in_flight.set(now.in_flight as f64);
         self.handles.quota_use.set(now.largest_quota_use);
         self.handles.clock_lead.set(now.clock_lead.as_secs_f64());
@@ -432,7 +432,7 @@ struct Handles {
     kept_places: Gauge,
     waiting_locks: Gauge,
     listings: Gauge,
-    watchers: Gauge,
+    event_streams: Gauge,
     handed_over: [Counter; 2],
     in_flight: Gauge,
     in_flight_limit: Gauge,
@@ -481,7 +481,7 @@ impl Handles {
             kept_places: metrics::gauge!("redlock_kept_places"),
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
             listings: metrics::gauge!("redlock_listings"),
-            watchers: metrics::gauge!("redlock_event_streams"),
+            event_streams: metrics::gauge!("redlock_event_streams"),
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
             in_flight: metrics::gauge!("redlock_requests_in_flight"),
             in_flight_limit: metrics::gauge!("redlock_requests_in_flight_limit"),

@@ -16,7 +16,7 @@ pub(super) struct Locks {
     pub(super) are_more_held: bool,
 }
 
-/// One holder of a lock or of one of its slots.
+/// A hold of a lock, or of one of its slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hold {
     pub(super) name: String,

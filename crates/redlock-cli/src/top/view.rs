@@ -166,7 +166,7 @@ impl View {
         let [title, link, masters, table, keys] =
             Layout::vertical([one, one, one, Constraint::Fill(1), one]).areas(frame.area());
         let rows = self.locks.rows(&self.filter, self.sort);
-        // One row has the names of the columns.
+        // The first row of the table shows the column names.
         self.page = usize::from(table.height).saturating_sub(1).max(SMALLEST_PAGE);
         self.first_row = self.first_row.min(rows.len().saturating_sub(self.page));
         let shown: Vec<_> = rows.iter().skip(self.first_row).take(self.page).collect();

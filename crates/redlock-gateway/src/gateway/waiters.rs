@@ -1,12 +1,12 @@
-//! The queue for a lock at this gateway, as people see it.
+//! Shows the queue for a lock at this gateway.
 
 use redlock_core::{LockName, Redlock, Waiter};
 
 /// The longest part of a queue that is shown.
 const MAX_SHOWN: usize = 100;
 
-/// The first requests in line for a lock, when the first request of each began to wait, and the
-/// length of the line.
+/// The first waiters for a lock with the time when each began to wait, and the length of the queue.
+/// The times are in microseconds since 1970.
 pub(super) fn waiters(locks: &Redlock, name: &LockName) -> (Vec<(Waiter, u64)>, usize) {
     let (waiters, total) = locks.waiters(name, MAX_SHOWN);
     let now = locks.wall_micros();

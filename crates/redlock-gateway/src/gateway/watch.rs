@@ -44,7 +44,7 @@ pub struct TooManyStreams {
     pub what: &'static str,
 }
 
-/// The place of one stream of events; returned when dropped.
+/// The permits of one event stream; returned when dropped.
 #[derive(Debug)]
 pub struct StreamPermit {
     _of_client: Permit,
@@ -110,9 +110,14 @@ impl Default for Watches {
 }
 
 impl Watches {
+    /// Whether anything is watched.
+    pub(super) fn is_active(&self) -> bool {
+        self.is_active.load(Ordering::Acquire)
+    }
+
     /// Whether somebody watches this lock. Cheap while nobody watches anything.
     pub(super) fn follows(&self, name: &LockName) -> bool {
-        self.is_active.load(Ordering::Acquire) && self.state.lock().is_watched(name)
+        self.is_active() && self.state.lock().is_watched(name)
     }
 
     pub(super) fn count(&self) -> usize {
@@ -138,7 +143,7 @@ impl Watches {
         }
     }
 
-    /// Publishes that these slots were extended for this long.
+    /// Publishes an extension of these slots. `life` is their time to live from now.
     pub(super) fn extended(
         &self,
         name: &LockName,
@@ -190,7 +195,7 @@ impl Watches {
         fencing: Option<FencingToken>,
         change: impl Fn(&mut State, u16, HeldBy),
     ) {
-        if !self.is_active.load(Ordering::Acquire) {
+        if !self.is_active() {
             return;
         }
         let mut state = self.state.lock();
@@ -208,7 +213,7 @@ impl Watches {
     /// Requests an early read of this lock. Used when this gateway changed the lock without knowing
     /// the result.
     pub(super) fn read_soon(&self, name: &LockName) {
-        if self.is_active.load(Ordering::Acquire) {
+        if self.is_active() {
             let mut state = self.state.lock();
             if state.is_watched(name) && state.to_read.insert(name.clone()) {
                 self.wake.notify_one();
@@ -218,7 +223,7 @@ impl Watches {
 
     /// Publishes the queue for this lock soon.
     pub(super) fn line_changed(&self, name: &LockName) {
-        if self.is_active.load(Ordering::Acquire) {
+        if self.is_active() {
             let mut state = self.state.lock();
             if state.is_watched(name) && state.lines.insert(name.clone()) {
                 self.wake.notify_one();
@@ -252,16 +257,19 @@ impl Watches {
                     // Locks without watchers make room.
                     state.names.retain(|known, topic| topic.left.is_none() || known == name);
                 }
-                if !state.names.contains_key(name) {
+                let is_new = !state.names.contains_key(name);
+                if is_new {
                     // An id from before this topic must not look as if nothing had happened since.
                     state.last_id += 1;
                 }
                 let free = MAX_NAMES.saturating_sub(state.names.len());
-                if !state.names.contains_key(name) && free == 0 {
+                if is_new && free == 0 {
                     return Err(full(MAX_NAMES, "different locks, of all clients"));
                 }
-                // One client may watch as many locks as are still free.
-                let of_client = client.watched_locks.take(name, free);
+                // One client may watch as many locks as are still free. Another watcher of a
+                // watched lock costs no reading.
+                let limit = if is_new { free } else { usize::MAX };
+                let of_client = client.watched_locks.take(name, limit);
                 share = Some(of_client.ok_or(full(free, "different locks, of this client"))?);
                 let since = state.last_id;
                 let topic = state.names.entry(name.clone()).or_insert_with(|| Topic {
@@ -594,6 +602,8 @@ mod tests {
         let what = "different locks, of all clients";
         let refused = watch(client, Watched::Lock(name("b"))).map(drop);
         assert_eq!(refused, Err(TooManyStreams { max: MAX_NAMES, what }));
+        // A lock that is watched already is not one more.
+        assert!(watch(&Client::default(), Watched::Lock(name("a0"))).is_ok());
         drop(locks);
         let mut prefixes = Vec::new();
         for number in 0..MAX_PREFIXES {

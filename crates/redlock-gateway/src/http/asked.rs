@@ -25,7 +25,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Reads the request, and charges it for its slots.
+    /// Checks the arguments. Charges the rate of the key for each slot after the first.
     pub(super) async fn read(
         lock: &LockAccess,
         head: &AcquireHead,

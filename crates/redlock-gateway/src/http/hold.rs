@@ -124,7 +124,7 @@ struct HeldStream {
 }
 
 /// The lease that the stream keeps up.
-struct Held {
+struct HeldLease {
     token: LockToken,
     ttl: Ttl,
     /// Until when the client may rely on the lease, by this gateway's clock.
@@ -154,7 +154,7 @@ impl HeldStream {
         };
         let result = result.map(|(view, guard, asked)| {
             let (view, until) = self.shown(view);
-            let held = Held { token: view.token, ttl: view.ttl, until };
+            let held = HeldLease { token: view.token, ttl: view.ttl, until };
             (asked.lease(&lock, &view), guard, held)
         });
         self.decided = decided;
@@ -215,13 +215,13 @@ impl HeldStream {
     }
 
     /// Extends the lock until the stream or the lease ends.
-    async fn keep(self, mut held: Held) {
+    async fn keep(self, mut held: HeldLease) {
         let interval = held.ttl.duration() / EXTENSIONS_PER_TTL;
         let notice = held.ttl.duration() / NOTICES_PER_TTL;
         let notice = notice.clamp(SHORTEST_NOTICE, LONGEST_NOTICE).min(interval);
         let ends = Instant::now() + MAX_STREAM.min(held.ttl.duration() * MAX_TTLS);
         // With a large drift factor, the validity is much shorter than the TTL.
-        let pause = |held: &Held| {
+        let pause = |held: &HeldLease| {
             let now = Instant::now();
             now + interval.min(held.until.saturating_duration_since(now) / 2)
         };
@@ -282,7 +282,7 @@ impl HeldStream {
         lock: &LockAccess,
         token: LockToken,
         ttl: Ttl,
-    ) -> Result<(Lease, Held), ApiError> {
+    ) -> Result<(Lease, HeldLease), ApiError> {
         let access = &lock.access;
         let caller = access.check_again(Verb::Extend, &self.name)?;
         let _in_flight = access.enter(RequestClass::Held).await?;
@@ -299,7 +299,7 @@ impl HeldStream {
         let (view, until) = self.shown(view);
         let waiters = Some(gateway.line_length(&self.name) as u64);
         let lease = Lease { waiters, ..wire::lease(&self.name, &view, None) };
-        Ok((lease, Held { token, ttl, until }))
+        Ok((lease, HeldLease { token, ttl, until }))
     }
 
     /// The lease with its validity reduced for clock rates, and the end of that validity.

@@ -248,9 +248,10 @@ pub(super) async fn release(lock: LockAccess, by: ReleaseBy) -> Result<Response,
 /// its holders are shown. For people and dashboards only: the state may have changed before the
 /// answer arrives.
 ///
-/// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-/// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-/// appear at once, changes by others within about a second.
+/// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+/// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+/// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+/// second.
 #[utoipa::path(
     get, path = "/locks/{name}", operation_id = "getLock", tag = "locks",
     params(
@@ -293,7 +294,8 @@ pub(super) async fn inspect(
 /// 429.
 ///
 /// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-/// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+/// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+/// are ignored.
 #[utoipa::path(
     get, path = "/locks", operation_id = "listLocks", tag = "locks",
     params(ListQuery),

@@ -110,13 +110,12 @@ impl EventStream {
     /// Waits until something is to be sent.
     async fn wait(&mut self) {
         let now = Instant::now();
-        let caller = self.caller.clone();
-        let drained = caller.gateway().drained();
         if self.snapshot_due.is_some_and(|due| due <= now) {
             self.snapshot_due = Some(now + SNAPSHOT_PAUSE);
+            let caller = self.caller.clone();
             return tokio::select! {
                 biased;
-                () = drained => self.end(StreamEndReason::Draining),
+                () = caller.gateway().drained() => self.end(StreamEndReason::Draining),
                 () = tokio::time::sleep(SNAPSHOT_LIMIT) => {}
                 () = self.write_snapshot() => {}
             };
@@ -124,7 +123,7 @@ impl EventStream {
         let snapshot_due = self.snapshot_due.unwrap_or(self.ends);
         tokio::select! {
             biased;
-            () = drained => self.end(StreamEndReason::Draining),
+            () = self.caller.gateway().drained() => self.end(StreamEndReason::Draining),
             () = tokio::time::sleep_until(self.ends) => self.end(StreamEndReason::Time),
             () = tokio::time::sleep_until(snapshot_due) => {}
             // A snapshot comes first, and shows what is buffered until then.
@@ -186,8 +185,7 @@ impl EventStream {
             text
         };
         if caller.may(Verb::Inspect, &change.name) {
-            let written = change.written.get_or_init(|| render(true).into());
-            self.piece.push_str(&String::from_utf8_lossy(written));
+            self.piece.push_str(change.written.get_or_init(|| render(true)));
         } else {
             self.piece.push_str(&render(false));
         }
@@ -198,8 +196,8 @@ impl EventStream {
             return;
         }
         let gateway = self.caller.gateway();
-        // The id precedes the reading. A change during the reading may be sent again after a
-        // reconnect.
+        // The id is taken before the reading. So a client that reconnects with it may get a change
+        // twice, but misses none.
         let id = Some(self.watcher.last_id());
         match self.watcher.watched().clone() {
             Watched::Lock(name) => {

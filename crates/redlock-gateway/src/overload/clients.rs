@@ -109,29 +109,17 @@ impl Client {
         // The other counts need no check: a client with `waited_locks` has waiters, a lease of many
         // belongs to a request in `extend_many`, a running request is in flight, and a request in
         // the fair queue has a connection.
-        let Self {
-            connections,
-            in_flight_acquires,
-            in_flight_held,
-            waiting,
-            places,
-            listing,
-            watching,
-            extend_many,
-            quota,
-            ..
-        } = self;
         let counters = [
-            connections,
-            in_flight_acquires,
-            in_flight_held,
-            waiting,
-            places,
-            listing,
-            watching,
-            extend_many,
+            &self.connections,
+            &self.in_flight_acquires,
+            &self.in_flight_held,
+            &self.waiting,
+            &self.places,
+            &self.listing,
+            &self.watching,
+            &self.extend_many,
         ];
-        counters.iter().all(|counter| counter.count() == 0) && quota.is_empty()
+        counters.iter().all(|counter| counter.count() == 0) && self.quota.is_empty()
     }
 }
 

@@ -37,7 +37,7 @@ pub(super) fn describe() {
         "When the certificate in use expires, by its file. Seconds since 1970."
     );
     gauge!("redlock_listings", "Listings under way.");
-    gauge!("redlock_event_streams", "Open streams of events about locks.");
+    gauge!("redlock_event_streams", "Open event streams, of watchers and of holders.");
     counter!(
         "redlock_handoffs_total",
         "Locks handed from a release to a waiter: local, or by a hint of another gateway (remote)."

@@ -967,7 +967,8 @@ type ClientInterface interface {
 	// 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-	// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+	// are ignored.
 	//
 	// Corresponds with GET /locks (the `ListLocks` operationId).
 	ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1060,9 +1061,10 @@ type ClientInterface interface {
 	// its holders are shown. For people and dashboards only: the state may have changed before the
 	// answer arrives.
 	//
-	// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-	// appear at once, changes by others within about a second.
+	// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+	// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+	// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+	// second.
 	//
 	// Corresponds with GET /locks/{name} (the `GetLock` operationId).
 	GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1231,7 +1233,8 @@ func (c *Client) ReleaseLocks(ctx context.Context, params *ReleaseLocksParams, r
 // 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+// are ignored.
 //
 // Corresponds with GET /locks (the `ListLocks` operationId).
 func (c *Client) ListLocks(ctx context.Context, params *ListLocksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -1384,9 +1387,10 @@ func (c *Client) ReleaseLock(ctx context.Context, name string, params *ReleaseLo
 // its holders are shown. For people and dashboards only: the state may have changed before the
 // answer arrives.
 //
-// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-// appear at once, changes by others within about a second.
+// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+// second.
 //
 // Corresponds with GET /locks/{name} (the `GetLock` operationId).
 func (c *Client) GetLock(ctx context.Context, name string, params *GetLockParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -2333,7 +2337,8 @@ type ClientWithResponsesInterface interface {
 	// 429.
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-	// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+	// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+	// are ignored.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -2430,9 +2435,10 @@ type ClientWithResponsesInterface interface {
 	// its holders are shown. For people and dashboards only: the state may have changed before the
 	// answer arrives.
 	//
-	// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-	// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-	// appear at once, changes by others within about a second.
+	// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+	// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+	// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+	// second.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -3954,7 +3960,8 @@ func (c *ClientWithResponses) ReleaseLocksWithResponse(ctx context.Context, para
 // 429.
 //
 // With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-// prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+// prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+// are ignored.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -4087,9 +4094,10 @@ func (c *ClientWithResponses) ReleaseLockWithResponse(ctx context.Context, name 
 // its holders are shown. For people and dashboards only: the state may have changed before the
 // answer arrives.
 //
-// With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-// then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-// appear at once, changes by others within about a second.
+// With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+// which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+// `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+// second.
 //
 // Returns a wrapper object for the known response body format(s).
 //

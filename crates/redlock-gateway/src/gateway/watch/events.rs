@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-use bytes::Bytes;
 use redlock_core::{HeldBy, LockName, Waiter};
 
 /// What a watcher follows.
@@ -49,5 +48,5 @@ pub struct Change {
     pub event: Event,
     /// The text that the routes send to callers who may see all of the change. The first route that
     /// sends it writes it.
-    pub written: OnceLock<Bytes>,
+    pub written: OnceLock<String>,
 }

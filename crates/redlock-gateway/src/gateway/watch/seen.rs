@@ -17,17 +17,17 @@ pub(super) enum End {
     Forced,
 }
 
-/// A lock, or a slot, as it was at a certain time.
+/// The state of a lock, or of one of its slots, at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     /// The holder. `None`: the lock was free.
     pub(crate) by: Option<HeldBy>,
-    /// When it was so.
+    /// That moment.
     pub(super) at: Instant,
     /// The end of the hold that was last published. `None` without an expiry.
     pub(super) ends: Option<Instant>,
-    /// The hold may end so much later than `ends`, because the time of the reading is known only so
-    /// well.
+    /// The hold may end later than `ends` by this much, because the exact time of the reading is not
+    /// known.
     pub(super) slack: Duration,
     /// How the hold is about to end, if that is known.
     pub(super) announced: Option<End>,

@@ -18,9 +18,10 @@ export interface paths {
          *     its holders are shown. For people and dashboards only: the state may have changed before the
          *     answer arrives.
          *
-         *     With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-         *     then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-         *     appear at once, changes by others within about a second.
+         *     With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+         *     which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+         *     `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+         *     second.
          */
         get: operations["getLock"];
         put?: never;
@@ -97,7 +98,8 @@ export interface paths {
          *     429.
          *
          *     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-         *     prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+         *     prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+         *     are ignored.
          */
         get: operations["listLocks"];
         put?: never;

@@ -108,9 +108,10 @@ def sync_detailed(
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
 
-    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-    appear at once, changes by others within about a second.
+    With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+    second.
 
     Args:
         name (str):
@@ -149,9 +150,10 @@ def sync(
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
 
-    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-    appear at once, changes by others within about a second.
+    With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+    second.
 
     Args:
         name (str):
@@ -185,9 +187,10 @@ async def asyncio_detailed(
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
 
-    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-    appear at once, changes by others within about a second.
+    With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+    second.
 
     Args:
         name (str):
@@ -224,9 +227,10 @@ async def asyncio(
     its holders are shown. For people and dashboards only: the state may have changed before the
     answer arrives.
 
-    With `Accept: text/event-stream` the answer is a stream of events: `snapshot` with this answer,
-    then `held`, `extended`, `released`, `expired`, `forced` and `waiters`. Changes by this gateway
-    appear at once, changes by others within about a second.
+    With `Accept: text/event-stream` the answer is a stream of events. The first is a `snapshot`,
+    which has the usual answer without `nodes`. Then come `held`, `extended`, `released`, `expired`,
+    `forced` and `waiters`. Changes by this gateway appear at once, changes by others within about a
+    second.
 
     Args:
         name (str):

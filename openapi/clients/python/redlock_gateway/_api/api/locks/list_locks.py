@@ -117,7 +117,8 @@ def sync_detailed(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+    prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+    are ignored.
 
     Args:
         prefix (str | Unset):
@@ -165,7 +166,8 @@ def sync(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+    prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+    are ignored.
 
     Args:
         prefix (str | Unset):
@@ -208,7 +210,8 @@ async def asyncio_detailed(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+    prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+    are ignored.
 
     Args:
         prefix (str | Unset):
@@ -254,7 +257,8 @@ async def asyncio(
     429.
 
     With `Accept: text/event-stream` the answer is a stream of events about the locks with this
-    prefix: `snapshot` with the held locks, then their changes. `limit` and `cursor` are ignored.
+    prefix. The first is a `snapshot` with the held locks. Their changes follow. `limit` and `cursor`
+    are ignored.
 
     Args:
         prefix (str | Unset):
