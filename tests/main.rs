@@ -13,6 +13,7 @@ mod support {
     pub(crate) mod nodes;
     pub(crate) mod openapi;
     pub(crate) mod proxy;
+    pub(crate) mod receiver;
     pub(crate) mod resp;
     pub(crate) mod secrets;
     pub(crate) mod stream;
@@ -65,6 +66,7 @@ mod http {
     mod auth;
     mod behind_a_proxy;
     mod browser;
+    mod deferred;
     mod docs;
     mod errors;
     mod extend_many;

@@ -7,6 +7,7 @@
 //! | `health` | `GET /livez`, `/readyz`, `/healthz` |
 //! | `locks` | `POST`, `PATCH`, `DELETE` and `GET /locks/{name}`, `GET` and `PATCH /locks` |
 //! | `problem` | the body of every error, and its codes |
+//! | `requests` | `GET /requests/{id}`, and the callback of a request |
 //! | `watch` | the data of the events in `GET /locks/{name}` and `GET /locks` as event streams |
 //!
 //! Compatibility: a reader of an answer ignores fields that it does not know. A code that it does
@@ -25,6 +26,7 @@ pub mod headers;
 mod health;
 mod locks;
 mod problem;
+mod requests;
 mod watch;
 
 pub use self::health::{Health, NodeHealth};
@@ -34,6 +36,7 @@ pub use self::locks::{
     ReleaseSetResults, SetLease, SlotHolder, Waiter,
 };
 pub use self::problem::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
+pub use self::requests::{CallbackState, LockReady, LockReadyData, RequestState, RequestStatus};
 pub use self::watch::{Lagged, LockSnapshot, StreamEnd, StreamEndReason};
 
 #[cfg(test)]

@@ -62,6 +62,11 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
     pub metadata: Option<Value>,
+    /// With `Prefer: respond-async`: where the gateway announces that the lock is yours. Needs a key
+    /// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 2048, example = "https://hooks.example.com/locks"))]
+    pub callback_url: Option<Value>,
 }
 
 /// Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
@@ -101,6 +106,11 @@ pub struct AcquireSetBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
     pub metadata: Option<Value>,
+    /// With `Prefer: respond-async`: where the gateway announces that the locks are yours. Needs a key
+    /// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 2048, example = "https://hooks.example.com/locks"))]
+    pub callback_url: Option<Value>,
 }
 
 /// A granted set of locks: one token and one fencing token for all of them.

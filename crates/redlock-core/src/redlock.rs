@@ -191,6 +191,13 @@ impl Redlock {
         }
     }
 
+    /// The place in line, in this process, of the request with this
+    /// [shared](crate::OwnerChoice::Shared) owner: 1 is served next. Takes time in proportion to the
+    /// length of the line.
+    pub fn position(&self, name: &LockName, owner: &Owner) -> Option<usize> {
+        self.waiters.position(&self.shared.keys(name).lock, owner)
+    }
+
     /// The number of places in line that are kept for owners between two requests.
     pub fn kept_places(&self) -> usize {
         self.waiters.kept_places()

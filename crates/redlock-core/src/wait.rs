@@ -190,6 +190,11 @@ impl<P: Clone, A> WaitRegistry<P, A> {
         self.queues.line_length(lock, Instant::now)
     }
 
+    /// The place in line of the waiter with this shared owner: 1 is served next.
+    pub(crate) fn position(&self, lock: &Bytes, owner: &Owner) -> Option<usize> {
+        self.queues.position(lock, owner, Instant::now())
+    }
+
     pub(crate) fn count(&self) -> Waiting {
         let (waiters, locks) = self.queues.count();
         Waiting { waiters, locks }

@@ -91,6 +91,29 @@ impl AuditContext {
         self.entry.lock()
     }
 
+    /// Records that the gateway announced a grant of this lock, if changes of locks are recorded.
+    /// `status`: the status of the answer.
+    pub fn rang(&self, lock: &str, outcome: &str, status: Option<u16>) {
+        if self.audit.file.is_none() {
+            return;
+        }
+        let entry = self.entry();
+        self.audit.write(&AuditLine {
+            time: now(),
+            who: entry.who.as_deref(),
+            what: "callback",
+            lock: Some(lock),
+            slots: None,
+            owner: entry.owner.as_deref(),
+            outcome,
+            status,
+            refused: None,
+            request_id: None,
+            address: None,
+            proxy: None,
+        });
+    }
+
     /// Whether changes of locks must be refused now, because they could not be recorded.
     pub fn is_refusing(&self) -> bool {
         self.audit.file.as_ref().is_some_and(AuditFile::is_refusing)
@@ -253,6 +276,7 @@ fn outcome(end: Option<RequestEnd<'_>>, is_sent: bool) -> &str {
         None if is_sent => "client_gone_but_sent",
         None => "client_gone",
         Some(RequestEnd { problem: Some(code), .. }) => code,
+        Some(RequestEnd { status: 202, .. }) => "accepted",
         Some(RequestEnd { .. }) => "done",
     }
 }

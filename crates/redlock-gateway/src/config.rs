@@ -15,10 +15,12 @@ use clap::{ArgAction, Args, ValueEnum};
 use redlock_core::Ttl;
 use redlock_core::node::redis::TlsSettings;
 
+use crate::callbacks::CallbackSettings;
 use crate::overload::capacity::{Capacity, Given};
 use crate::pattern::Group;
 use crate::proxies::TrustedProxies;
 
+mod callbacks;
 mod environment;
 mod file;
 mod nodes;
@@ -29,6 +31,8 @@ mod tests;
 mod tls;
 mod value;
 
+use self::callbacks::CallbackFlags;
+pub use self::callbacks::CallbackFlagsError;
 pub use self::file::parse;
 pub use self::nodes::{NodePassword, Nodes, NodesError};
 pub use self::origin::Origin;
@@ -272,6 +276,8 @@ pub struct Settings {
         value_delimiter = ','
     )]
     cors_origins: Vec<String>,
+    #[command(flatten)]
+    callbacks: CallbackFlags,
     /// Format of log lines [default: text on a terminal, else json]; RUST_LOG sets the level
     #[arg(long, value_name = "FORMAT", env = "REDLOCK_LOG_FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -389,6 +395,8 @@ pub struct Config {
     /// Host names of this gateway, in lower case.
     pub allowed_hosts: Vec<String>,
     pub trusted_proxies: TrustedProxies,
+    /// Where callbacks may go. `None` if none are sent.
+    pub callbacks: Option<CallbackSettings>,
     pub public: Public,
     pub groups: Vec<Group>,
     pub capacity: Capacity,
@@ -445,6 +453,8 @@ pub enum ConfigError {
     #[error(transparent)]
     TlsFlags(#[from] TlsFlagsError),
     #[error(transparent)]
+    CallbackFlags(#[from] CallbackFlagsError),
+    #[error(transparent)]
     Value(#[from] InvalidValue),
 }
 
@@ -479,12 +489,14 @@ impl Config {
         if settings.audit_on_failure == OnAuditFailure::Refuse && settings.audit_log.is_none() {
             return Err(ConfigError::RefusalWithoutAuditLog);
         }
-        let cors_origins = origin::origins(&settings.cors_origins)?;
+        let cors_origins = origin::origins("--cors-origin", &settings.cors_origins)?;
         let allowed_hosts =
             listed(&settings.allowed_hosts).map(value::host).collect::<Result<_, _>>()?;
-        let trusted_proxies =
-            listed(&settings.trusted_proxies).map(value::network).collect::<Result<_, _>>()?;
+        let network = |text| value::network("--trusted-proxy", text);
+        let trusted_proxies = listed(&settings.trusted_proxies).map(network);
+        let trusted_proxies = trusted_proxies.collect::<Result<_, _>>()?;
         let trusted_proxies = TrustedProxies::new(trusted_proxies);
+        let callbacks = settings.callbacks.resolve()?;
         let public = public(&settings.public)?;
         let groups = value::groups(&settings.groups)?;
         let capacity = Capacity::new(Given {
@@ -505,6 +517,7 @@ impl Config {
             cors_origins,
             allowed_hosts,
             trusted_proxies,
+            callbacks,
             public,
             groups,
             capacity,

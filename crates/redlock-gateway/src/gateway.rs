@@ -6,6 +6,7 @@
 mod grant;
 mod listings;
 mod outcomes;
+mod requests;
 mod tokens;
 mod waiters;
 mod watch;
@@ -26,10 +27,15 @@ pub use self::grant::{GrantGuard, LeaseView};
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::listings::{LISTING, Listings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
+use self::requests::DeferredRequests;
+pub use self::requests::{
+    DeferredRequest, End, Follower, MAX_DEFERRED_WAIT, RequestId, Rung, Stage, accept_window,
+};
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
 use self::watch::seen::Seen;
 pub use self::watch::{Change, Event, Next, StreamPermit, TooManyStreams, Watched, Watcher};
 use self::watch::{LineChange, Watches};
+use crate::callbacks::{CallbackUrl, CallbackUrlError, Callbacks};
 use crate::config::Limits;
 use crate::overload::clients::{Client, Exceeded, Permit, Reservation};
 use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooManyExtendMany};
@@ -52,6 +58,9 @@ pub struct Gateway {
     draining: AtomicBool,
     drained: Notify,
     watches: Arc<Watches>,
+    deferred: DeferredRequests,
+    /// `None` if the operator allows no callbacks.
+    callbacks: Option<Callbacks>,
     /// Whether the operator's declaration that the cluster is new was refuted.
     bootstrap_refuted: Arc<AtomicBool>,
 }
@@ -74,6 +83,9 @@ pub struct AcquireRequest {
     pub wait: Option<Duration>,
     /// Notified when the request begins to wait.
     pub on_wait: Option<Arc<Notify>>,
+    /// Whether the request was answered before its grant. Its place in line is not kept when it
+    /// gives up, and its grant is not delivered: the client repeats the request.
+    pub is_deferred: bool,
     /// How early the request is served while it waits.
     pub priority: Priority,
     /// Which requests for the lock wait at the same time.
@@ -86,7 +98,7 @@ pub struct AcquireRequest {
 }
 
 /// Why a request was not served.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Refusal {
     Lock(LockError),
     /// Too few nodes may vote. When enough quarantines have ended, a majority may vote again;
@@ -155,6 +167,8 @@ impl Gateway {
             draining,
             drained,
             watches: Arc::default(),
+            deferred: DeferredRequests::default(),
+            callbacks: None,
             bootstrap_refuted: Arc::default(),
         }
     }
@@ -168,6 +182,19 @@ impl Gateway {
     /// Limits how many waiters, and how many locks waited for, one client may have.
     pub fn with_wait_share(self, wait_share: WaitShare) -> Self {
         Self { wait_share, ..self }
+    }
+
+    /// Lets clients be called back.
+    pub fn with_callbacks(self, callbacks: Option<Callbacks>) -> Self {
+        Self { callbacks, ..self }
+    }
+
+    /// Checks a URL for callbacks.
+    ///
+    /// # Errors
+    /// No callback may be sent there.
+    pub fn check_callback(&self, url: &str) -> Result<CallbackUrl, CallbackUrlError> {
+        self.callbacks.as_ref().ok_or(CallbackUrlError::Off)?.check(url)
     }
 
     pub fn limits(&self) -> Limits {
@@ -230,6 +257,7 @@ impl Gateway {
             hold_at_least,
             wait,
             on_wait,
+            is_deferred,
             priority,
             queue,
             client,
@@ -291,7 +319,8 @@ impl Gateway {
                             place = Some((share, self.begins_to_wait(&name, on_wait.as_deref())));
                             in_flight.wait();
                             let keeps_place = || self.wait_share.take_place(&client, &name);
-                            let kept = idempotency_key.as_ref().and_then(|_| keeps_place());
+                            let has_key = idempotency_key.is_some() && !is_deferred;
+                            let kept = if has_key { keeps_place() } else { None };
                             Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
                         };
                         return self
@@ -324,6 +353,9 @@ impl Gateway {
         let counts = cancelled.ended();
         if result.as_ref().map_or_else(leaves_nothing, |lease| lease.replayed) {
             reservations.iter_mut().for_each(Reservation::not_granted);
+        }
+        if let (Ok(_), Some(key), false) = (&result, &idempotency_key, is_deferred) {
+            self.claimed(&target, principal.as_deref(), key);
         }
         if let (Ok(lease), Some(info)) = (&result, held_info) {
             for name in target.locks().iter().filter(|name| self.watches.follows(name)) {
@@ -714,6 +746,7 @@ impl Gateway {
             kept_places: self.locks.kept_places(),
             listings: self.listings.count(),
             event_streams: self.watches.count(),
+            deferred: self.deferred.count(),
             in_flight: self.in_flight.count(),
             is_ready: self.readiness() == Readiness::Ready,
             wall_micros: self.locks.wall_micros(),
@@ -730,6 +763,7 @@ impl Gateway {
         self.locks.upkeep();
         self.in_flight.upkeep();
         self.memory.upkeep();
+        self.deferred.upkeep();
     }
 
     /// Starts to refuse acquires, also those that already wait. Extensions and releases are still

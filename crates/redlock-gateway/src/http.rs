@@ -14,6 +14,7 @@ mod hold;
 mod locks;
 pub mod openapi;
 mod render;
+mod requests;
 mod sets;
 mod site;
 mod watch;
@@ -62,7 +63,7 @@ use crate::transport::disconnect::Peer;
 
 /// The operations, and the permission that each needs. The handler declares its method and path.
 /// The OpenAPI document takes them from there, and the path is also the route's label in metrics.
-fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 12] {
+fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 14] {
     let metrics = if public.metrics { Needs::Nothing } else { Needs::Anywhere(Verb::Metrics) };
     [
         (routes!(locks::acquire), Needs::OnLock(Verb::Acquire)),
@@ -73,6 +74,8 @@ fn operations(public: Public) -> [(UtoipaMethodRouter<Route>, Needs); 12] {
         (routes!(extend_many::extend_many), Needs::Anywhere(Verb::Extend)),
         (routes!(sets::acquire_set), Needs::Anywhere(Verb::Acquire)),
         (routes!(sets::release_set), Needs::Anywhere(Verb::Release)),
+        (routes!(requests::inspect), Needs::AnyKey),
+        (routes!(requests::cancel), Needs::AnyKey),
         (routes!(health::livez), Needs::Nothing),
         (routes!(health::readyz), Needs::Nothing),
         (routes!(health::healthz), Needs::Nothing),

@@ -13,6 +13,7 @@
 //! | [`overload`] | limits what each client takes of shared resources | routes, statuses, the rules of locks |
 //! | [`auth`] | keys, and their permissions on lock names | HTTP; locks, except for their names |
 //! | [`audit`] | the record of who did what | how requests are served |
+//! | [`callbacks`] | signed POSTs to URLs that clients give, and the check of these URLs | locks, who may ask for what |
 //! | [`info`] | the text stored beside a lock for people | HTTP, nodes |
 //! | [`gateway`] | limits requests, releases grants that cannot be delivered, drains at shutdown | axum, status codes, Redis keys |
 //! | `reload` | notices when files must be read again | contents of the files |
@@ -27,6 +28,7 @@
 
 pub mod audit;
 pub mod auth;
+pub mod callbacks;
 pub mod cli;
 pub mod commands;
 pub mod config;

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::audit::{Audit, AuditError, AuditFile};
 use crate::auth::{Authenticator, Keys, KeysError, KeysMetrics};
+use crate::callbacks::{self, Callbacks, CallbacksError};
 use crate::config::{Config, Nodes, OnAuditFailure, show};
 use crate::gateway::{CursorKey, Gateway};
 use crate::http::{App, AppState, Hosts};
@@ -63,6 +64,8 @@ pub enum ServeError {
     #[error(transparent)]
     Audit(#[from] AuditError),
     #[error(transparent)]
+    Callbacks(#[from] CallbacksError),
+    #[error(transparent)]
     Traces(#[from] TracesError),
     #[error(transparent)]
     Descriptors(#[from] NoDescriptors),
@@ -102,6 +105,7 @@ pub fn check_files(config: &Config) -> Result<(), ServeError> {
     config.https.as_ref().map_or(Ok(()), tls::check)?;
     config.node_tls.check()?;
     config.settings.auth_keys.as_deref().map(Keys::read).transpose()?;
+    config.callbacks.as_ref().map_or(Ok(()), callbacks::check)?;
     Ok(())
 }
 
@@ -128,7 +132,8 @@ pub async fn run(
         Arc::new(Telemetry::new(&names).with_groups(&config.groups).with_traces(traces));
     let authenticator = authenticator(&config, address, reload, &telemetry)?;
     let audit = audit(&config, reload)?;
-    let gateway = assemble(&config, &names, &telemetry)?;
+    let callbacks = start_callbacks(&config, reload, &telemetry)?;
+    let gateway = assemble(&config, &names, &telemetry, callbacks)?;
     audit.file().into_iter().for_each(|file| file.count_failures(telemetry.audit_failures.clone()));
     // Each listening address counts its own clients: connections to one address do not count at the
     // other.
@@ -297,6 +302,16 @@ fn authenticator(
     }
 }
 
+fn start_callbacks(
+    config: &Config,
+    reload: &Reload,
+    telemetry: &Telemetry,
+) -> Result<Option<Callbacks>, CallbacksError> {
+    let failures = || telemetry.reload_failures(Reloaded::CallbackSecrets);
+    let start = |settings| Callbacks::start(settings, reload, failures());
+    config.callbacks.as_ref().map(start).transpose()
+}
+
 fn limit(Config { capacity, trusted_proxies, .. }: &Config) -> ConnectionLimits {
     let connections = capacity.connections;
     let per_client = capacity.connections_per_client();
@@ -427,6 +442,7 @@ fn assemble(
     config: &Config,
     names: &[String],
     telemetry: &Arc<Telemetry>,
+    callbacks: Option<Callbacks>,
 ) -> Result<Arc<Gateway>, SettingsError> {
     let cluster = cluster_name(config, names);
     let env = Env { observer: telemetry.clone(), ..Env::default() };
@@ -471,7 +487,7 @@ fn assemble(
         memory,
         telemetry.clone(),
     );
-    let gateway = gateway.with_bootstrap_refuted(bootstrap_refuted);
+    let gateway = gateway.with_bootstrap_refuted(bootstrap_refuted).with_callbacks(callbacks);
     Ok(Arc::new(gateway.with_wait_share(WaitShare {
         waiters:
             config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),

@@ -50,6 +50,7 @@ const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 pub enum Reloaded {
     AuthKeys,
     Tls,
+    CallbackSecrets,
 }
 
 /// The state at the moment of a scrape.
@@ -58,6 +59,7 @@ pub struct Now {
     pub kept_places: usize,
     pub listings: usize,
     pub event_streams: usize,
+    pub deferred: usize,
     pub in_flight: usize,
     pub is_ready: bool,
     pub wall_micros: u64,
@@ -180,6 +182,11 @@ impl Telemetry {
         LockCounters { telemetry: self, groups: self.groups.of(name) }
     }
 
+    /// Counts one attempt to send a callback.
+    pub fn callback(&self, is_delivered: bool) {
+        self.handles.callbacks[usize::from(is_delivered)].increment(1);
+    }
+
     pub fn quota_exceeded(&self) {
         self.handles.quota_exceeded.increment(1);
     }
@@ -254,6 +261,7 @@ impl Telemetry {
         self.handles.waiting_locks.set(now.waiting.locks as f64);
         self.handles.listings.set(now.listings as f64);
         self.handles.event_streams.set(now.event_streams as f64);
+        self.handles.deferred.set(now.deferred as f64);
         self.handles.in_flight.set(now.in_flight as f64);
         self.handles.quota_use.set(now.largest_quota_use);
         self.handles.clock_lead.set(now.clock_lead.as_secs_f64());
@@ -433,6 +441,8 @@ struct Handles {
     waiting_locks: Gauge,
     listings: Gauge,
     event_streams: Gauge,
+    deferred: Gauge,
+    callbacks: [Counter; 2],
     handed_over: [Counter; 2],
     in_flight: Gauge,
     in_flight_limit: Gauge,
@@ -441,7 +451,7 @@ struct Handles {
     ready: Gauge,
     clock_lead: Gauge,
     log_lines_dropped: Counter,
-    reload_failures: [Counter; 2],
+    reload_failures: [Counter; 3],
 }
 
 impl Handles {
@@ -482,6 +492,9 @@ impl Handles {
             waiting_locks: metrics::gauge!("redlock_waiting_locks"),
             listings: metrics::gauge!("redlock_listings"),
             event_streams: metrics::gauge!("redlock_event_streams"),
+            deferred: metrics::gauge!("redlock_deferred_requests"),
+            callbacks: ["failed", "delivered"]
+                .map(|outcome| metrics::counter!("redlock_callbacks_total", "outcome" => outcome)),
             handed_over: ["local", "remote"].map(|kind| metrics::counter!("redlock_handoffs_total", "kind" => kind)),
             in_flight: metrics::gauge!("redlock_requests_in_flight"),
             in_flight_limit: metrics::gauge!("redlock_requests_in_flight_limit"),
@@ -491,7 +504,7 @@ impl Handles {
             clock_lead: metrics::gauge!("redlock_clock_lead_seconds"),
             log_lines_dropped: metrics::counter!("redlock_log_lines_dropped_total"),
             // In the order of `Reloaded`.
-            reload_failures: ["auth_keys", "tls"]
+            reload_failures: ["auth_keys", "tls", "callback_secrets"]
                 .map(|what| metrics::counter!("redlock_reload_failures_total", "what" => what)),
         }
     }

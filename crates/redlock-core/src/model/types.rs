@@ -288,7 +288,16 @@ impl Owner {
         Self::of_parts("redlock bound owner v1", [principal.as_bytes(), self.0.as_slice()])
     }
 
+    /// A public name of this owner, from which nobody can compute the owner.
+    pub fn public_id(&self) -> [u8; Self::LEN] {
+        Self::digest("redlock public id v1", [self.0.as_slice()])
+    }
+
     fn of_parts<'a>(key: &str, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        Self::from_bytes(Self::digest(key, parts))
+    }
+
+    fn digest<'a>(key: &str, parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; Self::LEN] {
         let mut mac =
             Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("HMAC takes a key of any length");
         for part in parts {
@@ -296,7 +305,7 @@ impl Owner {
             mac.update(part);
         }
         let digest = mac.finalize().into_bytes();
-        Self::from_bytes(std::array::from_fn(|i| digest[i]))
+        std::array::from_fn(|i| digest[i])
     }
 
     fn parse(text: &[u8]) -> Option<Self> {

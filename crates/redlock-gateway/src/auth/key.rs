@@ -30,6 +30,8 @@ pub enum Verb {
     List,
     /// Release any lock, and extend and release with the tokens of others.
     Force,
+    /// Have the gateway announce a grant to a URL.
+    Callback,
     /// See metrics and the state of the nodes.
     Metrics,
 }
@@ -44,6 +46,7 @@ impl Verb {
             Self::Inspect => "inspect",
             Self::List => "list",
             Self::Force => "force",
+            Self::Callback => "callback",
             Self::Metrics => "metrics",
         }
     }

@@ -11,7 +11,7 @@ pub struct Origin(String);
 
 /// Why a text is no origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum OriginError {
+pub(crate) enum OriginError {
     #[error(
         "a star would let every page that anybody here opens take and release locks; name each \
          origin once"
@@ -28,7 +28,7 @@ impl Origin {
         &self.0
     }
 
-    fn parse(text: &str) -> Result<Self, OriginError> {
+    pub(crate) fn parse(text: &str) -> Result<Self, OriginError> {
         if text.contains('*') {
             return Err(OriginError::Star);
         }
@@ -55,11 +55,12 @@ impl Origin {
     }
 }
 
-pub(super) fn origins(texts: &[String]) -> Result<Vec<Origin>, InvalidValue> {
+/// Origins, as the values of this flag.
+pub(super) fn origins(flag: &str, texts: &[String]) -> Result<Vec<Origin>, InvalidValue> {
     let parse = |text| {
         Origin::parse(text).map_err(|why| {
             let text = without_password(text);
-            InvalidValue(format!("--cors-origin: {text:?} is not allowed; {why}"))
+            InvalidValue(format!("{flag}: {text:?} is not allowed; {why}"))
         })
     };
     listed(texts).map(parse).collect()

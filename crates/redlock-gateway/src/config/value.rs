@@ -130,10 +130,11 @@ pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, InvalidValue> {
     }
 }
 
-pub(super) fn network(text: &str) -> Result<IpNet, InvalidValue> {
+/// A network, as the value of this flag.
+pub(super) fn network(flag: &str, text: &str) -> Result<IpNet, InvalidValue> {
     proxies::network(text).map_err(|why| {
         let text = without_password(text);
-        InvalidValue(format!("--trusted-proxy: {text:?} is not allowed: {why}"))
+        InvalidValue(format!("{flag}: {text:?} is not allowed: {why}"))
     })
 }
 

@@ -344,6 +344,16 @@ impl Access {
         &self.app.gateway
     }
 
+    /// The gateway, for a task that outlives the request.
+    pub(super) fn shared_gateway(&self) -> &Arc<Gateway> {
+        &self.app.gateway
+    }
+
+    /// The request's audit entry, if it has one.
+    pub(super) fn audit(&self) -> Option<AuditContext> {
+        self.audit.clone()
+    }
+
     pub(super) fn public_url(&self) -> &PublicUrl {
         &self.app.public_url
     }
@@ -417,6 +427,12 @@ impl Standing {
         let (caller, client) = (caller.clone(), client.clone());
         let access = Access { caller, client, app: app.clone(), audit: None, _active };
         LockAccess { access, name: name.clone(), verb }
+    }
+
+    /// Whether the caller may use the verb on all these locks, as the keys are now.
+    pub(super) fn may_still(&self, verb: Verb, names: &[LockName]) -> bool {
+        let caller = self.app.authenticator.identify_again(&self.caller);
+        caller.is_ok_and(|caller| names.iter().all(|name| caller.may(verb, name)))
     }
 
     /// Updates the caller's permissions. Returns false if the key was removed or has expired.

@@ -63,6 +63,7 @@ impl Asked {
             max_hold: limits.max_hold,
             wait,
             on_wait: None,
+            is_deferred: false,
             priority,
             queue,
             client: access.client().clone(),

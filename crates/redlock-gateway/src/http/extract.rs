@@ -23,6 +23,7 @@ use super::error::{
     MISSING_TOKEN, TTL_WAYS_OUT,
 };
 use crate::config::Limits;
+use crate::gateway::MAX_DEFERRED_WAIT;
 use crate::info::LockMetadata;
 use crate::transport::disconnect::Peer;
 
@@ -34,6 +35,8 @@ const MAX_METADATA: usize = 1024;
 /// The arguments of an acquire (POST) that are in its head.
 pub(super) struct AcquireHead {
     pub(super) idempotency_key: Option<String>,
+    /// Whether the client prefers an answer before the grant (`Prefer: respond-async`).
+    pub(super) is_deferred: bool,
     preferred_seconds: Option<u64>,
     client: Option<Peer>,
 }
@@ -45,6 +48,7 @@ impl FromRequestParts<Route> for AcquireHead {
         no_query(&parts.uri)?;
         Ok(Self {
             idempotency_key: idempotency_key(&parts.headers)?,
+            is_deferred: prefers_async(&parts.headers),
             preferred_seconds: preferred_wait(&parts.headers, &route.limits())?,
             client: parts.extensions.get().cloned(),
         })
@@ -59,9 +63,14 @@ impl AcquireHead {
         body: &AcquireBody,
         limits: &Limits,
     ) -> Result<(Option<Duration>, Option<u64>), ApiError> {
+        let limits = match self.is_deferred {
+            true => &Limits { max_wait: MAX_DEFERRED_WAIT, ..*limits },
+            false => limits,
+        };
         let (wait, applied) =
             match (requested_wait(body.wait_ms.as_ref(), limits)?, self.preferred_seconds) {
                 (None, Some(seconds)) => (Some(preferred_time(seconds, limits)?), Some(seconds)),
+                (None, None) if self.is_deferred => (Some(MAX_DEFERRED_WAIT), None),
                 (wait, _) => (wait, None),
             };
         Ok((wait.filter(|wait| !wait.is_zero()), applied))
@@ -360,6 +369,16 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         _ => Err(INVALID_PARAMETER
             .because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
     }
+}
+
+/// Whether the client prefers `respond-async`.
+fn prefers_async(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(&PREFER).iter();
+    let mut preferences = values.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    preferences.any(|preference| {
+        let name = preference.split([';', '=']).next().unwrap_or_default();
+        name.trim().eq_ignore_ascii_case("respond-async")
+    })
 }
 
 /// The seconds of `Prefer: wait=…`. Other preferences are ignored, as RFC 7240 demands.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use redlock_api::headers::{IDEMPOTENCY_REPLAYED, LOCK_TOKEN, PREFERENCE_APPLIED};
-use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus};
+use redlock_api::{AcquireBody, ExtendBody, Lease, LockList, LockStatus, RequestStatus};
 use redlock_core::types::NameError;
 use redlock_core::{HeldBy, LockName, SlotSet};
 
@@ -15,11 +15,11 @@ use super::error::{ApiError, INVALID_NAME};
 use super::extract::{
     AcquireHead, ExtendHead, InspectQuery, Json, ListQuery, ReleaseBy, StreamHead, requested_ttl,
 };
-use super::hold;
 use super::openapi::{BodyErrors, CommonErrors, LockPath};
 use super::render::{grant_response, header_value, json_response};
 use super::watch;
 use super::wire::{lease, lock_list, lock_status};
+use super::{hold, requests};
 use crate::auth::Verb;
 use crate::gateway::{ListRequest, Target};
 use crate::info::label_of;
@@ -42,6 +42,11 @@ use crate::overload::in_flight::RequestClass;
 /// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 /// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 ///
+/// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+/// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+/// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+/// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+///
 /// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 /// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 /// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -53,7 +58,7 @@ use crate::overload::in_flight::RequestClass;
     params(
         LockPath,
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
-        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied."),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`: the answer is 202 as soon as the request waits or is granted. The answer has Preference-Applied."),
     ),
     request_body(content = AcquireBody, description = "May be omitted."),
     responses(
@@ -64,7 +69,11 @@ use crate::overload::in_flight::RequestClass;
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the lock"),
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
         )),
-        (status = 400, description = "invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
+        (status = 202, description = "With Prefer: respond-async: the request waits, or is ready to be claimed", body = RequestStatus, headers(
+            ("Location" = String, description = "Path of the request"),
+            ("Preference-Applied" = String, description = "respond-async"),
+        )),
+        (status = 400, description = "invalid_name, invalid_callback, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms, with slots holders, and with wait_ms queue_position and queue_place_expires_ms; superseded: the request has queue newest, and a newer one waits instead; max_hold_reached: an earlier request with the same Idempotency-Key has held it for too long"),
@@ -85,7 +94,14 @@ pub(super) async fn acquire(
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    let (request, asked) = Asked::read(&lock, &head, body, started).await?;
+    let names = std::slice::from_ref(name);
+    let callback = requests::arguments(access, &head, body.callback_url.as_ref(), names)?;
+    let (mut request, asked) = Asked::read(&lock, &head, body, started).await?;
+    if head.is_deferred && !requests::takes_claim(access, &mut request) {
+        let refused = |refusal| lock.refused(refusal);
+        // Boxed, because an unboxed future would make the future of every request larger.
+        return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
+    }
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.

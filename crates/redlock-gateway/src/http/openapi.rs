@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use redlock_api::{PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
+use redlock_api::{LockReady, PROBLEM_MEDIA_TYPE, Problem, ProblemCode};
 use redlock_core::LockName;
 use redlock_core::node::{Engine, NodeState, Reason};
 use serde_json::{Map, Value, json};
@@ -24,7 +24,7 @@ use super::error;
     ),
     servers((url = ".", description = "this gateway")),
     modifiers(&Keys),
-    components(schemas(Problem)),
+    components(schemas(Problem, LockReady)),
     security((), ("bearer" = []), ("basic" = [])),
     tags((name = "locks", description = "Acquire, extend, release, inspect"), (name = "operations", description = "Probes and metrics"))
 )]
@@ -91,7 +91,7 @@ shared_errors!(CommonErrors { "401": "unauthenticated", "403": "forbidden", "421
 shared_errors!(BodyErrors { "408": "request_timeout", "413": "body_too_large", "415": "unsupported_media_type" });
 
 /// The order of the operations in the document: those that a reader needs first come first.
-const ORDER: [&str; 12] = [
+const ORDER: [&str; 14] = [
     "acquireLock",
     "extendLock",
     "releaseLock",
@@ -100,6 +100,8 @@ const ORDER: [&str; 12] = [
     "extendLocks",
     "acquireLocks",
     "releaseLocks",
+    "getRequest",
+    "cancelRequest",
     "getReadiness",
     "getHealth",
     "getLiveness",
@@ -211,8 +213,16 @@ fn describe_error(status: &str, response: &mut Value) {
 }
 
 /// The document in OpenAPI 3.0.3. The document uses little that 3.0 lacks, so little has to change.
+///
+/// Without the answer 202 of an acquire: generators that need 3.0 accept one type of success for each
+/// operation.
 pub fn downgrade(document: &Value) -> Value {
     let mut twin = document.clone();
+    for path in ["/paths/~1locks~1{name}/post/responses", "/paths/~1locks/post/responses"] {
+        if let Some(responses) = twin.pointer_mut(path).and_then(Value::as_object_mut) {
+            responses.shift_remove("202");
+        }
+    }
     twin["openapi"] = "3.0.3".into();
     if let Some(license) = twin.pointer_mut("/info/license").and_then(Value::as_object_mut) {
         license.shift_remove("identifier");

@@ -9,7 +9,7 @@ use http::request::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use redlock_api::{
-    AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, SetLease,
+    AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, RequestStatus, SetLease,
 };
 use redlock_core::{HeldBy, LockError, LockName, LockSet, QueueMode, SetError};
 use serde_json::Value;
@@ -24,6 +24,7 @@ use super::extract::{
 use super::locks::add_grant_headers;
 use super::openapi::{BodyErrors, CommonErrors};
 use super::render::{grant_response, json_response};
+use super::requests;
 use super::wire::lease;
 use crate::audit::AuditPart;
 use crate::auth::Verb;
@@ -47,7 +48,7 @@ use crate::overload::in_flight::RequestClass;
     post, path = "/locks", operation_id = "acquireLocks", tag = "locks",
     params(
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
-        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied."),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`, as in `POST /locks/{name}`. The answer has Preference-Applied."),
     ),
     request_body = AcquireSetBody,
     responses(
@@ -57,7 +58,11 @@ use crate::overload::in_flight::RequestClass;
             ("Idempotency-Replayed" = String, description = "true, when an earlier request with the same Idempotency-Key was granted the set"),
             ("Preference-Applied" = String, description = "wait=SECONDS, when Prefer gave the waiting time"),
         )),
-        (status = 400, description = "invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
+        (status = 202, description = "With Prefer: respond-async: the request waits, or is ready to be claimed", body = RequestStatus, headers(
+            ("Location" = String, description = "Path of the request"),
+            ("Preference-Applied" = String, description = "respond-async"),
+        )),
+        (status = 400, description = "invalid_name, invalid_callback, invalid_ttl, invalid_wait, invalid_body, invalid_parameter"),
         CommonErrors,
         BodyErrors,
         (status = 409, description = "lock_held: held names the lock that is held, and others may be held too; Retry-After, retry_after_ms, holder, acquired_at, expires_in_ms; max_hold_reached"),
@@ -75,7 +80,8 @@ pub(super) async fn acquire_set(
     let set = named(names)?;
     note(&access, set.names());
     let result = acquire(&access, &head, &set, body, started).await;
-    ended(&access, &result, StatusCode::CREATED);
+    let success = result.as_ref().map_or(StatusCode::CREATED, Response::status);
+    ended(&access, &result, success);
     result
 }
 
@@ -92,13 +98,14 @@ async fn acquire(
     let limits = access.limits();
     let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
-    let AcquireSetBody { ttl_ms, wait_ms, owner, metadata: texts, .. } = body;
+    let AcquireSetBody { ttl_ms, wait_ms, owner, metadata: texts, callback_url, .. } = body;
+    let callback = requests::arguments(access, head, callback_url.as_ref(), set.names())?;
     let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let (wait, applied) = head.wait(&body, &limits)?;
     let metadata = metadata(body, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
-    let request = AcquireRequest {
+    let mut request = AcquireRequest {
         target: Target::Set(set.clone()),
         ttl,
         info: stored(&metadata)?,
@@ -107,12 +114,17 @@ async fn acquire(
         max_hold: limits.max_hold,
         wait,
         on_wait: None,
+        is_deferred: false,
         client: access.client().clone(),
         started,
         hold_at_least,
         priority,
         queue: QueueMode::default(),
     };
+    if head.is_deferred && !requests::takes_claim(access, &mut request) {
+        let refused = |refusal| refused(access, set, refusal);
+        return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
+    }
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| refused(access, set, refusal))?;
     // If the caller may no longer acquire these locks, the guard is dropped and releases them.

@@ -38,6 +38,11 @@ pub(super) fn describe() {
     );
     gauge!("redlock_listings", "Listings under way.");
     gauge!("redlock_event_streams", "Open event streams, of watchers and of holders.");
+    gauge!(
+        "redlock_deferred_requests",
+        "Requests with `Prefer: respond-async` that wait for their lock or for its claim."
+    );
+    counter!("redlock_callbacks_total", "Attempts to send a callback, by outcome.");
     counter!(
         "redlock_handoffs_total",
         "Locks handed from a release to a waiter: local, or by a hint of another gateway (remote)."

@@ -24,12 +24,14 @@ kinds! {
     INVALID_WAIT: BAD_REQUEST, InvalidWait, "Invalid waiting time", "wait_ms is 60000; allowed are 0 to 25000";
     INVALID_BODY: BAD_REQUEST, InvalidBody, "Invalid request body", "unknown field `ttl`, expected one of `ttl_ms`, `wait_ms`, `priority`, `queue`, `owner`, `metadata` at line 1 column 6";
     INVALID_PARAMETER: BAD_REQUEST, InvalidParameter, "Invalid header or query parameter", "Idempotency-Key must have 16 to 255 visible ASCII characters";
+    INVALID_CALLBACK: BAD_REQUEST, InvalidCallback, "Invalid callback", "callback_url: its origin is not allowed; allowed are https://hooks.example.com";
     MISSING_TOKEN: BAD_REQUEST, MissingToken, "Missing lock token", "the Lock-Token header is missing; send the token that acquiring the lock returned";
     INVALID_TOKEN: BAD_REQUEST, InvalidToken, "Invalid lock token", "the Lock-Token header holds no token of this service; send it exactly as it was returned, bare or as <token>";
     UNAUTHENTICATED: UNAUTHORIZED, Unauthenticated, "Not authenticated", "no API key was sent; send Authorization: Bearer KEY, or Basic with the key's name and the key";
     FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the key \"ci\" does not have the permission \"acquire\" here";
     NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
     LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "no such lock is held: it was released or has expired";
+    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this gateway knows no such request of this key: it ended some time ago, another gateway has it, or this one was restarted; repeat the POST with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not take this method; the Allow header lists those it takes";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
     LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s";

@@ -1,0 +1,102 @@
+//! Bodies about requests that are answered before they are granted (`Prefer: respond-async`).
+
+use serde::{Deserialize, Serialize};
+
+use crate::Problem;
+
+/// The fate of a request to acquire that was answered 202.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "state": "waiting", "names": ["reports/nightly"], "position": 3
+})))]
+pub struct RequestStatus {
+    /// The id of the request, as in the path `/requests/{id}`.
+    pub id: String,
+    /// `waiting`; `ready`: claim the lock now; `claimed`; `expired`: the lock was not claimed in
+    /// time; `cancelled`; `refused`: see `problem`. Other states may be added.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub state: RequestState,
+    /// The lock, or all locks of the set.
+    pub names: Vec<String>,
+    /// While `waiting`: the place in this gateway's queue; 1 is served next. Absent for a moment when
+    /// the request begins, or changes from one lock of its set to another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub position: Option<u64>,
+    /// While `ready`: how long the lock may still be claimed, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
+    pub claim_within_ms: Option<u64>,
+    /// Whether the callback has been received. Absent without `callback_url`, and before the first
+    /// attempt has ended: `delivered`, `failed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
+    pub callback: Option<CallbackState>,
+    /// Why the request was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Problem, required = false))]
+    pub problem: Option<Problem>,
+}
+
+/// The state of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RequestState {
+    /// The request waits for the lock.
+    Waiting,
+    /// The lock is held for the request. Its sender has to claim it.
+    Ready,
+    /// The sender has claimed the lock at this gateway.
+    Claimed,
+    /// The lock was not claimed in time.
+    Expired,
+    /// The sender gave the request up.
+    Cancelled,
+    /// The gateway refused the request.
+    Refused,
+    /// A state that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// Whether a callback was received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallbackState {
+    /// The receiver answered with a status from 200 to 299.
+    Delivered,
+    /// No attempt so far has succeeded.
+    Failed,
+    /// A state that this version does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// The body of a callback, in the form of Standard Webhooks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
+    "type": "lock.ready", "timestamp": "2025-11-21T11:39:25.123Z",
+    "data": { "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "names": ["reports/nightly"], "claim_within_ms": 9990 }
+})))]
+pub struct LockReady {
+    /// `lock.ready`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// When the lock was granted, by the gateway's wall clock, RFC 3339.
+    pub timestamp: String,
+    /// What is ready.
+    pub data: LockReadyData,
+}
+
+/// See [`LockReady`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({ "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "names": ["reports/nightly"], "claim_within_ms": 9990 })))]
+pub struct LockReadyData {
+    /// The id of the request.
+    pub id: String,
+    /// The lock, or all locks of the set.
+    pub names: Vec<String>,
+    /// How long the lock may be claimed, in milliseconds from the moment when this was sent.
+    #[cfg_attr(feature = "openapi", schema(format = "int64"))]
+    pub claim_within_ms: u64,
+}

@@ -1,0 +1,227 @@
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+fn secrets(text: &str) -> Result<Secrets, SecretsError> {
+    Secrets::read("secrets".as_ref(), &Ok(text.as_bytes().to_vec()))
+}
+
+/// Callbacks to one origin. Names resolve to each of these lists of addresses in turn; the last one
+/// stays.
+fn callbacks(origin: &str, networks: &[&str], addresses: Vec<Vec<IpAddr>>) -> Callbacks {
+    let settings = CallbackSettings {
+        origins: vec![Origin::parse(origin).unwrap()],
+        networks: Networks::new(networks.iter().map(|text| text.parse().unwrap()).collect()),
+        secret_file: PathBuf::new(),
+    };
+    let answers = Mutex::new(VecDeque::from(addresses));
+    let resolver = CheckedResolver::new(settings.networks.clone(), move |_| {
+        let mut answers = answers.lock();
+        let next = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
+        let found = next.unwrap_or_default().into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
+        Box::pin(std::future::ready(Ok(found)))
+    });
+    let secrets = Arc::new(ArcSwap::from_pointee(secrets(SECRET).unwrap()));
+    Callbacks::new(&settings, secrets, resolver).unwrap()
+}
+
+async fn send(callbacks: &Callbacks, url: &str) -> Result<(), CallbackError> {
+    let url = callbacks.check(url).expect("an allowed URL");
+    let message = Message { id: "msg_1".into(), body: "{}".into() };
+    callbacks.send(&Client::default(), &url, &message, Duration::from_secs(5)).await
+}
+
+/// Answers the first request on a listener.
+async fn answer_once(listener: &TcpListener, answer: &str) {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut read = [0; 4_096];
+    let _ = stream.read(&mut read).await.unwrap();
+    stream.write_all(answer.as_bytes()).await.unwrap();
+}
+
+async fn was_called(listener: &TcpListener) -> bool {
+    tokio::time::timeout(Duration::ZERO, listener.accept()).await.is_ok()
+}
+
+/// Addresses that no callback may go to: loopback, private, link-local (with the metadata services
+/// of clouds), carrier-grade NAT, documentation, multicast, reserved, and IPv6 addresses that stand
+/// for IPv4 addresses.
+const FORBIDDEN: [&str; 32] = [
+    "127.0.0.1",
+    "127.255.255.254",
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.1",
+    "10.255.255.255",
+    "100.64.0.1",
+    "169.254.169.254",
+    "172.16.0.1",
+    "172.31.255.255",
+    "192.0.0.1",
+    "192.0.2.1",
+    "192.88.99.1",
+    "192.168.1.1",
+    "198.18.0.1",
+    "198.51.100.1",
+    "203.0.113.1",
+    "224.0.0.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "::1",
+    "::",
+    "::ffff:127.0.0.1",
+    "::ffff:10.0.0.1",
+    "::127.0.0.1",
+    "fe80::1",
+    "fc00::1",
+    "fd00:ec2::254",
+    "ff02::1",
+    "2001:db8::1",
+    "2002:7f00:1::",
+    "64:ff9b::7f00:1",
+];
+
+#[tokio::test]
+async fn forbidden_addresses_are_refused_in_urls_and_from_names() {
+    for text in FORBIDDEN {
+        let ip: IpAddr = text.parse().unwrap();
+        let host = if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() };
+        // Every port is allowed here, but no address.
+        let origin = Url::parse(&format!("http://{host}:8080")).unwrap();
+        let origin = origin.origin().ascii_serialization();
+        let direct = callbacks(&origin, &[], Vec::new());
+        let refused = direct.check(&format!("{origin}/locks"));
+        assert!(matches!(refused, Err(CallbackUrlError::Address(_))), "{text}: {refused:?}");
+
+        let named = callbacks("http://hooks.test:8080", &[], vec![vec![ip]]);
+        match send(&named, "http://hooks.test:8080/locks").await {
+            Err(CallbackError::Unreachable(why)) => {
+                assert!(why.contains("is no public address"), "{text}: {why}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn other_spellings_of_an_address_are_the_same_address() {
+    let callbacks = callbacks("http://127.0.0.1", &[], Vec::new());
+    for spelling in ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "127.0.0.1.", "①②⑦.0.0.1"]
+    {
+        let refused = callbacks.check(&format!("http://{spelling}/"));
+        assert!(matches!(refused, Err(CallbackUrlError::Address(_))), "{spelling}: {refused:?}");
+    }
+}
+
+#[test]
+fn public_and_allowed_addresses_pass() {
+    let networks = Networks::new(vec!["10.1.0.0/16".parse().unwrap()]);
+    for good in ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "10.1.2.3", "::ffff:10.1.2.3"] {
+        assert_eq!(networks.check(good.parse().unwrap()), Ok(()), "{good}");
+    }
+    assert!(networks.check("10.2.0.1".parse().unwrap()).is_err());
+}
+
+/// Two loopback addresses: the first one is allowed in these tests.
+const ALLOWED: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
+
+/// Listeners on both addresses, with the same port.
+async fn listeners() -> (TcpListener, TcpListener, u16) {
+    loop {
+        let allowed = TcpListener::bind((ALLOWED, 0)).await.unwrap();
+        let port = allowed.local_addr().unwrap().port();
+        if let Ok(other) = TcpListener::bind((OTHER, port)).await {
+            return (allowed, other, port);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_changes_its_address_reaches_nothing_forbidden() {
+    let (allowed, other, port) = listeners().await;
+    let origin = format!("http://hooks.test:{port}");
+    let answers = vec![vec![ALLOWED], vec![OTHER], vec![OTHER, ALLOWED], vec![OTHER]];
+    let callbacks = callbacks(&origin, &["127.0.0.2/32"], answers);
+    let url = format!("{origin}/locks");
+    let ok = "HTTP/1.1 204 No Content\r\n\r\n";
+    let (sent, ()) = tokio::join!(send(&callbacks, &url), answer_once(&allowed, ok));
+    assert_eq!(sent, Ok(()));
+    assert!(matches!(send(&callbacks, &url).await, Err(CallbackError::Unreachable(_))));
+    // Of several addresses, only the allowed ones are tried.
+    let (sent, ()) = tokio::join!(send(&callbacks, &url), answer_once(&allowed, ok));
+    assert_eq!(sent, Ok(()));
+    assert!(matches!(send(&callbacks, &url).await, Err(CallbackError::Unreachable(_))));
+    assert!(!was_called(&other).await);
+}
+
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let (allowed, other, port) = listeners().await;
+    let origin = format!("http://hooks.test:{port}");
+    let callbacks = callbacks(&origin, &["127.0.0.0/8"], vec![vec![ALLOWED], vec![OTHER]]);
+    for status in [301, 302, 303, 307, 308] {
+        let target = format!("http://{OTHER}:{port}/");
+        let answer =
+            format!("HTTP/1.1 {status} Moved\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n");
+        let callbacks = if status == 301 {
+            &callbacks
+        } else {
+            // Each attempt looks the name up once.
+            &super::tests::callbacks(&origin, &["127.0.0.0/8"], vec![vec![ALLOWED], vec![OTHER]])
+        };
+        let url = format!("{origin}/locks");
+        let (sent, ()) = tokio::join!(send(callbacks, &url), answer_once(&allowed, &answer));
+        assert_eq!(sent, Err(CallbackError::Status(status)));
+    }
+    assert!(!was_called(&other).await);
+}
+
+#[tokio::test]
+async fn a_receiver_without_an_answer_costs_its_time_and_no_more() {
+    let (allowed, _other, port) = listeners().await;
+    let origin = format!("http://hooks.test:{port}");
+    let callbacks = callbacks(&origin, &["127.0.0.0/8"], vec![vec![ALLOWED]]);
+    let url = callbacks.check(&format!("{origin}/")).unwrap();
+    let message = Message { id: "msg_1".into(), body: "{}".into() };
+    let limit = Duration::from_millis(200);
+    let sent = callbacks.send(&Client::default(), &url, &message, limit).await;
+    assert!(matches!(sent, Err(CallbackError::Unreachable(why)) if why.contains("in time")));
+    drop(allowed);
+}
+
+/// The example of the specification of Standard Webhooks.
+#[test]
+fn signatures_are_those_of_the_specification() {
+    let signature = secrets(SECRET).unwrap().sign(
+        "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        1_614_265_330,
+        "{\"test\": 2432232314}",
+    );
+    assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+}
+
+#[test]
+fn a_bad_secret_is_named_by_its_line_and_not_shown() {
+    let two = secrets(&format!("# comment\n\n{SECRET}\n{SECRET}\n")).unwrap();
+    assert_eq!(two.sign("a", 1, "b").split(' ').count(), 2);
+    for (bad, word) in [
+        ("", "0 secrets"),
+        ("# only a comment", "0 secrets"),
+        ("\nwhsec_c2hvcnQ=", "line 2"),
+        ("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "line 1"),
+        ("whsec_***", "line 1"),
+        (&*[SECRET; 5].join("\n"), "5 secrets"),
+    ] {
+        let error = secrets(bad).unwrap_err().to_string();
+        assert!(error.contains(word), "{bad}: {error}");
+        assert!(bad.is_empty() || !error.contains("c2hvcnQ"), "{error}");
+    }
+}

@@ -1,0 +1,520 @@
+//! Requests that are answered before their grant (`Prefer: respond-async`), and callbacks.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use http::Method;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::http::audit::audit_lines;
+use crate::http::keys::{HOLDER, file, key, with_keys};
+use crate::support::client::{Answer, Call, Lease, lock_path};
+use crate::support::gateway::{Gateway, Launch, Scratch};
+use crate::support::harness::{eventually, masters};
+use crate::support::metrics::Samples;
+use crate::support::receiver::{Receiver, secret_file, with_callbacks};
+use crate::support::waiters::waiting_is;
+
+/// How long a grant waits for its claim.
+const WINDOW: Duration = Duration::from_secs(10);
+/// A shorter window, from `--max-ttl`.
+const SHORT_WINDOW: Duration = Duration::from_secs(2);
+
+fn key_of(number: usize) -> String {
+    format!("request-number-{number:06}")
+}
+
+fn post(gateway: &Gateway, name: &str, key: &str, body: Value) -> Call {
+    gateway.call(Method::POST, lock_path(name)).header("idempotency-key", key).json(&body)
+}
+
+/// Sends a deferred request.
+async fn deferred(gateway: &Gateway, name: &str, key: &str, body: Value) -> Answer {
+    post(gateway, name, key, body).header("prefer", "respond-async").send().await
+}
+
+/// The path of a deferred request. Panics unless it was accepted.
+fn path_of(answer: &Answer) -> String {
+    assert_eq!(answer.status, 202, "{answer:?}");
+    assert_eq!(answer.header("preference-applied"), "respond-async");
+    let path = answer.header("location");
+    assert_eq!(path, format!("/requests/{}", answer.json()["id"].as_str().expect("an id")));
+    path.to_owned()
+}
+
+async fn state(gateway: &Gateway, path: &str) -> Value {
+    let answer = gateway.get(path).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    answer.json()
+}
+
+async fn is_state(gateway: &Gateway, path: &str, expected: &str) -> Value {
+    eventually(&format!("{path} is {expected}"), async || {
+        let status = state(gateway, path).await;
+        (status["state"] == expected).then_some(status)
+    })
+    .await
+}
+
+fn short() -> Launch {
+    let window = format!("{}ms", SHORT_WINDOW.as_millis());
+    Launch::embedded().flag("--max-ttl", &window).flag("--default-ttl", &window)
+}
+
+async fn freed(gateway: &Gateway, name: &str, lease: &Lease) {
+    assert_eq!(gateway.delete(name, &lease.token).await.status, 204);
+}
+
+#[tokio::test]
+async fn a_deferred_request_is_announced_and_claimed() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
+    let lease = gateway.acquire("a/b").await;
+    let (one, other) = (key_of(1), key_of(2));
+    let body = json!({ "ttl_ms": 60_000, "callback_url": receiver.url(), "owner": "one" });
+    let accepted = deferred(&gateway, "a/b", &one, body.clone()).await;
+    let path = path_of(&accepted);
+    let status = accepted.json();
+    assert_eq!((&status["state"], &status["position"]), (&json!("waiting"), &json!(1)));
+    assert_eq!(status["names"], json!(["a/b"]));
+    let second = deferred(&gateway, "a/b", &other, json!({})).await;
+    assert_eq!(second.json()["position"], 2, "{second:?}");
+    // A repeated request is the same request.
+    let again = deferred(&gateway, "a/b", &one, body).await;
+    assert_eq!(path_of(&again), path);
+    waiting_is(&gateway, 2, 1).await;
+    assert!(receiver.arrived().is_none(), "nothing is announced before the grant");
+
+    freed(&gateway, "a/b", &lease).await;
+    let ring = receiver.next().await;
+    let ready = ring.verified();
+    assert_eq!((ring.path.as_str(), &ready["type"]), ("/locks", &json!("lock.ready")));
+    assert_eq!(ready["data"]["names"], json!(["a/b"]));
+    assert_eq!(path, format!("/requests/{}", ready["data"]["id"].as_str().expect("an id")));
+    let within = ready["data"]["claim_within_ms"].as_u64().expect("a number");
+    assert!(within > 5_000 && within <= WINDOW.as_millis() as u64, "{ready}");
+    let status = is_state(&gateway, &path, "ready").await;
+    assert!(status["claim_within_ms"].as_u64().is_some_and(|left| left > 0), "{status}");
+
+    let claim = post(&gateway, "a/b", &one, json!({ "ttl_ms": 60_000 })).send().await;
+    let claimed = Lease::from(&claim);
+    assert_eq!(claim.header("idempotency-replayed"), "true");
+    assert!(claim.json()["validity_ms"].as_u64() > Some(50_000), "a full TTL: {claim:?}");
+    assert!(!String::from_utf8_lossy(&ring.body).contains(claimed.owner()), "no token is sent");
+    let status = state(&gateway, &path).await;
+    assert_eq!((&status["state"], &status["callback"]), (&json!("claimed"), &json!("delivered")));
+    // The second request gets the lock only when the first one has released it.
+    assert_eq!(state(&gateway, &path_of(&second)).await["state"], "waiting");
+    freed(&gateway, "a/b", &claimed).await;
+    is_state(&gateway, &path_of(&second), "ready").await;
+    // Its sender does not claim it by a repetition with the preference: that is a claim, too.
+    let claim = deferred(&gateway, "a/b", &other, json!({ "ttl_ms": 60_000 })).await;
+    freed(&gateway, "a/b", &Lease::from(&claim)).await;
+    assert!(receiver.arrived().is_none(), "one grant with a URL, one callback");
+    let samples = Samples::of(&gateway).await;
+    assert_eq!(samples.get("redlock_callbacks_total", &[("outcome", "delivered")]), 1.0);
+    assert_eq!(samples.get("redlock_deferred_requests", &[]), 0.0);
+}
+
+#[tokio::test]
+async fn unclaimed_grants_are_passed_on_after_the_window() {
+    let gateway = short().start().await;
+    let lease = gateway.acquire_for("a", 2_000).await;
+    let mut paths = Vec::new();
+    for number in 0..3 {
+        paths.push(path_of(&deferred(&gateway, "a", &key_of(number), json!({})).await));
+    }
+    freed(&gateway, "a", &lease).await;
+    let mut began = Instant::now();
+    for path in &paths {
+        is_state(&gateway, path, "ready").await;
+        let waited = began.elapsed();
+        assert!(waited < 3 * SHORT_WINDOW, "{waited:?}");
+        began = Instant::now();
+    }
+    for path in &paths {
+        is_state(&gateway, path, "expired").await;
+    }
+    eventually("nothing holds the lock", async || {
+        (gateway.inspect("a").await["state"] == "free").then_some(())
+    })
+    .await;
+    // A late claim is an ordinary request.
+    let late = post(&gateway, "a", &key_of(0), json!({ "ttl_ms": 2_000 })).send().await;
+    assert_eq!((late.status, late.header("idempotency-replayed")), (201, ""), "{late:?}");
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_down_is_rung_three_times() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let gateway = with_callbacks(short(), &secret, &[&receiver]).start().await;
+    receiver.answer(503);
+    let body = json!({ "callback_url": receiver.url() });
+    let path = path_of(&deferred(&gateway, "a", &key_of(1), body.clone()).await);
+    let rings = [receiver.next().await, receiver.next().await, receiver.next().await];
+    let ids: BTreeSet<_> = rings.iter().map(|ring| ring.header("webhook-id")).collect();
+    assert_eq!(ids.len(), 1, "repetitions have one id");
+    let spans: Vec<_> = rings.windows(2).map(|two| two[1].at - two[0].at).collect();
+    assert!(spans.iter().all(|span| *span > SHORT_WINDOW.mul_f64(0.2)), "{spans:?}");
+    rings.iter().for_each(|ring| drop(ring.verified()));
+    let status = is_state(&gateway, &path, "expired").await;
+    assert_eq!(status["callback"], "failed");
+    assert!(receiver.arrived().is_none());
+
+    // A receiver that comes back in time gets the announcement.
+    let path = path_of(&deferred(&gateway, "a", &key_of(2), body).await);
+    let first = receiver.next().await;
+    receiver.answer(200);
+    let second = receiver.next().await;
+    assert_eq!(first.header("webhook-id"), second.header("webhook-id"));
+    assert!(!ids.contains(first.header("webhook-id")), "another grant has another id");
+    eventually("it was delivered", async || {
+        (state(&gateway, &path).await["callback"] == "delivered").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_given_up_leaves_queue_and_lock() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire("a").await;
+    let first = path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await);
+    let second = path_of(&deferred(&gateway, "a", &key_of(2), json!({})).await);
+    let third = path_of(&deferred(&gateway, "a", &key_of(3), json!({})).await);
+    let give_up = async |path: &str| gateway.call(Method::DELETE, path).send().await.status;
+    assert_eq!(give_up(&first).await, 204);
+    assert_eq!(state(&gateway, &first).await["state"], "cancelled");
+    waiting_is(&gateway, 2, 1).await;
+    assert_eq!(state(&gateway, &second).await["position"], 1, "no place is kept for it");
+    freed(&gateway, "a", &lease).await;
+    is_state(&gateway, &second, "ready").await;
+    let began = Instant::now();
+    assert_eq!(give_up(&second).await, 204);
+    is_state(&gateway, &third, "ready").await;
+    assert!(began.elapsed() < WINDOW / 4, "the lock was released, not left to its end");
+    let claimed = Lease::from(&post(&gateway, "a", &key_of(3), json!({})).send().await);
+    // A claimed lock stays.
+    assert_eq!(give_up(&third).await, 204);
+    assert_eq!(gateway.patch("a", &claimed.token, 60_000).await.status, 200);
+    assert_eq!(give_up("/requests/00000000000000000000000000000000").await, 404);
+    gateway.get("/requests/unknown").await.problem(404, "request_not_found");
+}
+
+#[tokio::test]
+async fn a_claim_at_another_gateway_is_sound() {
+    let servers = masters(3);
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let one = with_callbacks(Launch::over(&servers), &secret, &[&receiver]).ready().await;
+    let other = Launch::over(&servers).ready().await;
+    let body = json!({ "callback_url": receiver.url() });
+    let path = path_of(&deferred(&one, "a", &key_of(1), body).await);
+    receiver.next().await.verified();
+    let claim = post(&other, "a", &key_of(1), json!({ "ttl_ms": 60_000 })).send().await;
+    let claimed = Lease::from(&claim);
+    assert_eq!(claim.header("idempotency-replayed"), "true");
+    // The first gateway neither releases nor loses the lock when its window ends.
+    let status = is_state(&one, &path, "claimed").await;
+    assert!(status.get("problem").is_none(), "{status}");
+    let held = one.inspect("a").await;
+    assert_eq!(held["fencing_token"], claimed.fencing);
+    assert_eq!(other.patch("a", &claimed.token, 60_000).await.status, 200);
+    // Giving up afterwards does not release it either.
+    assert_eq!(one.call(Method::DELETE, path.as_str()).send().await.status, 204);
+    assert_eq!(other.patch("a", &claimed.token, 60_000).await.status, 200);
+}
+
+#[tokio::test]
+async fn giving_up_a_lock_that_was_claimed_elsewhere_keeps_it() {
+    let servers = masters(3);
+    let (one, other) = (Launch::over(&servers).ready().await, Launch::over(&servers).ready().await);
+    for round in 0..5 {
+        let name = format!("a{round}");
+        let path = path_of(&deferred(&one, &name, &key_of(1), json!({})).await);
+        is_state(&one, &path, "ready").await;
+        let claim = post(&other, &name, &key_of(1), json!({ "ttl_ms": 60_000 })).send();
+        let give_up = one.call(Method::DELETE, path.as_str()).send();
+        let (claim, given_up) = tokio::join!(claim, give_up);
+        assert_eq!(given_up.status, 204);
+        // Whichever came first: a lease that was returned holds.
+        if claim.status == 201 {
+            let claimed = Lease::from(&claim);
+            assert_eq!(other.patch(&name, &claimed.token, 60_000).await.status, 200, "{claim:?}");
+        } else {
+            assert!([409, 503].contains(&claim.status), "{claim:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_dead_gateway_leaves_nothing_and_a_repeated_request_is_served() {
+    let servers = masters(3);
+    let ttl = format!("{}s", SHORT_WINDOW.as_secs() * 3);
+    let launch = || Launch::over(&servers).flag("--max-ttl", &ttl).flag("--default-ttl", &ttl);
+    let (mut one, other) = (launch().ready().await, launch().ready().await);
+    let lease = other.acquire_for("waited", 6_000).await;
+    path_of(&deferred(&one, "waited", &key_of(1), json!({})).await);
+    let ready = path_of(&deferred(&one, "ready", &key_of(2), json!({})).await);
+    is_state(&one, &ready, "ready").await;
+    one.signal(Signal::KILL);
+    one.ended().await;
+    // The request that was ready is found by its key, and the one that waited begins anew.
+    let claim = post(&other, "ready", &key_of(2), json!({ "ttl_ms": 6_000 })).send().await;
+    assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
+    freed(&other, "ready", &Lease::from(&claim)).await;
+    let again = path_of(&deferred(&other, "waited", &key_of(1), json!({})).await);
+    freed(&other, "waited", &lease).await;
+    is_state(&other, &again, "ready").await;
+    eventually("nothing is held", async || {
+        let listed = other.get("/locks").await.json();
+        listed["locks"].as_array().expect("a list").is_empty().then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn slots_and_sets_are_deferred_too() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
+    let slots = json!({ "slots": 2, "ttl_ms": 60_000 });
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        held.push(Lease::from(&gateway.post("pool", slots.clone()).await));
+    }
+    let asks = json!({ "slots": 2, "take": 2, "ttl_ms": 60_000, "callback_url": receiver.url() });
+    let pool = path_of(&deferred(&gateway, "pool", &key_of(1), asks).await);
+    let set = |body: Value| {
+        gateway
+            .call(Method::POST, "/locks")
+            .header("idempotency-key", key_of(2))
+            .header("prefer", "respond-async")
+            .json(&body)
+            .send()
+    };
+    let lease = gateway.acquire("b").await;
+    let names = json!({ "names": ["a", "b"], "callback_url": receiver.url() });
+    let both = path_of(&set(names).await);
+    assert_eq!(state(&gateway, &both).await["position"], 1);
+    for lease in &held {
+        freed(&gateway, "pool", lease).await;
+    }
+    assert_eq!(receiver.next().await.verified()["data"]["names"], json!(["pool"]));
+    let claim = json!({ "slots": 2, "take": 2, "ttl_ms": 60_000 });
+    let claim = post(&gateway, "pool", &key_of(1), claim).send().await;
+    assert_eq!(claim.json()["slots_held"], json!([1, 2]), "{claim:?}");
+    assert_eq!(state(&gateway, &pool).await["state"], "claimed");
+    freed(&gateway, "b", &lease).await;
+    assert_eq!(receiver.next().await.verified()["data"]["names"], json!(["a", "b"]));
+    is_state(&gateway, &both, "ready").await;
+    let claim = set(json!({ "names": ["b", "a"], "ttl_ms": 60_000 })).await;
+    assert_eq!((claim.status, claim.header("idempotency-replayed")), (201, "true"), "{claim:?}");
+    assert_eq!(state(&gateway, &both).await["state"], "claimed");
+}
+
+#[tokio::test]
+async fn deferred_requests_are_checked_before_they_wait() {
+    let (receiver, secret) = (Receiver::start().await, secret_file());
+    let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
+    let off = Launch::embedded().start().await;
+    let url = |url: &str| json!({ "callback_url": url });
+    let no_key = gateway.call(Method::POST, "/locks/a").header("prefer", "respond-async");
+    no_key.send().await.problem(400, "invalid_parameter");
+    let no_preference = gateway.post("a", url(&receiver.url())).await;
+    no_preference.problem(400, "invalid_callback");
+    let answer = deferred(&off, "a", &key_of(1), url(&receiver.url())).await;
+    answer.problem(400, "invalid_callback");
+    let origin = receiver.origin();
+    let with_user = receiver.url().replacen("http://", "http://user:secret-word@", 1);
+    let long = format!("{origin}/{}", "a".repeat(2_048));
+    for (bad, word) in [
+        ("", "expected a URL"),
+        ("hooks.example.com", "expected a URL"),
+        ("ftp://hooks.example.com", "expected a URL"),
+        ("https://hooks.example.com/locks", "its origin is not allowed; allowed are http"),
+        (&*with_user, "a user name or a password"),
+        (&*long, "allowed are 2048"),
+    ] {
+        let answer = deferred(&gateway, "a", &key_of(1), url(bad)).await;
+        let problem = answer.problem(400, "invalid_callback");
+        let detail = problem["detail"].as_str().expect("a text");
+        assert!(detail.contains(word) && !detail.contains("secret-word"), "{bad}: {detail}");
+    }
+    let answer = deferred(&gateway, "a", &key_of(1), json!({ "callback_url": 5 })).await;
+    answer.problem(400, "invalid_callback");
+    for (bad, code) in [
+        (json!({ "ttl_ms": 1 }), "invalid_ttl"),
+        (json!({ "wait_ms": 3_600_001 }), "invalid_wait"),
+        (json!({ "priority": 10 }), "invalid_body"),
+    ] {
+        deferred(&gateway, "a", &key_of(1), bad).await.problem(400, code);
+    }
+    // Nobody has taken the lock meanwhile.
+    assert_eq!(gateway.inspect("a").await["state"], "free");
+    let held = gateway.acquire("a").await;
+    let at_once = deferred(&gateway, "a", &key_of(1), json!({ "wait_ms": 0 })).await;
+    at_once.problem(409, "lock_held");
+    let path = path_of(&deferred(&gateway, "a", &key_of(1), json!({ "wait_ms": 300 })).await);
+    let status = is_state(&gateway, &path, "refused").await;
+    assert_eq!(status["problem"]["code"], "lock_held", "{status}");
+    freed(&gateway, "a", &held).await;
+}
+
+#[tokio::test]
+async fn permissions_bound_who_may_ask_see_and_claim() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let caller = key("caller", &format!("{HOLDER},callback"), "*").await;
+    let holder = key("holder", HOLDER, "*").await;
+    let keys = file(&[&caller, &holder]);
+    let log = Scratch::new("audit.log", "");
+    let launch = with_keys(&keys).flag("--audit-log", log.path());
+    let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
+    let ask = |by: &crate::http::keys::Key, name: &str, body: Value| {
+        by.call(&gateway, Method::POST, &lock_path(name))
+            .header("prefer", "respond-async")
+            .header("idempotency-key", key_of(1))
+            .json(&body)
+            .send()
+    };
+    let url = json!({ "callback_url": receiver.url() });
+    let refused = ask(&holder, "a", url.clone()).await.problem(403, "forbidden");
+    assert!(refused["detail"].as_str().is_some_and(|text| text.contains("callback")), "{refused}");
+    // Without a URL, the request needs no permission but that to acquire.
+    assert_eq!(ask(&holder, "b", json!({})).await.status, 202);
+    let path = path_of(&ask(&caller, "a", url.clone()).await);
+    receiver.next().await.verified();
+    caller.get(&gateway, &path).await.json();
+    holder.get(&gateway, &path).await.problem(404, "request_not_found");
+    let cancel = holder.call(&gateway, Method::DELETE, &path).send().await;
+    cancel.problem(404, "request_not_found");
+    gateway.get(&path).await.problem(401, "unauthenticated");
+    let claim = caller.call(&gateway, Method::POST, "/locks/a");
+    let claim = claim.header("idempotency-key", key_of(1)).send().await;
+    assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
+    let outcomes = |what: &str| {
+        let lines = audit_lines(&log).into_iter();
+        let of = lines.filter(|line| line["what"] == what && line["lock"] == "a");
+        of.map(|line| (line["who"].clone(), line["outcome"].clone())).collect::<Vec<_>>()
+    };
+    eventually("the audit log has them", async || {
+        let callbacks = outcomes("callback") == [(json!("caller"), json!("delivered"))];
+        let acquires = outcomes("acquire");
+        let has = |who: &str, outcome: &str| acquires.contains(&(json!(who), json!(outcome)));
+        (callbacks
+            && has("caller", "accepted")
+            && has("caller", "done")
+            && has("holder", "forbidden"))
+        .then_some(())
+    })
+    .await;
+
+    // A key that is removed while its request waits gets nothing.
+    let lease = holder.acquire(&gateway, "c").await;
+    path_of(&ask(&caller, "c", url).await);
+    std::fs::write(keys.path(), &holder.entry).unwrap();
+    eventually("the key is gone", async || {
+        (caller.get(&gateway, "/locks/c").await.status == 401).then_some(())
+    })
+    .await;
+    assert_eq!(holder.delete(&gateway, "c", &lease.token).await.status, 204);
+    eventually("the lock is released again", async || {
+        let free = holder.get(&gateway, "/locks/c").await.json()["state"] == "free";
+        let none = Samples::of(&gateway).await.is("redlock_waiters", &[], 0.0);
+        (free && none).then_some(())
+    })
+    .await;
+    assert!(receiver.arrived().is_none(), "nothing is announced to a removed key");
+}
+
+#[tokio::test]
+async fn a_drain_ends_deferred_requests() {
+    let mut gateway = Launch::embedded().flag("--drain-delay", "0s").start().await;
+    let _held = gateway.acquire("a").await;
+    path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await);
+    path_of(&deferred(&gateway, "b", &key_of(2), json!({})).await);
+    let began = Instant::now();
+    gateway.signal(Signal::TERM);
+    assert_eq!(gateway.ended().await, Some(0));
+    assert!(began.elapsed() < WINDOW / 2, "neither a waiter nor a window delays the end");
+}
+
+#[tokio::test]
+async fn callbacks_use_no_proxy_and_follow_no_redirect() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", proxy.local_addr().unwrap());
+    let launch = short().env("HTTP_PROXY", &url).env("http_proxy", &url).env("ALL_PROXY", &url);
+    let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
+    receiver.answer(307);
+    let body = json!({ "callback_url": receiver.url() });
+    let path = path_of(&deferred(&gateway, "a", &key_of(1), body).await);
+    for _ in 0..3 {
+        assert_eq!(receiver.next().await.path, "/locks", "the redirect goes to /elsewhere");
+    }
+    assert_eq!(is_state(&gateway, &path, "expired").await["callback"], "failed");
+    assert!(receiver.arrived().is_none());
+    let connected = tokio::time::timeout(Duration::ZERO, proxy.accept()).await;
+    assert!(connected.is_err(), "the proxy was used: {connected:?}");
+}
+
+#[tokio::test]
+async fn a_new_secret_signs_without_a_restart() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
+    let old = std::fs::read_to_string(secret.path()).unwrap();
+    let new = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    std::fs::write(secret.path(), format!("{new}\n{old}")).unwrap();
+    eventually("both secrets sign", async || {
+        let lock = format!("a{}", Instant::now().elapsed().as_nanos());
+        let key = key_of(gateway.stdout().len());
+        path_of(&deferred(&gateway, &lock, &key, json!({ "callback_url": receiver.url() })).await);
+        let ring = receiver.next().await;
+        ring.verified();
+        let signatures = ring.header("webhook-signature").split(' ').count();
+        (signatures == 2).then_some(())
+    })
+    .await;
+    std::fs::write(secret.path(), "whsec_short\n").unwrap();
+    eventually("the log names the line", async || {
+        let log = gateway.stdout();
+        (log.contains("line 1 is no secret") && log.contains("the old secrets stay")).then_some(())
+    })
+    .await;
+    assert!(!gateway.stdout().contains("whsec_short"));
+}
+
+/// More than one client's callbacks at a time.
+const REQUESTS: usize = 500;
+
+#[tokio::test]
+async fn five_hundred_deferred_requests_are_served_in_order() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let servers = masters(3);
+    let gateway = with_callbacks(Launch::over(&servers), &secret, &[&receiver]).ready().await;
+    let lease = gateway.acquire("a").await;
+    let mut ids = Vec::new();
+    for number in 0..REQUESTS {
+        let body = json!({ "callback_url": receiver.url() });
+        let accepted = deferred(&gateway, "a", &key_of(number), body).await;
+        assert_eq!(accepted.json()["position"], number + 1, "{accepted:?}");
+        ids.push(accepted.json()["id"].clone());
+    }
+    freed(&gateway, "a", &lease).await;
+    let mut last = lease.fencing;
+    for (number, id) in ids.iter().enumerate() {
+        let ready = receiver.next().await.verified();
+        assert_eq!(ready["data"]["id"], *id, "request {number} is next");
+        let claim = post(&gateway, "a", &key_of(number), json!({ "ttl_ms": 60_000 })).send().await;
+        let claimed = Lease::from(&claim);
+        assert!(claimed.fencing > last, "fencing tokens increase");
+        last = claimed.fencing;
+        freed(&gateway, "a", &claimed).await;
+    }
+    assert!(receiver.arrived().is_none());
+    let samples = Samples::of(&gateway).await;
+    assert_eq!(
+        samples.get("redlock_callbacks_total", &[("outcome", "delivered")]),
+        REQUESTS as f64
+    );
+    assert_eq!(samples.get("redlock_callbacks_total", &[("outcome", "failed")]), 0.0);
+}
