@@ -12,6 +12,7 @@
 //! request with the same idempotency key while the first copy still waits. The gateways that they
 //! wait at may die.
 
+mod deferred;
 mod eager;
 mod young;
 
@@ -70,6 +71,10 @@ pub struct Client {
     pub set_percent: u64,
     /// Percentage of requests that ask for slots of the lock with slots.
     pub slots_percent: u64,
+    /// Percentage of requests that are answered before they are granted.
+    pub deferred_percent: u64,
+    /// Whether gateways wrongly release a deferred grant by its token at the end of its window.
+    pub releases_unclaimed: bool,
     /// Percentage of requests after which the lock is kept for a least time.
     pub hold_percent: u64,
     /// The longest TTL that the client may ask for.
@@ -218,6 +223,9 @@ impl Client {
     }
 
     async fn once(&mut self) {
+        if self.deferred_percent > 0 && self.chance.percent(self.deferred_percent) {
+            return self.defer().await;
+        }
         let mut gateway = self.home();
         let wish = self.wish(15);
         let mut held = self.acquire_and_repeat(gateway, wish).await;
@@ -230,7 +238,13 @@ impl Client {
                 held = self.acquire(gateway, Wish { hangs_up: None, ..wish }).await;
             }
         }
-        let Some(hold) = held else { return };
+        if let Some(hold) = held {
+            self.use_all(hold, wish).await;
+        }
+    }
+
+    /// Uses and releases a lock, and each part of a set or of slots by itself.
+    async fn use_all(&mut self, hold: Hold, wish: Wish) {
         if let Some(other) = wish.other {
             let first = self.chance.percent(50);
             let (first, second) = if first { (hold.name, other) } else { (other, hold.name) };

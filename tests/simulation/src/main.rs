@@ -28,6 +28,7 @@ Examples:
   redlock-sim --seeds 0..50 --scenario queue               many clients wait for one lock or two
   redlock-sim --seeds 0..50 --scenario reconfigure         an operator changes the configuration
   redlock-sim --seeds 0..500 --scenario moved              names move to other processes
+  redlock-sim --seeds 0..500 --scenario deferred           requests that are claimed later
   redlock-sim --seeds 0..500 --scenario skews              one gateway has another clock skew
   redlock-sim --seeds 0..500 --scenario fast-clocks        masters' clocks run faster than promised
 
@@ -80,6 +81,8 @@ enum ScenarioArgument {
     /// Names move to new processes that have read the files of the old ones. The old processes
     /// still run.
     Moved,
+    /// The storm, but many requests are answered before they are granted, and claimed later.
+    Deferred,
     /// The storm, but one gateway has another clock skew than the others.
     Skews,
     /// The storm, but the clocks of masters run faster than promised. It finds violations, but
@@ -106,6 +109,7 @@ impl Arguments {
             ScenarioArgument::Reconfigure => Plan::reconfigure(seed),
             ScenarioArgument::Raise => Plan::raise(seed),
             ScenarioArgument::Moved => Plan::moved(seed),
+            ScenarioArgument::Deferred => Plan::deferred(seed),
             ScenarioArgument::Skews => Plan::skews(seed),
             ScenarioArgument::FastClocks => Plan::fast_clocks(seed),
         };

@@ -103,6 +103,10 @@ pub struct Plan {
     pub set_percent: u64,
     /// Percentage of requests that ask for slots of the lock with slots.
     pub slots_percent: u64,
+    /// Percentage of requests that are answered before they are granted.
+    pub deferred_percent: u64,
+    /// Whether gateways wrongly release a deferred grant by its token at the end of its window.
+    pub releases_unclaimed: bool,
     /// Percentage of requests after which the lock is kept for a least time.
     pub hold_percent: u64,
     /// Percentage of requests that wait in the queue.
@@ -203,6 +207,8 @@ impl Plan {
             keyed_percent: 35,
             set_percent: 25,
             slots_percent: 20,
+            deferred_percent: 0,
+            releases_unclaimed: false,
             hold_percent: 15,
             length: Duration::from_secs(60),
             max_ttl: chance.pick(&[MAX_TTL, MAX_TTL, LONG_MAX_TTL]),
@@ -234,6 +240,14 @@ impl Plan {
         let storm = Self::storm(seed);
         let faults = Faults { slew: Some(Duration::from_secs(5)), ..storm.faults };
         Self { slewed_ppm: 83_000, faults, ..storm }
+    }
+
+    /// The storm of a seed, but many requests are answered before they are granted. A third of the
+    /// histories have no faults.
+    pub fn deferred(seed: u64) -> Self {
+        let storm = Self::storm(seed);
+        let faults = if seed.is_multiple_of(3) { Faults::default() } else { storm.faults };
+        Self { deferred_percent: 50, foreign_clients: 0, faults, ..storm }
     }
 
     /// The storm of a seed, but the last gateway has a clock skew of its own.

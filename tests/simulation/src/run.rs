@@ -156,6 +156,8 @@ fn begin_clients(stage: &Stage, start: Instant) -> Vec<JoinHandle<()>> {
                 keyed_percent: plan.keyed_percent,
                 set_percent: plan.set_percent,
                 slots_percent: plan.slots_percent,
+                deferred_percent: plan.deferred_percent,
+                releases_unclaimed: plan.releases_unclaimed,
                 hold_percent: plan.hold_percent,
                 longest_ttl: plan.max_ttl,
                 waiting_percent: plan.waiting_percent,

@@ -35,6 +35,15 @@ fn assert_violated(rule: &str, scenario: &str, plan: fn(u64) -> Plan, wanted: &[
 
 const SAFETY: [Demand; 3] = [Demand::Exclusion, Demand::Fencing, Demand::Register];
 
+/// A deferred grant may have been claimed at another gateway, so only an undo may end it early.
+#[test]
+fn with_a_release_of_unclaimed_grants_by_their_token() {
+    let plan = |seed| Plan { releases_unclaimed: true, ..Plan::deferred(seed) };
+    let found = search(0..MAX_SEEDS, &SAFETY, true, plan, |_, _| {});
+    let (seed, violation) = found.violations.first().expect("a violation");
+    println!("{} seeds needed; seed {seed}: {violation}", seed + 1);
+}
+
 #[test]
 fn without_keeping_a_lock_for_its_owner() {
     assert_violated("lock-is-kept", "storm", Plan::storm, &SAFETY);

@@ -1,8 +1,10 @@
 //! With all rules on, no seed violates a promise. The variable `REDLOCK_SIM_SEEDS` sets the number
 //! of seeds; the default is 300.
 
+use std::collections::BTreeSet;
+
 use redlock_sim::checker::Demand;
-use redlock_sim::history::{Answer, Operation};
+use redlock_sim::history::{Answer, Operation, Request};
 use redlock_sim::plan::Plan;
 use redlock_sim::rule::Rule;
 use redlock_sim::run::run;
@@ -43,6 +45,37 @@ fn storms_violate_nothing() {
         summary.counts.repairs > summary.histories
             && summary.counts.quarantines > 10 * summary.histories
     );
+}
+
+#[test]
+fn deferred_requests_violate_nothing_and_leave_nothing() {
+    let found = search(0..seeds(), &Demand::ALL, false, Plan::deferred, |_, _| {});
+    let summary = &found.summary;
+    assert_clean(&found, "deferred");
+    assert!(summary.grants > 50 * summary.histories, "{summary}");
+    // Many grants must be claimed, given up, and left to end.
+    let mut claimed = 0;
+    let mut unclaimed = 0;
+    for history in (0..30).map(|seed| run(&Plan::deferred(seed)).history) {
+        let owner = |operation: &Operation| match operation.request {
+            Request::Acquire { owner, .. } => owner,
+            Request::Extend { .. } | Request::Release { .. } => None,
+        };
+        let granted: BTreeSet<_> = history
+            .operations
+            .iter()
+            .filter(|operation| matches!(operation.answer, Some(Answer::Granted { .. })))
+            .filter_map(owner)
+            .collect();
+        let deferred = history.operations.iter().filter(|operation| {
+            matches!(operation.request, Request::Acquire { ttl_ms: 1_000, .. })
+                && operation.answer == Some(Answer::Cancelled)
+        });
+        for owner in deferred.filter_map(owner) {
+            *if granted.contains(&owner) { &mut claimed } else { &mut unclaimed } += 1;
+        }
+    }
+    assert!(claimed > 300 && unclaimed > 300, "{claimed}, {unclaimed}");
 }
 
 #[test]

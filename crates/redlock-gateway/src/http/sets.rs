@@ -9,7 +9,8 @@ use http::request::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use redlock_api::{
-    AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, RequestStatus, SetLease,
+    AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, RequestStatus,
+    SetLease,
 };
 use redlock_core::{HeldBy, LockError, LockName, LockSet, QueueMode, SetError};
 use serde_json::Value;
