@@ -28,6 +28,10 @@ const RUN: &[(&str, Option<&str>)] = &[
     ("CI runners on a pool", Some("jobs::at_most_four_places")),
     ("A deployment that needs two environments", Some("jobs::a_deployment_of_two")),
     ("A webhook that is delivered twice", Some("services::a_repeated_delivery")),
+    (
+        "A service that is called when its lock is ready",
+        Some("services::a_service_that_is_called_back"),
+    ),
     ("An Ansible playbook", Some("ci::an_ansible_playbook")),
     ("A Kubernetes CronJob", None),
     ("Leader election in Kubernetes", None),

@@ -367,7 +367,7 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     let holder = key("holder", HOLDER, "*").await;
     let keys = file(&[&caller, &holder]);
     let log = Scratch::new("audit.log", "");
-    let launch = with_keys(&keys).flag("--audit-log", log.path());
+    let launch = with_keys(&keys).flag("--audit-log", log.path()).flag("--public", "metrics");
     let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
     let ask = |by: &crate::http::keys::Key, name: &str, body: Value| {
         by.call(&gateway, Method::POST, &lock_path(name))

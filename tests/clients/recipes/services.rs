@@ -6,7 +6,9 @@ use serde_json::json;
 use tokio::process::{Child, Command};
 
 use super::{Place, ended, run, together};
-use crate::support::harness::{eventually, free_port};
+use crate::support::gateway::Launch;
+use crate::support::harness::{eventually, free_port, masters};
+use crate::support::receiver::{SECRET, secret_file};
 
 const WEBHOOK: &str = "A webhook that is delivered twice";
 
@@ -168,4 +170,57 @@ async fn agents_that_claim_a_task_exclude_each_other() {
     let agent = place.file("agent.py", AGENT);
     together(4, || place.command(&["python3", &agent, "ada"])).await;
     assert_eq!((place.count("begin"), place.count("end")), (3, 3));
+}
+
+const CALLED: &str = "A service that is called when its lock is ready";
+
+#[tokio::test]
+async fn a_service_that_is_called_back_works_in_order() {
+    let port = free_port();
+    let servers = masters(3);
+    let secret = secret_file();
+    let launch = Launch::over(&servers)
+        .flag("--callback-secret-file", secret.path())
+        .flag("--callback-network", "127.0.0.0/8")
+        .flag("--callback-origin", &format!("http://127.0.0.1:{port}"));
+    let place = Place::with(servers, launch.ready().await, &["process-order"]);
+    place.file("callback-secret", SECRET);
+    let program = place.file("service.py", &place.block(CALLED, "python", 0));
+    let mut service = place.command(&["python3", &program]);
+    let _service = service.env("PORT", port.to_string()).spawn().unwrap();
+    let connect = async || std::net::TcpStream::connect(("127.0.0.1", port)).ok();
+    drop(eventually("the service listens", connect).await);
+    let held = place.gateway.acquire("jobs/42").await;
+    let ask = || delivery(&place, port, "55555555-5555-5555", 42);
+    assert_eq!(run(ask()).await.1, "202");
+    assert_eq!(run(ask()).await.1, "202", "a repetition is the same request");
+    assert_eq!(place.count("begin"), 0, "the lock is held");
+    assert_eq!(place.gateway.delete("jobs/42", &held.token).await.status, 204);
+    place.begun(1).await;
+    place.assert_free("jobs/42").await;
+    place.assert_one_at_a_time(1);
+    // Nobody but the gateway can start work.
+    let forged = json!({ "data": { "names": ["jobs/42"] } }).to_string();
+    let url = format!("http://127.0.0.1:{port}/ready");
+    let time = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let time = format!("webhook-timestamp: {time}");
+    let forged = place.command(&[
+        "curl",
+        "-sS",
+        "-o",
+        "answer",
+        "-w",
+        "%{http_code}",
+        "-d",
+        &forged,
+        "-H",
+        "webhook-id: a",
+        "-H",
+        &time,
+        "-H",
+        "webhook-signature: v1,AAAA",
+        &url,
+    ]);
+    assert_eq!(run(forged).await.1, "401");
+    place.assert_one_at_a_time(1);
 }

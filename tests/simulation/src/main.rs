@@ -136,6 +136,7 @@ impl Arguments {
             ScenarioArgument::Reconfigure => command += " --scenario reconfigure",
             ScenarioArgument::Raise => command += " --scenario raise",
             ScenarioArgument::Moved => command += " --scenario moved",
+            ScenarioArgument::Deferred => command += " --scenario deferred",
             ScenarioArgument::Skews => command += " --scenario skews",
             ScenarioArgument::FastClocks => command += " --scenario fast-clocks",
         }

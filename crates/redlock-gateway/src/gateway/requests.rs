@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
-use redlock_core::{LockError, LockState, Owner, Redlock, Ttl, WaitLimit};
+use redlock_core::{LockError, LockState, Owner, Ttl, WaitLimit};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant as TokioInstant, sleep_until};
 
@@ -486,17 +486,16 @@ impl DeferredTask {
         }
     }
 
-    /// Whether the grant outlives its accept window: somebody claimed it at another gateway.
+    /// Whether the grant outlives its accept window: somebody claimed it at another gateway. Without
+    /// a claim, the masters store the grant for the rest of its TTL beyond its validity.
     async fn is_claimed(&self, view: &LeaseView) -> bool {
-        is_held(&self.gateway.locks, &self.deferred.target, view).await
-    }
-}
-
-/// Whether the lock, or the first one of a set, is still held with the fencing token of this grant.
-async fn is_held(locks: &Redlock, target: &Target, view: &LeaseView) -> bool {
-    let slot = view.token.slots().iter().next().unwrap_or(1);
-    match locks.inspect_slot(target.name(), slot).await.state {
-        LockState::Held(by) => by.fencing == Some(view.token.fencing()),
-        LockState::Free | LockState::Unknown => false,
+        let rest = view.ttl.duration().saturating_sub(view.validity);
+        let slot = view.token.slots().iter().next().unwrap_or(1);
+        match self.gateway.locks.inspect_slot(self.deferred.target.name(), slot).await.state {
+            LockState::Held(by) => {
+                by.fencing == Some(view.token.fencing()) && by.expires_in > Some(rest)
+            }
+            LockState::Free | LockState::Unknown => false,
+        }
     }
 }

@@ -39,7 +39,7 @@ impl Client {
         tokio::time::sleep(pause).await;
         let fate = self.chance.below(100);
         if fate < 25 {
-            drop(give_up.send(()));
+            let _ = give_up.send(());
         }
         // Some give up and claim all the same.
         if (10..35).contains(&fate) {
@@ -104,7 +104,7 @@ impl Client {
             };
             // The client has no answer. Its own claim is a request of its own.
             end(Answer::Cancelled);
-            drop(ring.send(()));
+            let _ = ring.send(());
             let window = tokio::time::sleep(Duration::from_millis(WINDOW_MS));
             // The token knows its slots.
             let names = if name >= FIRST_SLOT { &names[..1] } else { &names[..] };
