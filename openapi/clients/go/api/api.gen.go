@@ -178,6 +178,7 @@ const (
 	ProblemCodeForbidden            ProblemCode = "forbidden"
 	ProblemCodeInternalError        ProblemCode = "internal_error"
 	ProblemCodeInvalidBody          ProblemCode = "invalid_body"
+	ProblemCodeInvalidCallback      ProblemCode = "invalid_callback"
 	ProblemCodeInvalidName          ProblemCode = "invalid_name"
 	ProblemCodeInvalidParameter     ProblemCode = "invalid_parameter"
 	ProblemCodeInvalidTTL           ProblemCode = "invalid_ttl"
@@ -196,6 +197,7 @@ const (
 	ProblemCodeQuorumUnavailable    ProblemCode = "quorum_unavailable"
 	ProblemCodeQuotaExceeded        ProblemCode = "quota_exceeded"
 	ProblemCodeRateLimited          ProblemCode = "rate_limited"
+	ProblemCodeRequestNotFound      ProblemCode = "request_not_found"
 	ProblemCodeRequestTimeout       ProblemCode = "request_timeout"
 	ProblemCodeSuperseded           ProblemCode = "superseded"
 	ProblemCodeTooManyWaiters       ProblemCode = "too_many_waiters"
@@ -217,6 +219,8 @@ func (e ProblemCode) Valid() bool {
 	case ProblemCodeInternalError:
 		return true
 	case ProblemCodeInvalidBody:
+		return true
+	case ProblemCodeInvalidCallback:
 		return true
 	case ProblemCodeInvalidName:
 		return true
@@ -254,6 +258,8 @@ func (e ProblemCode) Valid() bool {
 		return true
 	case ProblemCodeRateLimited:
 		return true
+	case ProblemCodeRequestNotFound:
+		return true
 	case ProblemCodeRequestTimeout:
 		return true
 	case ProblemCodeSuperseded:
@@ -271,6 +277,10 @@ func (e ProblemCode) Valid() bool {
 
 // AcquireBody What to acquire. Every field may be omitted; unknown fields are refused.
 type AcquireBody struct {
+	// CallbackURL With `Prefer: respond-async`: where the gateway announces that the lock is yours. Needs a key
+	// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+	CallbackURL *string `json:"callback_url,omitempty"`
+
 	// HoldAtLeastMs How long the lock is kept from its grant on, in milliseconds, although it is released
 	// earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
 	// and nobody gets the lock until then. So a job runs once although the clocks of its hosts
@@ -322,6 +332,10 @@ type AcquireBodyQueue string
 // AcquireSetBody Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
 // refused.
 type AcquireSetBody struct {
+	// CallbackURL With `Prefer: respond-async`: where the gateway announces that the locks are yours. Needs a key
+	// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+	CallbackURL *string `json:"callback_url,omitempty"`
+
 	// HoldAtLeastMs As for a single lock, for each of the locks.
 	HoldAtLeastMs *int32 `json:"hold_at_least_ms,omitempty"`
 
@@ -698,6 +712,33 @@ type ReleaseSetResults struct {
 	Results []ReleaseResult `json:"results"`
 }
 
+// RequestStatus The fate of a request to acquire that was answered 202.
+type RequestStatus struct {
+	// Callback Whether the callback has been received. Absent without `callback_url`, and before the first
+	// attempt has ended: `delivered`, `failed`.
+	Callback *string `json:"callback,omitempty"`
+
+	// ClaimWithinMs While `ready`: how long the lock may still be claimed, in milliseconds.
+	ClaimWithinMs *int64 `json:"claim_within_ms,omitempty"`
+
+	// ID The id of the request, as in the path `/requests/{id}`.
+	ID string `json:"id"`
+
+	// Names The lock, or all locks of the set.
+	Names []string `json:"names"`
+
+	// Position While `waiting`: the place in this gateway's queue; 1 is served next. Absent for a moment when
+	// the request begins, or changes from one lock of its set to another.
+	Position *int64 `json:"position,omitempty"`
+
+	// Problem Why the request was refused.
+	Problem *Problem `json:"problem,omitempty"`
+
+	// State `waiting`; `ready`: claim the lock now; `claimed`; `expired`: the lock was not claimed in
+	// time; `cancelled`; `refused`: see `problem`. Other states may be added.
+	State string `json:"state"`
+}
+
 // SetLease A granted set of locks: one token and one fencing token for all of them.
 type SetLease struct {
 	// ElapsedMs Time in the gateway from the request until `validity_ms` was computed, in milliseconds,
@@ -798,7 +839,7 @@ type AcquireLocksParams struct {
 	// IdempotencyKey 16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 
-	// Prefer `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied.
+	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`, as in `POST /locks/{name}`. The answer has Preference-Applied.
 	Prefer *string `json:"Prefer,omitempty"`
 }
 
@@ -840,7 +881,7 @@ type AcquireLockParams struct {
 	// IdempotencyKey 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 
-	// Prefer `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied.
+	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`: the answer is 202 as soon as the request waits or is granted. The answer has Preference-Applied.
 	Prefer *string `json:"Prefer,omitempty"`
 }
 
@@ -1108,6 +1149,11 @@ type ClientInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -1137,6 +1183,11 @@ type ClientInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -1164,6 +1215,25 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CancelRequest Give up a deferred request
+	//
+	// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
+	// claimed lock stays: release it with its token.
+	//
+	// Corresponds with DELETE /requests/{id} (the `CancelRequest` operationId).
+	CancelRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetRequest Follow a deferred request
+	//
+	// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
+	// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+	// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
+	// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
+	// forgets them when it restarts; repeating the `POST` is always safe.
+	//
+	// Corresponds with GET /requests/{id} (the `GetRequest` operationId).
+	GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error)
 }
 
 // GetHealth The same as /readyz
@@ -1464,6 +1534,11 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
+// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+//
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 // number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -1502,6 +1577,11 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 //
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+//
+// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1551,6 +1631,45 @@ func (c *Client) GetMetrics(ctx context.Context, reqEditors ...RequestEditorFn) 
 // Corresponds with GET /readyz (the `GetReadiness` operationId).
 func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetReadinessRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CancelRequest Give up a deferred request
+//
+// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
+// claimed lock stays: release it with its token.
+//
+// Corresponds with DELETE /requests/{id} (the `CancelRequest` operationId).
+func (c *Client) CancelRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCancelRequestRequest(c.Server, id)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetRequest Follow a deferred request
+//
+// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
+// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
+// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
+// forgets them when it restarts; repeating the `POST` is always safe.
+//
+// Corresponds with GET /requests/{id} (the `GetRequest` operationId).
+func (c *Client) GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetRequestRequest(c.Server, id)
 	if err != nil {
 		return nil, err
 	}
@@ -2250,6 +2369,74 @@ func NewGetReadinessRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewCancelRequestRequest constructs an http.Request for the CancelRequest method
+func NewCancelRequestRequest(server string, id string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "id", id, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/requests/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetRequestRequest constructs an http.Request for the GetRequest method
+func NewGetRequestRequest(server string, id string) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "id", id, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/requests/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 func (c *Client) applyEditors(ctx context.Context, req *http.Request, additionalEditors []RequestEditorFn) error {
 	for _, r := range c.RequestEditors {
 		if err := r(ctx, req); err != nil {
@@ -2484,6 +2671,11 @@ type ClientWithResponsesInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 	// number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -2512,6 +2704,11 @@ type ClientWithResponsesInterface interface {
 	//
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+	//
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -2544,6 +2741,29 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadinessWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetReadinessResponse, error)
+
+	// CancelRequestWithResponse Give up a deferred request
+	//
+	// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
+	// claimed lock stays: release it with its token.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /requests/{id} (the `CancelRequest` operationId).
+	CancelRequestWithResponse(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*CancelRequestResponse, error)
+
+	// GetRequestWithResponse Follow a deferred request
+	//
+	// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
+	// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+	// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
+	// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
+	// forgets them when it restarts; repeating the `POST` is always safe.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /requests/{id} (the `GetRequest` operationId).
+	GetRequestWithResponse(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*GetRequestResponse, error)
 }
 
 type GetHealthResponse struct {
@@ -3046,6 +3266,12 @@ type AcquireLocksResponse201Headers struct {
 	PreferenceApplied   *string
 }
 
+// AcquireLocksResponse202Headers the declared response headers of an HTTP 202 response for AcquireLocks
+type AcquireLocksResponse202Headers struct {
+	Location          *string
+	PreferenceApplied *string
+}
+
 // AcquireLocksResponse401Headers the declared response headers of an HTTP 401 response for AcquireLocks
 type AcquireLocksResponse401Headers struct {
 	WWWAuthenticate *string
@@ -3076,6 +3302,8 @@ type AcquireLocksResponse struct {
 	HTTPResponse *http.Response
 	// JSON201 the response for an HTTP 201 `application/json` response
 	JSON201 *SetLease
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *RequestStatus
 	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
 	ApplicationProblemJSON400 *Problem
 	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
@@ -3100,6 +3328,8 @@ type AcquireLocksResponse struct {
 	ApplicationProblemJSON503 *Problem
 	// Headers201 the parsed response headers for an HTTP 201 response
 	Headers201 *AcquireLocksResponse201Headers
+	// Headers202 the parsed response headers for an HTTP 202 response
+	Headers202 *AcquireLocksResponse202Headers
 	// Headers401 the parsed response headers for an HTTP 401 response
 	Headers401 *AcquireLocksResponse401Headers
 	// Headers403 the parsed response headers for an HTTP 403 response
@@ -3115,6 +3345,11 @@ type AcquireLocksResponse struct {
 // GetJSON201 returns the response for an HTTP 201 `application/json` response
 func (r AcquireLocksResponse) GetJSON201() *SetLease {
 	return r.JSON201
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r AcquireLocksResponse) GetJSON202() *RequestStatus {
+	return r.JSON202
 }
 
 // GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
@@ -3606,6 +3841,12 @@ type AcquireLockResponse201Headers struct {
 	PreferenceApplied   *string
 }
 
+// AcquireLockResponse202Headers the declared response headers of an HTTP 202 response for AcquireLock
+type AcquireLockResponse202Headers struct {
+	Location          *string
+	PreferenceApplied *string
+}
+
 // AcquireLockResponse401Headers the declared response headers of an HTTP 401 response for AcquireLock
 type AcquireLockResponse401Headers struct {
 	WWWAuthenticate *string
@@ -3636,6 +3877,8 @@ type AcquireLockResponse struct {
 	HTTPResponse *http.Response
 	// JSON201 the response for an HTTP 201 `application/json` response
 	JSON201 *Lease
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *RequestStatus
 	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
 	ApplicationProblemJSON400 *Problem
 	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
@@ -3660,6 +3903,8 @@ type AcquireLockResponse struct {
 	ApplicationProblemJSON503 *Problem
 	// Headers201 the parsed response headers for an HTTP 201 response
 	Headers201 *AcquireLockResponse201Headers
+	// Headers202 the parsed response headers for an HTTP 202 response
+	Headers202 *AcquireLockResponse202Headers
 	// Headers401 the parsed response headers for an HTTP 401 response
 	Headers401 *AcquireLockResponse401Headers
 	// Headers403 the parsed response headers for an HTTP 403 response
@@ -3675,6 +3920,11 @@ type AcquireLockResponse struct {
 // GetJSON201 returns the response for an HTTP 201 `application/json` response
 func (r AcquireLockResponse) GetJSON201() *Lease {
 	return r.JSON201
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r AcquireLockResponse) GetJSON202() *RequestStatus {
+	return r.JSON202
 }
 
 // GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
@@ -3893,6 +4143,221 @@ func (r GetReadinessResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetReadinessResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// CancelRequestResponse401Headers the declared response headers of an HTTP 401 response for CancelRequest
+type CancelRequestResponse401Headers struct {
+	WWWAuthenticate *string
+}
+
+// CancelRequestResponse403Headers the declared response headers of an HTTP 403 response for CancelRequest
+type CancelRequestResponse403Headers struct {
+	WWWAuthenticate *string
+}
+
+// CancelRequestResponse429Headers the declared response headers of an HTTP 429 response for CancelRequest
+type CancelRequestResponse429Headers struct {
+	RetryAfter *int32
+}
+
+type CancelRequestResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
+	ApplicationProblemJSON400 *Problem
+	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
+	ApplicationProblemJSON401 *Problem
+	// ApplicationProblemJSON403 the response for an HTTP 403 `application/problem+json` response
+	ApplicationProblemJSON403 *Problem
+	// ApplicationProblemJSON404 the response for an HTTP 404 `application/problem+json` response
+	ApplicationProblemJSON404 *Problem
+	// ApplicationProblemJSON421 the response for an HTTP 421 `application/problem+json` response
+	ApplicationProblemJSON421 *Problem
+	// ApplicationProblemJSON429 the response for an HTTP 429 `application/problem+json` response
+	ApplicationProblemJSON429 *Problem
+	// ApplicationProblemJSON500 the response for an HTTP 500 `application/problem+json` response
+	ApplicationProblemJSON500 *Problem
+	// Headers401 the parsed response headers for an HTTP 401 response
+	Headers401 *CancelRequestResponse401Headers
+	// Headers403 the parsed response headers for an HTTP 403 response
+	Headers403 *CancelRequestResponse403Headers
+	// Headers429 the parsed response headers for an HTTP 429 response
+	Headers429 *CancelRequestResponse429Headers
+}
+
+// GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON400() *Problem {
+	return r.ApplicationProblemJSON400
+}
+
+// GetApplicationProblemJSON401 returns the response for an HTTP 401 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON401() *Problem {
+	return r.ApplicationProblemJSON401
+}
+
+// GetApplicationProblemJSON403 returns the response for an HTTP 403 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON403() *Problem {
+	return r.ApplicationProblemJSON403
+}
+
+// GetApplicationProblemJSON404 returns the response for an HTTP 404 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON404() *Problem {
+	return r.ApplicationProblemJSON404
+}
+
+// GetApplicationProblemJSON421 returns the response for an HTTP 421 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON421() *Problem {
+	return r.ApplicationProblemJSON421
+}
+
+// GetApplicationProblemJSON429 returns the response for an HTTP 429 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON429() *Problem {
+	return r.ApplicationProblemJSON429
+}
+
+// GetApplicationProblemJSON500 returns the response for an HTTP 500 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON500() *Problem {
+	return r.ApplicationProblemJSON500
+}
+
+// GetBody returns the raw response body bytes
+func (r CancelRequestResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CancelRequestResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CancelRequestResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CancelRequestResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+// GetRequestResponse401Headers the declared response headers of an HTTP 401 response for GetRequest
+type GetRequestResponse401Headers struct {
+	WWWAuthenticate *string
+}
+
+// GetRequestResponse403Headers the declared response headers of an HTTP 403 response for GetRequest
+type GetRequestResponse403Headers struct {
+	WWWAuthenticate *string
+}
+
+// GetRequestResponse429Headers the declared response headers of an HTTP 429 response for GetRequest
+type GetRequestResponse429Headers struct {
+	RetryAfter *int32
+}
+
+type GetRequestResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *RequestStatus
+	// ApplicationProblemJSON400 the response for an HTTP 400 `application/problem+json` response
+	ApplicationProblemJSON400 *Problem
+	// ApplicationProblemJSON401 the response for an HTTP 401 `application/problem+json` response
+	ApplicationProblemJSON401 *Problem
+	// ApplicationProblemJSON403 the response for an HTTP 403 `application/problem+json` response
+	ApplicationProblemJSON403 *Problem
+	// ApplicationProblemJSON404 the response for an HTTP 404 `application/problem+json` response
+	ApplicationProblemJSON404 *Problem
+	// ApplicationProblemJSON421 the response for an HTTP 421 `application/problem+json` response
+	ApplicationProblemJSON421 *Problem
+	// ApplicationProblemJSON429 the response for an HTTP 429 `application/problem+json` response
+	ApplicationProblemJSON429 *Problem
+	// ApplicationProblemJSON500 the response for an HTTP 500 `application/problem+json` response
+	ApplicationProblemJSON500 *Problem
+	// Headers401 the parsed response headers for an HTTP 401 response
+	Headers401 *GetRequestResponse401Headers
+	// Headers403 the parsed response headers for an HTTP 403 response
+	Headers403 *GetRequestResponse403Headers
+	// Headers429 the parsed response headers for an HTTP 429 response
+	Headers429 *GetRequestResponse429Headers
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetRequestResponse) GetJSON200() *RequestStatus {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
+func (r GetRequestResponse) GetApplicationProblemJSON400() *Problem {
+	return r.ApplicationProblemJSON400
+}
+
+// GetApplicationProblemJSON401 returns the response for an HTTP 401 `application/problem+json` response
+func (r GetRequestResponse) GetApplicationProblemJSON401() *Problem {
+	return r.ApplicationProblemJSON401
+}
+
+// GetApplicationProblemJSON403 returns the response for an HTTP 403 `application/problem+json` response
+func (r GetRequestResponse) GetApplicationProblemJSON403() *Problem {
+	return r.ApplicationProblemJSON403
+}
+
+// GetApplicationProblemJSON404 returns the response for an HTTP 404 `application/problem+json` response
+func (r GetRequestResponse) GetApplicationProblemJSON404() *Problem {
+	return r.ApplicationProblemJSON404
+}
+
+// GetApplicationProblemJSON421 returns the response for an HTTP 421 `application/problem+json` response
+func (r GetRequestResponse) GetApplicationProblemJSON421() *Problem {
+	return r.ApplicationProblemJSON421
+}
+
+// GetApplicationProblemJSON429 returns the response for an HTTP 429 `application/problem+json` response
+func (r GetRequestResponse) GetApplicationProblemJSON429() *Problem {
+	return r.ApplicationProblemJSON429
+}
+
+// GetApplicationProblemJSON500 returns the response for an HTTP 500 `application/problem+json` response
+func (r GetRequestResponse) GetApplicationProblemJSON500() *Problem {
+	return r.ApplicationProblemJSON500
+}
+
+// GetBody returns the raw response body bytes
+func (r GetRequestResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetRequestResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetRequestResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetRequestResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -4161,6 +4626,11 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
+// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+//
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
 // number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -4195,6 +4665,11 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 //
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+//
+// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -4244,6 +4719,41 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 		return nil, err
 	}
 	return ParseGetReadinessResponse(rsp)
+}
+
+// CancelRequestWithResponse Give up a deferred request
+//
+// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
+// claimed lock stays: release it with its token.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /requests/{id} (the `CancelRequest` operationId).
+func (c *ClientWithResponses) CancelRequestWithResponse(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*CancelRequestResponse, error) {
+	rsp, err := c.CancelRequest(ctx, id, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCancelRequestResponse(rsp)
+}
+
+// GetRequestWithResponse Follow a deferred request
+//
+// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
+// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
+// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
+// forgets them when it restarts; repeating the `POST` is always safe.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /requests/{id} (the `GetRequest` operationId).
+func (c *ClientWithResponses) GetRequestWithResponse(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*GetRequestResponse, error) {
+	rsp, err := c.GetRequest(ctx, id, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetRequestResponse(rsp)
 }
 
 // ParseGetHealthResponse parses an HTTP response from a GetHealthWithResponse call
@@ -4729,6 +5239,13 @@ func ParseAcquireLocksResponse(rsp *http.Response) (*AcquireLocksResponse, error
 		}
 		response.JSON201 = &dest
 
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest RequestStatus
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
@@ -4840,6 +5357,23 @@ func ParseAcquireLocksResponse(rsp *http.Response) (*AcquireLocksResponse, error
 			headers.PreferenceApplied = &value
 		}
 		response.Headers201 = &headers
+	case rsp.StatusCode == 202:
+		var headers AcquireLocksResponse202Headers
+		if values := rsp.Header.Values("Location"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Location", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.Location = &value
+		}
+		if values := rsp.Header.Values("Preference-Applied"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Preference-Applied", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.PreferenceApplied = &value
+		}
+		response.Headers202 = &headers
 	case rsp.StatusCode == 401:
 		var headers AcquireLocksResponse401Headers
 		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
@@ -5315,6 +5849,13 @@ func ParseAcquireLockResponse(rsp *http.Response) (*AcquireLockResponse, error) 
 		}
 		response.JSON201 = &dest
 
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest RequestStatus
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
@@ -5433,6 +5974,23 @@ func ParseAcquireLockResponse(rsp *http.Response) (*AcquireLockResponse, error) 
 			headers.PreferenceApplied = &value
 		}
 		response.Headers201 = &headers
+	case rsp.StatusCode == 202:
+		var headers AcquireLockResponse202Headers
+		if values := rsp.Header.Values("Location"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Location", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.Location = &value
+		}
+		if values := rsp.Header.Values("Preference-Applied"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "Preference-Applied", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.PreferenceApplied = &value
+		}
+		response.Headers202 = &headers
 	case rsp.StatusCode == 401:
 		var headers AcquireLockResponse401Headers
 		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
@@ -5603,6 +6161,218 @@ func ParseGetReadinessResponse(rsp *http.Response) (*GetReadinessResponse, error
 		}
 		response.JSON503 = &dest
 
+	}
+
+	return response, nil
+}
+
+// ParseCancelRequestResponse parses an HTTP response from a CancelRequestWithResponse call
+func ParseCancelRequestResponse(rsp *http.Response) (*CancelRequestResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CancelRequestResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON400 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 401:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON401 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 403:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON403 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 404:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON404 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 421:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON421 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 429:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON429 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 500:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON500 = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 401:
+		var headers CancelRequestResponse401Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers401 = &headers
+	case rsp.StatusCode == 403:
+		var headers CancelRequestResponse403Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers403 = &headers
+	case rsp.StatusCode == 429:
+		var headers CancelRequestResponse429Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers429 = &headers
+	}
+
+	return response, nil
+}
+
+// ParseGetRequestResponse parses an HTTP response from a GetRequestWithResponse call
+func ParseGetRequestResponse(rsp *http.Response) (*GetRequestResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetRequestResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest RequestStatus
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 400:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON400 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 401:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON401 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 403:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON403 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 404:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON404 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 421:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON421 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 429:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON429 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 500:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON500 = &dest
+
+	}
+
+	switch {
+	case rsp.StatusCode == 401:
+		var headers GetRequestResponse401Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers401 = &headers
+	case rsp.StatusCode == 403:
+		var headers GetRequestResponse403Headers
+		if values := rsp.Header.Values("WWW-Authenticate"); len(values) > 0 {
+			var value string
+			if err := runtime.BindStyledParameterWithOptions("simple", "WWW-Authenticate", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""}); err != nil {
+				return nil, err
+			}
+			headers.WWWAuthenticate = &value
+		}
+		response.Headers403 = &headers
+	case rsp.StatusCode == 429:
+		var headers GetRequestResponse429Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers429 = &headers
 	}
 
 	return response, nil

@@ -42,6 +42,11 @@ export interface paths {
          *     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
          *     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
          *
+         *     With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+         *     waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+         *     gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+         *     lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+         *
          *     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
          *     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
          *     number in use is the bound. A request without `slots` asks for slot 1. At one gateway, a waiter
@@ -135,6 +140,35 @@ export interface paths {
          *     answer, some leases may have been extended.
          */
         patch: operations["extendLocks"];
+        trace?: never;
+    };
+    "/requests/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Follow a deferred request
+         * @description What became of a request that was answered 202. While it is `waiting`, `position` is its place in
+         *     this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+         *     `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
+         *     minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
+         *     forgets them when it restarts; repeating the `POST` is always safe.
+         */
+        get: operations["getRequest"];
+        put?: never;
+        post?: never;
+        /**
+         * Give up a deferred request
+         * @description The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
+         *     claimed lock stays: release it with its token.
+         */
+        delete: operations["cancelRequest"];
+        options?: never;
+        head?: never;
+        patch?: never;
         trace?: never;
     };
     "/readyz": {
@@ -233,6 +267,12 @@ export interface components {
          */
         AcquireBody: {
             /**
+             * @description With `Prefer: respond-async`: where the gateway announces that the lock is yours. Needs a key
+             *     with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+             * @example https://hooks.example.com/locks
+             */
+            callback_url?: string;
+            /**
              * Format: int32
              * @description How long the lock is kept from its grant on, in milliseconds, although it is released
              *     earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
@@ -314,6 +354,12 @@ export interface components {
          *     }
          */
         AcquireSetBody: {
+            /**
+             * @description With `Prefer: respond-async`: where the gateway announces that the locks are yours. Needs a key
+             *     with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+             * @example https://hooks.example.com/locks
+             */
+            callback_url?: string;
             /**
              * Format: int32
              * @description As for a single lock, for each of the locks.
@@ -627,6 +673,49 @@ export interface components {
             next_cursor?: string;
         };
         /**
+         * @description The body of a callback, in the form of Standard Webhooks.
+         * @example {
+         *       "type": "lock.ready",
+         *       "timestamp": "2025-11-21T11:39:25.123Z",
+         *       "data": {
+         *         "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86",
+         *         "names": [
+         *           "reports/nightly"
+         *         ],
+         *         "claim_within_ms": 9990
+         *       }
+         *     }
+         */
+        LockReady: {
+            /** @description What is ready. */
+            data: components["schemas"]["LockReadyData"];
+            /** @description When the lock was granted, by the gateway's wall clock, RFC 3339. */
+            timestamp: string;
+            /** @description `lock.ready`. */
+            type: string;
+        };
+        /**
+         * @description See [`LockReady`].
+         * @example {
+         *       "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86",
+         *       "names": [
+         *         "reports/nightly"
+         *       ],
+         *       "claim_within_ms": 9990
+         *     }
+         */
+        LockReadyData: {
+            /**
+             * Format: int64
+             * @description How long the lock may be claimed, in milliseconds from the moment when this was sent.
+             */
+            claim_within_ms: number;
+            /** @description The id of the request. */
+            id: string;
+            /** @description The lock, or all locks of the set. */
+            names: string[];
+        };
+        /**
          * @description The majority's view.
          * @example held
          * @enum {string}
@@ -825,7 +914,7 @@ export interface components {
              * @description The kind of error, for programs.
              * @enum {string}
              */
-            code: "invalid_name" | "invalid_ttl" | "invalid_wait" | "invalid_body" | "invalid_parameter" | "missing_token" | "invalid_token" | "unauthenticated" | "forbidden" | "not_found" | "lock_not_found" | "method_not_allowed" | "request_timeout" | "lock_held" | "superseded" | "not_holder" | "max_hold_reached" | "body_too_large" | "unsupported_media_type" | "misdirected_request" | "too_many_waiters" | "rate_limited" | "quota_exceeded" | "internal_error" | "quorum_unavailable" | "outcome_unknown" | "draining" | "audit_unavailable" | "overloaded";
+            code: "invalid_name" | "invalid_ttl" | "invalid_wait" | "invalid_body" | "invalid_parameter" | "invalid_callback" | "missing_token" | "invalid_token" | "unauthenticated" | "forbidden" | "not_found" | "lock_not_found" | "request_not_found" | "method_not_allowed" | "request_timeout" | "lock_held" | "superseded" | "not_holder" | "max_hold_reached" | "body_too_large" | "unsupported_media_type" | "misdirected_request" | "too_many_waiters" | "rate_limited" | "quota_exceeded" | "internal_error" | "quorum_unavailable" | "outcome_unknown" | "draining" | "audit_unavailable" | "overloaded";
             /** @description What happened this time, with the value and what is allowed. */
             detail: string;
             /**
@@ -920,6 +1009,46 @@ export interface components {
         ReleaseSetResults: {
             /** @description One result for each name, in the order of the request. */
             results: components["schemas"]["ReleaseResult"][];
+        };
+        /**
+         * @description The fate of a request to acquire that was answered 202.
+         * @example {
+         *       "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86",
+         *       "state": "waiting",
+         *       "names": [
+         *         "reports/nightly"
+         *       ],
+         *       "position": 3
+         *     }
+         */
+        RequestStatus: {
+            /**
+             * @description Whether the callback has been received. Absent without `callback_url`, and before the first
+             *     attempt has ended: `delivered`, `failed`.
+             */
+            callback?: string;
+            /**
+             * Format: int64
+             * @description While `ready`: how long the lock may still be claimed, in milliseconds.
+             */
+            claim_within_ms?: number;
+            /** @description The id of the request, as in the path `/requests/{id}`. */
+            id: string;
+            /** @description The lock, or all locks of the set. */
+            names: string[];
+            /**
+             * Format: int64
+             * @description While `waiting`: the place in this gateway's queue; 1 is served next. Absent for a moment when
+             *     the request begins, or changes from one lock of its set to another.
+             */
+            position?: number;
+            /** @description Why the request was refused. */
+            problem?: components["schemas"]["Problem"];
+            /**
+             * @description `waiting`; `ready`: claim the lock now; `claimed`; `expired`: the lock was not claimed in
+             *     time; `cancelled`; `refused`: see `problem`. Other states may be added.
+             */
+            state: string;
         };
         /**
          * @description A granted set of locks: one token and one fencing token for all of them.
@@ -1158,7 +1287,7 @@ export interface operations {
             header?: {
                 /** @description 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed. */
                 "Idempotency-Key"?: string;
-                /** @description `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied. */
+                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`: the answer is 202 as soon as the request waits or is granted. The answer has Preference-Applied. */
                 Prefer?: string;
             };
             path: {
@@ -1196,7 +1325,20 @@ export interface operations {
                     "application/json": components["schemas"]["Lease"];
                 };
             };
-            /** @description invalid_name, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter */
+            /** @description With Prefer: respond-async: the request waits, or is ready to be claimed */
+            202: {
+                headers: {
+                    /** @description Path of the request */
+                    Location?: string;
+                    /** @description respond-async */
+                    "Preference-Applied"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RequestStatus"];
+                };
+            };
+            /** @description invalid_name, invalid_callback, invalid_ttl (also when rounds to the nodes now take longer than a tenth of the TTL), invalid_wait, invalid_body, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -1690,7 +1832,7 @@ export interface operations {
             header?: {
                 /** @description 16 to 255 visible characters. While the grant stands, a repeated request with the same key and the same names, in any order, gets it again. */
                 "Idempotency-Key"?: string;
-                /** @description `wait=SECONDS`, an alias of wait_ms. The body takes precedence. The answer has Preference-Applied. */
+                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`, as in `POST /locks/{name}`. The answer has Preference-Applied. */
                 Prefer?: string;
             };
             path?: never;
@@ -1719,7 +1861,20 @@ export interface operations {
                     "application/json": components["schemas"]["SetLease"];
                 };
             };
-            /** @description invalid_name, invalid_ttl, invalid_wait, invalid_body, invalid_parameter */
+            /** @description With Prefer: respond-async: the request waits, or is ready to be claimed */
+            202: {
+                headers: {
+                    /** @description Path of the request */
+                    Location?: string;
+                    /** @description respond-async */
+                    "Preference-Applied"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RequestStatus"];
+                };
+            };
+            /** @description invalid_name, invalid_callback, invalid_ttl, invalid_wait, invalid_body, invalid_parameter */
             400: {
                 headers: {
                     [name: string]: unknown;
@@ -2061,6 +2216,188 @@ export interface operations {
                 headers: {
                     /** @description Seconds after which a retry makes sense */
                     "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    getRequest: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of the request, from the answer 202 */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The request */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RequestStatus"];
+                };
+            };
+            /** @description invalid_parameter */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unauthenticated */
+            401: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description forbidden */
+            403: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description request_not_found: unknown here, sent by another key, or ended some time ago */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description rate_limited */
+            429: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description internal_error */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    cancelRequest: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The id of the request, from the answer 202 */
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Given up, or ended already */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description invalid_parameter */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description unauthenticated */
+            401: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description forbidden */
+            403: {
+                headers: {
+                    /** @description Bearer and Basic, in two lines */
+                    "WWW-Authenticate"?: string;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description request_not_found: unknown here, sent by another key, or ended some time ago */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description misdirected_request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description rate_limited */
+            429: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description internal_error */
+            500: {
+                headers: {
                     [name: string]: unknown;
                 };
                 content: {

@@ -16,6 +16,8 @@ from .held_lock import HeldLock
 from .lease import Lease
 from .lease_ref import LeaseRef
 from .lock_list import LockList
+from .lock_ready import LockReady
+from .lock_ready_data import LockReadyData
 from .lock_state import LockState
 from .lock_status import LockStatus
 from .lock_status_metadata import LockStatusMetadata
@@ -28,6 +30,7 @@ from .problem import Problem
 from .problem_code import ProblemCode
 from .release_result import ReleaseResult
 from .release_set_results import ReleaseSetResults
+from .request_status import RequestStatus
 from .set_lease import SetLease
 from .slot_holder import SlotHolder
 from .waiter import Waiter
@@ -48,6 +51,8 @@ __all__ = (
     "Lease",
     "LeaseRef",
     "LockList",
+    "LockReady",
+    "LockReadyData",
     "LockState",
     "LockStatus",
     "LockStatusMetadata",
@@ -60,6 +65,7 @@ __all__ = (
     "ProblemCode",
     "ReleaseResult",
     "ReleaseSetResults",
+    "RequestStatus",
     "SetLease",
     "SlotHolder",
     "Waiter",

@@ -24,6 +24,10 @@ class AcquireBody:
         {'ttl_ms': 30000, 'owner': 'nightly-report on host-7'}
 
     Attributes:
+        callback_url (str | Unset): With `Prefer: respond-async`: where the gateway announces that the lock is yours.
+            Needs a key
+            with the `callback` permission, and an origin that the operator allows. At most 2048 bytes. Example:
+            https://hooks.example.com/locks.
         hold_at_least_ms (int | Unset): How long the lock is kept from its grant on, in milliseconds, although it is
             released
             earlier: up to the configured maximum of `ttl_ms`. A release before then ends your rights,
@@ -55,6 +59,7 @@ class AcquireBody:
             order. Example: 10000.
     """
 
+    callback_url: str | Unset = UNSET
     hold_at_least_ms: int | Unset = UNSET
     metadata: AcquireBodyMetadata | Unset = UNSET
     owner: str | Unset = UNSET
@@ -66,6 +71,8 @@ class AcquireBody:
     wait_ms: int | Unset = UNSET
 
     def to_dict(self) -> dict[str, Any]:
+        callback_url = self.callback_url
+
         hold_at_least_ms = self.hold_at_least_ms
 
         metadata: dict[str, Any] | Unset = UNSET
@@ -91,6 +98,8 @@ class AcquireBody:
         field_dict: dict[str, Any] = {}
 
         field_dict.update({})
+        if callback_url is not UNSET:
+            field_dict["callback_url"] = callback_url
         if hold_at_least_ms is not UNSET:
             field_dict["hold_at_least_ms"] = hold_at_least_ms
         if metadata is not UNSET:
@@ -117,6 +126,8 @@ class AcquireBody:
         from ..models.acquire_body_metadata import AcquireBodyMetadata
 
         d = dict(src_dict)
+        callback_url = d.pop("callback_url", UNSET)
+
         hold_at_least_ms = d.pop("hold_at_least_ms", UNSET)
 
         _metadata = d.pop("metadata", UNSET)
@@ -146,6 +157,7 @@ class AcquireBody:
         wait_ms = d.pop("wait_ms", UNSET)
 
         acquire_body = cls(
+            callback_url=callback_url,
             hold_at_least_ms=hold_at_least_ms,
             metadata=metadata,
             owner=owner,

@@ -10,6 +10,7 @@ from ...client import AuthenticatedClient, Client
 from ...models.acquire_body import AcquireBody
 from ...models.lease import Lease
 from ...models.problem import Problem
+from ...models.request_status import RequestStatus
 from ...types import UNSET, Response, Unset
 
 
@@ -45,11 +46,16 @@ def _get_kwargs(
 
 def _parse_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Lease | Problem | None:
+) -> Lease | Problem | RequestStatus | None:
     if response.status_code == 201:
         response_201 = Lease.from_dict(response.json())
 
         return response_201
+
+    if response.status_code == 202:
+        response_202 = RequestStatus.from_dict(response.json())
+
+        return response_202
 
     if response.status_code == 400:
         response_400 = Problem.from_dict(response.json())
@@ -114,7 +120,7 @@ def _parse_response(
 
 def _build_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Response[Lease | Problem]:
+) -> Response[Lease | Problem | RequestStatus]:
     return Response(
         status_code=HTTPStatus(response.status_code),
         content=response.content,
@@ -130,7 +136,7 @@ def sync_detailed(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Lease | Problem]:
+) -> Response[Lease | Problem | RequestStatus]:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -148,6 +154,11 @@ def sync_detailed(
 
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+
+    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -168,7 +179,7 @@ def sync_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Lease | Problem]
+        Response[Lease | Problem | RequestStatus]
     """
 
     kwargs = _get_kwargs(
@@ -192,7 +203,7 @@ def sync(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Lease | Problem | None:
+) -> Lease | Problem | RequestStatus | None:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -210,6 +221,11 @@ def sync(
 
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+
+    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -230,7 +246,7 @@ def sync(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Lease | Problem
+        Lease | Problem | RequestStatus
     """
 
     return sync_detailed(
@@ -249,7 +265,7 @@ async def asyncio_detailed(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Lease | Problem]:
+) -> Response[Lease | Problem | RequestStatus]:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -267,6 +283,11 @@ async def asyncio_detailed(
 
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+
+    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -287,7 +308,7 @@ async def asyncio_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Lease | Problem]
+        Response[Lease | Problem | RequestStatus]
     """
 
     kwargs = _get_kwargs(
@@ -309,7 +330,7 @@ async def asyncio(
     body: AcquireBody | Unset = UNSET,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Lease | Problem | None:
+) -> Lease | Problem | RequestStatus | None:
     """Acquire a lock
 
      201 when a majority of the nodes granted the lock; 409 when the lock is held. With `wait_ms` the
@@ -327,6 +348,11 @@ async def asyncio(
 
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
+
+    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
+    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
+    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
+    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -347,7 +373,7 @@ async def asyncio(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Lease | Problem
+        Lease | Problem | RequestStatus
     """
 
     return (

@@ -8,6 +8,7 @@ from ... import errors
 from ...client import AuthenticatedClient, Client
 from ...models.acquire_set_body import AcquireSetBody
 from ...models.problem import Problem
+from ...models.request_status import RequestStatus
 from ...models.set_lease import SetLease
 from ...types import UNSET, Response, Unset
 
@@ -40,11 +41,16 @@ def _get_kwargs(
 
 def _parse_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Problem | SetLease | None:
+) -> Problem | RequestStatus | SetLease | None:
     if response.status_code == 201:
         response_201 = SetLease.from_dict(response.json())
 
         return response_201
+
+    if response.status_code == 202:
+        response_202 = RequestStatus.from_dict(response.json())
+
+        return response_202
 
     if response.status_code == 400:
         response_400 = Problem.from_dict(response.json())
@@ -109,7 +115,7 @@ def _parse_response(
 
 def _build_response(
     *, client: AuthenticatedClient | Client, response: httpx.Response
-) -> Response[Problem | SetLease]:
+) -> Response[Problem | RequestStatus | SetLease]:
     return Response(
         status_code=HTTPStatus(response.status_code),
         content=response.content,
@@ -124,7 +130,7 @@ def sync_detailed(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Problem | SetLease]:
+) -> Response[Problem | RequestStatus | SetLease]:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -151,7 +157,7 @@ def sync_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Problem | SetLease]
+        Response[Problem | RequestStatus | SetLease]
     """
 
     kwargs = _get_kwargs(
@@ -173,7 +179,7 @@ def sync(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Problem | SetLease | None:
+) -> Problem | RequestStatus | SetLease | None:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -200,7 +206,7 @@ def sync(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Problem | SetLease
+        Problem | RequestStatus | SetLease
     """
 
     return sync_detailed(
@@ -217,7 +223,7 @@ async def asyncio_detailed(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Response[Problem | SetLease]:
+) -> Response[Problem | RequestStatus | SetLease]:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -244,7 +250,7 @@ async def asyncio_detailed(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Response[Problem | SetLease]
+        Response[Problem | RequestStatus | SetLease]
     """
 
     kwargs = _get_kwargs(
@@ -264,7 +270,7 @@ async def asyncio(
     body: AcquireSetBody,
     idempotency_key: str | Unset = UNSET,
     prefer: str | Unset = UNSET,
-) -> Problem | SetLease | None:
+) -> Problem | RequestStatus | SetLease | None:
     """Acquire a set of locks
 
      Acquires 1 to 32 locks, all together or not at all, with one token and one fencing token. 201
@@ -291,7 +297,7 @@ async def asyncio(
         httpx.TimeoutException: If the request takes longer than Client.timeout.
 
     Returns:
-        Problem | SetLease
+        Problem | RequestStatus | SetLease
     """
 
     return (
