@@ -124,6 +124,9 @@ pub trait Follower: Send + Sync {
     /// Whether the client may still acquire the lock.
     fn is_allowed(&self) -> bool;
 
+    /// Whether the client may still be rung.
+    fn may_be_rung(&self) -> bool;
+
     /// Writes the body of a ring. `left`: how much of the accept window is left.
     fn message(&self, id: RequestId, granted: SystemTime, left: Duration) -> String;
 
@@ -469,6 +472,9 @@ impl DeferredTask {
             sleep_until(TokioInstant::from_std(begins + window.mul_f64(at))).await;
             if !self.follower.is_allowed() {
                 self.deferred.end(End::Revoked);
+                return;
+            }
+            if !self.follower.may_be_rung() {
                 return;
             }
             let left = ends.saturating_duration_since(Instant::now());

@@ -121,10 +121,17 @@ pub(super) async fn inspect(access: Access, Known(id): Known) -> Result<Response
         (status = 400, description = "invalid_parameter"),
         CommonErrors,
         (status = 404, description = "request_not_found: unknown here, sent by another key, or ended some time ago"),
+        (status = 503, description = "audit_unavailable"),
     )
 )]
 pub(super) async fn cancel(access: Access, Known(id): Known) -> Result<Response, ApiError> {
     let deferred = found(&access, id)?;
+    access.note(|entry| {
+        entry.what = Some("cancel");
+        entry.lock = Some(names(&deferred.target).join(" "));
+        entry.changes = true;
+    });
+    access.check_record(Verb::Release)?;
     access.gateway().cancel(&deferred);
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -204,6 +211,10 @@ struct Announcer {
 impl Follower for Announcer {
     fn is_allowed(&self) -> bool {
         self.caller.may_still(Verb::Acquire, self.target.locks())
+    }
+
+    fn may_be_rung(&self) -> bool {
+        self.caller.may_still(Verb::Callback, self.target.locks())
     }
 
     fn message(&self, id: RequestId, granted: SystemTime, left: Duration) -> String {
