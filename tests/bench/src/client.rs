@@ -194,7 +194,8 @@ impl Connection {
     }
 }
 
-fn path(lock: u64) -> String {
+/// The path of a lock.
+pub(crate) fn path(lock: u64) -> String {
     format!("/locks/bench-{lock:016x}")
 }
 

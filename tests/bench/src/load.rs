@@ -17,7 +17,7 @@ use crate::worker_pool::{Phase, WorkerPool};
 const BODY: &str = r#"{"ttl_ms":30000}"#;
 /// The body of a request for a held lock, or for a name that masters must remember. It asks for the
 /// longest TTL that a gateway grants by default.
-const HELD_BODY: &str = r#"{"ttl_ms":300000}"#;
+pub(crate) const HELD_BODY: &str = r#"{"ttl_ms":300000}"#;
 /// A request without an answer for longer than this after the stop is lost.
 pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
 /// The time limit for using every name once: this long for each name.
@@ -206,7 +206,7 @@ impl Holders {
 }
 
 /// A connection's share of the names. The shares are disjoint, and together they contain all names.
-fn share(names: u64, worker: u32, connections: u32) -> Range<u64> {
+pub(crate) fn share(names: u64, worker: u32, connections: u32) -> Range<u64> {
     let from = |worker: u32| names * u64::from(worker) / u64::from(connections);
     from(worker)..from(worker + 1)
 }

@@ -29,6 +29,7 @@
 //! | `pictures` | pictures and a table of finished runs |
 //! | `report` | results: rows of figures, and when they are worthless |
 //! | `contended` | one lock, waiting beside polling |
+//! | `renewals` | extensions, one lock with each request and many |
 //! | `waiters` | ten thousand waiting requests: their memory, and their effect on others |
 
 mod client;
@@ -40,6 +41,7 @@ mod masters;
 mod naive;
 mod network;
 mod pictures;
+mod renewals;
 mod report;
 mod servers;
 mod stage;

@@ -10,7 +10,7 @@ use crate::contenders::{Contender, Programs};
 use crate::report::{Run, Table, cores, machine, source};
 use crate::stage::Stage;
 use crate::workload::{Workload, WorkloadKind};
-use crate::{contended, waiters};
+use crate::{contended, renewals, waiters};
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -72,7 +72,9 @@ impl Options {
     fn lineup(&self, workload: Workload) -> Vec<Contender> {
         let all = match workload.kind() {
             WorkloadKind::Load(spec) => spec.lineup,
-            WorkloadKind::Contended | WorkloadKind::Waiters => &[Contender::Gateway],
+            WorkloadKind::Contended | WorkloadKind::Renewals | WorkloadKind::Waiters => {
+                &[Contender::Gateway]
+            }
         };
         all.iter()
             .copied()
@@ -151,6 +153,9 @@ async fn run_workload(
         }
         WorkloadKind::Contended => {
             contended::measure(programs, window, rounds, load_threads, table).await
+        }
+        WorkloadKind::Renewals => {
+            renewals::measure(programs, window, rounds, load_threads, table).await
         }
         WorkloadKind::Waiters => waiters::measure(programs, options.quick, table).await,
     }

@@ -84,6 +84,10 @@ pub(crate) enum Workload {
     /// 64 workers want one lock, waiting at one and at two gateways, or polling at one
     #[value(name = "contended")]
     Contended,
+    /// 64,000 locks are held: 64 connections extend one with each request, 16 extend 100, and 4
+    /// extend 1,000
+    #[value(name = "renewals")]
+    Renewals,
     /// 10,000 requests wait for 1,000 locks at one gateway, 10 each; 2,000 for 200 in a quick run
     #[value(name = "waiters")]
     Waiters,
@@ -94,6 +98,7 @@ pub(crate) enum WorkloadKind {
     Load(Spec),
     /// A workload that the module of the same name measures.
     Contended,
+    Renewals,
     Waiters,
 }
 
@@ -149,6 +154,7 @@ impl Workload {
             Self::Held1k => held(1_000),
             Self::Held100k => held(100_000),
             Self::Contended => return WorkloadKind::Contended,
+            Self::Renewals => return WorkloadKind::Renewals,
             Self::Waiters => return WorkloadKind::Waiters,
         })
     }
@@ -175,7 +181,7 @@ impl Workload {
         };
         match twin.kind() {
             WorkloadKind::Load(spec) => Some((twin, spec)),
-            WorkloadKind::Contended | WorkloadKind::Waiters => None,
+            WorkloadKind::Contended | WorkloadKind::Renewals | WorkloadKind::Waiters => None,
         }
     }
 
