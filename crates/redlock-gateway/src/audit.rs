@@ -91,9 +91,9 @@ impl AuditContext {
         self.entry.lock()
     }
 
-    /// Records that the gateway announced a grant of this lock, if changes of locks are recorded.
-    /// `status`: the status of the answer.
-    pub fn rang(&self, lock: &str, outcome: &str, status: Option<u16>) {
+    /// Records what happened to a deferred request, if changes of locks are recorded. `status`: that
+    /// of a receiver's answer.
+    pub fn record_later(&self, what: &str, lock: &str, outcome: &str, status: Option<u16>) {
         if self.audit.file.is_none() {
             return;
         }
@@ -101,7 +101,7 @@ impl AuditContext {
         self.audit.write(&AuditLine {
             time: now(),
             who: entry.who.as_deref(),
-            what: "callback",
+            what,
             lock: Some(lock),
             slots: None,
             owner: entry.owner.as_deref(),

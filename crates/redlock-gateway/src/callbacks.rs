@@ -1,21 +1,19 @@
-//! Announces to a client, by a signed POST to a URL of the client's choice, that it has something to
-//! fetch. The form is that of Standard Webhooks (<https://www.standardwebhooks.com>).
+//! Sends signed POSTs to URLs that clients choose, in the form of Standard Webhooks
+//! (<https://www.standardwebhooks.com>).
 //!
-//! No client may use the gateway to reach what the client itself cannot reach. So:
+//! A client must not reach through the gateway what it cannot reach itself. Therefore:
 //! - A URL must have one of the origins that the operator allows.
-//! - Every address is checked: one in the URL when the URL is given, and those of a name when the
-//!   gateway connects. The gateway connects to exactly the addresses that it has checked, so a name
-//!   that changes its address gains nothing.
+//! - The address in a URL is checked with the request. The addresses of a name are checked at each
+//!   lookup, and the gateway connects only to those. So a name that changes its address gains
+//!   nothing.
 //! - Redirects are not followed, and proxies from the environment are not used.
-//! - Nothing of the answer but its status is read.
+//! - Of the answer, only the status is used.
 //!
 //! This module does not know locks.
 
 mod address;
 mod secret;
 
-use std::fmt;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -25,11 +23,13 @@ use redlock_api::headers::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP};
 use reqwest::redirect::Policy;
 use reqwest::{Client as HttpClient, Url};
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
 
 pub use self::address::Networks;
-use self::address::{CheckedResolver, Forbidden};
+use self::address::CheckedResolver;
+pub use self::address::Forbidden;
 use self::secret::{Secrets, SecretsError};
-use crate::config::Origin;
+use crate::origin::Origin;
 use crate::overload::clients::Client;
 use crate::reload::{Reload, Watched, read_one};
 
@@ -37,7 +37,10 @@ use crate::reload::{Reload, Watched, read_one};
 const MAX_URL: usize = 2_048;
 /// Limit on the callbacks under way, of all clients together.
 const MAX_RUNNING: usize = 256;
-/// How long a connection may take to come about.
+/// Limit on the callbacks under way of one client. So a slow receiver delays only its own client,
+/// unless many clients have slow receivers.
+const MAX_RUNNING_OF_CLIENT: usize = 16;
+/// Time limit of connecting.
 const CONNECT: Duration = Duration::from_secs(1);
 
 /// What the operator allows.
@@ -61,9 +64,7 @@ pub enum CallbackUrlError {
     TooLong(usize),
     #[error("expected a URL such as https://hooks.example.com/locks")]
     Malformed,
-    #[error(
-        "it has a user name or a password; a signature shows that the gateway sent the callback"
-    )]
+    #[error("it must not have a user name or password; verify the signature instead")]
     Credentials,
     #[error("its origin is not allowed; allowed are {0}")]
     Origin(String),
@@ -72,22 +73,19 @@ pub enum CallbackUrlError {
 }
 
 /// Why a callback was not received.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallbackError {
-    /// The receiver answered with another status than 200 to 299.
+    /// Another status than 200 to 299.
+    #[error("the receiver answered {0}")]
     Status(u16),
-    /// The receiver cannot be reached, or sent no answer in time. The text has the reason, for the
-    /// log.
+    /// The receiver cannot be reached. The text has the reason.
+    #[error("{0}")]
     Unreachable(String),
-}
-
-impl fmt::Display for CallbackError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Status(status) => write!(f, "the receiver answered {status}"),
-            Self::Unreachable(why) => f.write_str(why),
-        }
-    }
+    #[error("the receiver sent no answer in time")]
+    TimedOut,
+    /// The callback was not sent.
+    #[error("too many callbacks were under way")]
+    Busy,
 }
 
 /// Why callbacks cannot be set up.
@@ -97,13 +95,6 @@ pub enum CallbacksError {
     Secrets(#[from] SecretsError),
     #[error("callbacks: {0}")]
     Client(#[from] reqwest::Error),
-}
-
-/// A callback with its id. All attempts have the same id, so a receiver notices repetitions.
-#[derive(Debug, Clone)]
-pub struct Message {
-    pub id: String,
-    pub body: String,
 }
 
 /// Sends callbacks.
@@ -195,32 +186,29 @@ impl Callbacks {
         Ok(CallbackUrl(url))
     }
 
-    /// Sends a callback once. A callback waits while too many are under way, of all clients or of
-    /// this one. The whole attempt takes at most `limit`.
+    /// Sends a callback once. It waits while too many are under way, of all clients or of this one.
+    /// `id` is the same for all attempts, so a receiver notices repetitions. `body` is called when
+    /// the callback is sent. The whole attempt takes at most `limit`.
     ///
     /// # Errors
     /// The receiver did not confirm it.
     pub async fn send(
         &self,
         client: &Client,
-        url: &CallbackUrl,
-        message: &Message,
+        CallbackUrl(url): &CallbackUrl,
+        id: &str,
+        body: impl Fn() -> String,
         limit: Duration,
     ) -> Result<(), CallbackError> {
-        let late = |_| CallbackError::Unreachable("the receiver sent no answer in time".into());
-        tokio::time::timeout(limit, self.send_once(client, url, message)).await.map_err(late)?
-    }
-
-    async fn send_once(
-        &self,
-        client: &Client,
-        CallbackUrl(url): &CallbackUrl,
-        Message { id, body }: &Message,
-    ) -> Result<(), CallbackError> {
-        let _of_client = client.callbacks.begin().await;
-        let _of_all = self.running.acquire().await;
+        let deadline = Instant::now() + limit;
+        let permits = async {
+            let of_client = client.callbacks.begin(MAX_RUNNING_OF_CLIENT).await;
+            (of_client, self.running.acquire().await)
+        };
+        let _permits = timeout_at(deadline, permits).await.map_err(|_| CallbackError::Busy)?;
+        let body = body();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let signatures = self.secrets.load().sign(id, now, body);
+        let signatures = self.secrets.load().sign(id, now, &body);
         let request = self
             .http
             .post(url.clone())
@@ -228,8 +216,9 @@ impl Callbacks {
             .header(WEBHOOK_ID.clone(), id)
             .header(WEBHOOK_TIMESTAMP.clone(), now)
             .header(WEBHOOK_SIGNATURE.clone(), signatures)
-            .body(body.clone());
-        let answer = request.send().await.map_err(|error| {
+            .body(body);
+        let answer = timeout_at(deadline, request.send()).await;
+        let answer = answer.map_err(|_| CallbackError::TimedOut)?.map_err(|error| {
             // Without the URL, which may have a secret in its path.
             CallbackError::Unreachable(causes(&error.without_url()))
         })?;
@@ -278,14 +267,4 @@ async fn follow(
     }
 }
 
-/// The error of a look-up, for the HTTP library.
-type LookupError = Box<dyn std::error::Error + Send + Sync>;
-
-impl From<Forbidden> for io::Error {
-    fn from(error: Forbidden) -> Self {
-        Self::new(io::ErrorKind::PermissionDenied, error)
-    }
-}
-
-#[cfg(test)]
 mod tests;

@@ -16,6 +16,7 @@ use redlock_core::Ttl;
 use redlock_core::node::redis::TlsSettings;
 
 use crate::callbacks::CallbackSettings;
+use crate::origin::Origin;
 use crate::overload::capacity::{Capacity, Given};
 use crate::pattern::Group;
 use crate::proxies::TrustedProxies;
@@ -24,7 +25,6 @@ mod callbacks;
 mod environment;
 mod file;
 mod nodes;
-mod origin;
 #[cfg(test)]
 mod properties;
 mod tests;
@@ -35,7 +35,6 @@ use self::callbacks::CallbackFlags;
 pub use self::callbacks::CallbackFlagsError;
 pub use self::file::parse;
 pub use self::nodes::{NodePassword, Nodes, NodesError};
-pub use self::origin::Origin;
 use self::tls::TlsFlags;
 pub use self::tls::{TlsFiles, TlsFlagsError};
 use self::value::{DAY, count, duration, listed};
@@ -489,7 +488,7 @@ impl Config {
         if settings.audit_on_failure == OnAuditFailure::Refuse && settings.audit_log.is_none() {
             return Err(ConfigError::RefusalWithoutAuditLog);
         }
-        let cors_origins = origin::origins("--cors-origin", &settings.cors_origins)?;
+        let cors_origins = value::origins("--cors-origin", &settings.cors_origins)?;
         let allowed_hosts =
             listed(&settings.allowed_hosts).map(value::host).collect::<Result<_, _>>()?;
         let network = |text| value::network("--trusted-proxy", text);

@@ -3,6 +3,7 @@
 //!
 //! This module does not know axum, status codes, or how the core reaches the nodes.
 
+mod deferring;
 mod grant;
 mod listings;
 mod outcomes;
@@ -18,18 +19,19 @@ use std::time::{Duration, Instant};
 use redlock_core::node::{NodeState, NodeStatus, Remedy};
 use redlock_core::{
     AcquireOptions, HeldBy, Info, Inspection, Lease, LockError, LockName, LockState, NodeReport,
-    PlacePermit, Priority, QueueMode, Redlock, SlotSet, Ttl, Waiter,
+    OwnerChoice, PlacePermit, Priority, QueueMode, Redlock, SlotSet, Ttl, Waiter,
 };
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
+pub use self::deferring::accept_window;
 pub use self::grant::{GrantGuard, LeaseView};
 pub use self::listings::{CursorKey, ListRequest, ListView, TooManyListings};
 use self::listings::{LISTING, Listings};
 use self::outcomes::{Cancelled, count_acquire, count_failures, leaves_nothing, outcome_of};
 use self::requests::DeferredRequests;
 pub use self::requests::{
-    DeferredRequest, End, Follower, MAX_DEFERRED_WAIT, RequestId, Rung, Stage, accept_window,
+    CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier, RequestId,
 };
 pub use self::tokens::{PresentedToken, ResolvedToken, Target};
 use self::watch::seen::Seen;
@@ -42,6 +44,9 @@ use crate::overload::in_flight::{Active, InFlight, RequestClass, Requests, TooMa
 use crate::overload::memory_budget::MasterMemory;
 use crate::overload::wait_share::WaitShare;
 use crate::telemetry::{Now, Operation, OutcomeLabel, Telemetry};
+
+/// The longest wait of a request that is answered before it is granted. It is also the default.
+pub const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(3_600);
 
 /// The lock service, as the routes call it. One per process.
 pub struct Gateway {
@@ -58,7 +63,7 @@ pub struct Gateway {
     draining: AtomicBool,
     drained: Notify,
     watches: Arc<Watches>,
-    deferred: DeferredRequests,
+    deferred: DeferredRequests<Refusal>,
     /// `None` if the operator allows no callbacks.
     callbacks: Option<Callbacks>,
     /// Whether the operator's declaration that the cluster is new was refuted.
@@ -83,8 +88,8 @@ pub struct AcquireRequest {
     pub wait: Option<Duration>,
     /// Notified when the request begins to wait.
     pub on_wait: Option<Arc<Notify>>,
-    /// Whether the request was answered before its grant. Its place in line is not kept when it
-    /// gives up, and its grant is not delivered: the client repeats the request.
+    /// Whether the client was answered before the grant. Such a request keeps no place in line, and
+    /// a later request claims its grant.
     pub is_deferred: bool,
     /// How early the request is served while it waits.
     pub priority: Priority,
@@ -286,6 +291,10 @@ impl Gateway {
             principal.as_deref(),
             idempotency_key.as_deref(),
         );
+        let claimed = match owner {
+            OwnerChoice::Shared(owner) if !is_deferred => Some(owner),
+            OwnerChoice::Shared(_) | OwnerChoice::Drawn(_) | OwnerChoice::Fresh => None,
+        };
         // A watcher may come while the request waits.
         let held_info = (waits || self.watches.is_active()).then(|| info.clone());
         let options = AcquireOptions {
@@ -354,9 +363,6 @@ impl Gateway {
         if result.as_ref().map_or_else(leaves_nothing, |lease| lease.replayed) {
             reservations.iter_mut().for_each(Reservation::not_granted);
         }
-        if let (Ok(_), Some(key), false) = (&result, &idempotency_key, is_deferred) {
-            self.claimed(&target, principal.as_deref(), key);
-        }
         if let (Ok(lease), Some(info)) = (&result, held_info) {
             for name in target.locks().iter().filter(|name| self.watches.follows(name)) {
                 let mut by = HeldBy::default();
@@ -397,6 +403,9 @@ impl Gateway {
             // includes the wait for the lock, which took nothing off the lease.
             Ok((LeaseView { elapsed: so_far.max(decided_in), ..view }, guard, decided_in))
         });
+        if let (Ok(_), Some(owner)) = (&result, claimed) {
+            self.deferred.claimed(&owner);
+        }
         let decided_in = result.as_ref().map(|(_, _, decided_in)| *decided_in);
         count_acquire(counts, decided_in, waits, started.elapsed());
         result.map(|(view, guard, _)| (view, guard)).map_err(|error| match error {
@@ -746,7 +755,7 @@ impl Gateway {
             kept_places: self.locks.kept_places(),
             listings: self.listings.count(),
             event_streams: self.watches.count(),
-            deferred: self.deferred.count(),
+            deferred: self.deferred.open_count(),
             in_flight: self.in_flight.count(),
             is_ready: self.readiness() == Readiness::Ready,
             wall_micros: self.locks.wall_micros(),

@@ -17,6 +17,7 @@
 //! | [`info`] | the text stored beside a lock for people | HTTP, nodes |
 //! | [`gateway`] | limits requests, releases grants that cannot be delivered, drains at shutdown | axum, status codes, Redis keys |
 //! | `reload` | notices when files must be read again | contents of the files |
+//! | [`origin`] | origins in the form that browsers send | who may call, where callbacks go |
 //! | [`output`] | writes to standard output and error with a time limit | contents of the output |
 //! | [`pattern`] | sets of lock names | uses of the sets |
 //! | [`proxies`] | which proxies are trusted, and the client addresses that these proxies report | connections, limits |
@@ -35,6 +36,7 @@ pub mod config;
 pub mod gateway;
 pub mod http;
 pub mod info;
+pub mod origin;
 pub mod output;
 pub mod overload;
 pub mod pattern;

@@ -23,6 +23,8 @@
 //! | listings | `Listings::begin` | drop of its permits |
 //! | event streams | `Watches::begin_stream` | drop of the `StreamPermit` |
 //! | locks watched by name | `Watches::watch` | drop of the `Watcher` |
+//! | deferred requests | `Gateway::defer` | the end of the request |
+//! | callbacks under way | `Callbacks::send` | end of that call |
 //! | requests that extend many locks | `Requests::begin_extend_many` | drop of its permits |
 //! | leases of these requests | `Requests::enter_lease` | drop of [`InFlight`] |
 //! | quota of an acquire | `Client::reserve` | `Reservation`: granted, not granted, or dropped |

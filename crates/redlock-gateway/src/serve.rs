@@ -493,6 +493,7 @@ fn assemble(
             config.settings.max_waiters_per_client.unwrap_or(config.capacity.waiters.div_ceil(4)),
         locks: config.settings.max_waited_locks_per_client,
         places_per_lock: config.settings.max_waiters_per_lock,
+        deferred: config.capacity.waiters.div_ceil(2),
     })))
 }
 

@@ -1,20 +1,17 @@
 //! Which addresses callbacks may go to: public ones, and those that the operator allows.
 
-use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
-
-use super::LookupError;
+use tokio::sync::Semaphore;
 
 /// Networks that are not public, or whose addresses stand for others: the special-purpose address
 /// registries of IANA (RFC 6890), and multicast. Of IPv6, all that is outside of 2000::/3 is
 /// forbidden too.
-const SPECIAL: [&str; 21] = [
+const SPECIAL: [&str; 19] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
     "100.64.0.0/10",
@@ -35,9 +32,6 @@ const SPECIAL: [&str; 21] = [
     "2002::/16",
     "2620:4f:8000::/48",
     "3fff::/20",
-    // NAT64: the address of an IPv4 host follows.
-    "64:ff9b::/96",
-    "64:ff9b:1::/48",
 ];
 const GLOBAL_UNICAST: &str = "2000::/3";
 
@@ -74,50 +68,54 @@ impl Networks {
     }
 }
 
-/// Looks up the addresses of a name.
-type Lookup = dyn Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>
-    + Send
-    + Sync;
+/// Limit on lookups under way. A lookup that hangs keeps a thread, also when nobody waits for it any
+/// more.
+const MAX_LOOKUPS: usize = 16;
+
+/// Looks up the addresses of a name. May block.
+type Lookup = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 /// Gives the HTTP library only addresses that callbacks may go to.
 pub(super) struct CheckedResolver {
     networks: Networks,
     lookup: Arc<Lookup>,
+    lookups: Arc<Semaphore>,
 }
 
 impl CheckedResolver {
     pub(super) fn of_system(networks: Networks) -> Self {
-        Self::new(networks, |name| {
-            Box::pin(async move { Ok(tokio::net::lookup_host((name, 0)).await?.collect()) })
-        })
+        Self::new(networks, |name| Ok((name, 0).to_socket_addrs()?.collect()))
     }
 
     pub(super) fn new(
         networks: Networks,
-        lookup: impl Fn(String) -> Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>
-        + Send
-        + Sync
-        + 'static,
+        lookup: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
-        Self { networks, lookup: Arc::new(lookup) }
+        let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS));
+        Self { networks, lookup: Arc::new(lookup), lookups }
     }
 }
 
 impl Resolve for CheckedResolver {
     fn resolve(&self, name: Name) -> Resolving {
-        let found = (self.lookup)(name.as_str().to_owned());
-        let networks = self.networks.clone();
+        let (networks, lookup) = (self.networks.clone(), self.lookup.clone());
+        let permit = self.lookups.clone().acquire_owned();
         Box::pin(async move {
+            let permit = permit.await?;
+            let found = tokio::task::spawn_blocking(move || {
+                let _permit = permit;
+                lookup(name.as_str())
+            });
             let mut forbidden = None;
             let mut allowed = Vec::new();
-            for address in found.await? {
+            for address in found.await?? {
                 match networks.check(address.ip()) {
                     Ok(()) => allowed.push(address),
                     Err(error) => forbidden = Some(error),
                 }
             }
             match forbidden {
-                Some(error) if allowed.is_empty() => Err(LookupError::from(error)),
+                Some(error) if allowed.is_empty() => Err(error.into()),
                 _ => Ok(Box::new(allowed.into_iter()) as Addrs),
             }
         })

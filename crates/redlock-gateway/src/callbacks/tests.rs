@@ -1,4 +1,9 @@
+//! Where callbacks may go, and how they are signed.
+
+#![cfg(test)]
+
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use parking_lot::Mutex;
@@ -26,7 +31,7 @@ fn callbacks(origin: &str, networks: &[&str], addresses: Vec<Vec<IpAddr>>) -> Ca
         let mut answers = answers.lock();
         let next = if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };
         let found = next.unwrap_or_default().into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
-        Box::pin(std::future::ready(Ok(found)))
+        Ok(found)
     });
     let secrets = Arc::new(ArcSwap::from_pointee(secrets(SECRET).unwrap()));
     Callbacks::new(&settings, secrets, resolver).unwrap()
@@ -34,8 +39,15 @@ fn callbacks(origin: &str, networks: &[&str], addresses: Vec<Vec<IpAddr>>) -> Ca
 
 async fn send(callbacks: &Callbacks, url: &str) -> Result<(), CallbackError> {
     let url = callbacks.check(url).expect("an allowed URL");
-    let message = Message { id: "msg_1".into(), body: "{}".into() };
-    callbacks.send(&Client::default(), &url, &message, Duration::from_secs(5)).await
+    send_within(callbacks, &url, Duration::from_secs(5)).await
+}
+
+async fn send_within(
+    callbacks: &Callbacks,
+    url: &CallbackUrl,
+    limit: Duration,
+) -> Result<(), CallbackError> {
+    callbacks.send(&Client::default(), url, "msg_1", || "{}".into(), limit).await
 }
 
 /// Answers the first request on a listener.
@@ -93,7 +105,7 @@ async fn forbidden_addresses_are_refused_in_urls_and_from_names() {
     for text in FORBIDDEN {
         let ip: IpAddr = text.parse().unwrap();
         let host = if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() };
-        // Every port is allowed here, but no address.
+        // The origin is allowed, so only the address check can refuse.
         let origin = Url::parse(&format!("http://{host}:8080")).unwrap();
         let origin = origin.origin().ascii_serialization();
         let direct = callbacks(&origin, &[], Vec::new());
@@ -190,11 +202,54 @@ async fn a_receiver_without_an_answer_costs_its_time_and_no_more() {
     let origin = format!("http://hooks.test:{port}");
     let callbacks = callbacks(&origin, &["127.0.0.0/8"], vec![vec![ALLOWED]]);
     let url = callbacks.check(&format!("{origin}/")).unwrap();
-    let message = Message { id: "msg_1".into(), body: "{}".into() };
-    let limit = Duration::from_millis(200);
-    let sent = callbacks.send(&Client::default(), &url, &message, limit).await;
-    assert!(matches!(sent, Err(CallbackError::Unreachable(why)) if why.contains("in time")));
+    let sent = send_within(&callbacks, &url, Duration::from_millis(200)).await;
+    assert_eq!(sent, Err(CallbackError::TimedOut));
     drop(allowed);
+}
+
+#[tokio::test]
+async fn one_client_has_sixteen_callbacks_under_way() {
+    let (allowed, _other, port) = listeners().await;
+    let origin = format!("http://hooks.test:{port}");
+    let callbacks = callbacks(&origin, &["127.0.0.0/8"], vec![vec![ALLOWED]]);
+    let url = callbacks.check(&format!("{origin}/")).unwrap();
+    let client = Client::default();
+    let limit = Duration::from_millis(500);
+    let sends = (0..20).map(|_| callbacks.send(&client, &url, "msg_1", || "{}".into(), limit));
+    let sent = futures_util::future::join_all(sends).await;
+    let count = |error: CallbackError| sent.iter().filter(|it| **it == Err(error.clone())).count();
+    assert_eq!((count(CallbackError::TimedOut), count(CallbackError::Busy)), (16, 4), "{sent:?}");
+    drop(allowed);
+}
+
+#[tokio::test]
+async fn lookups_that_hang_keep_a_bounded_number_of_threads() {
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = Mutex::new(ended);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let count = begun.clone();
+    let networks = Networks::new(Vec::new());
+    let resolver = CheckedResolver::new(networks.clone(), move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        drop(ended.lock().recv());
+        Ok(Vec::new())
+    });
+    let settings = CallbackSettings {
+        origins: vec![Origin::parse("http://hooks.test").unwrap()],
+        networks,
+        secret_file: PathBuf::new(),
+    };
+    let secrets = Arc::new(ArcSwap::from_pointee(secrets(SECRET).unwrap()));
+    let callbacks = Callbacks::new(&settings, secrets, resolver).unwrap();
+    let url = callbacks.check("http://hooks.test/").unwrap();
+    let clients: Vec<_> = (0..40).map(|_| Client::default()).collect();
+    let limit = Duration::from_millis(300);
+    let sends =
+        clients.iter().map(|client| callbacks.send(client, &url, "msg_1", || "{}".into(), limit));
+    let sent = futures_util::future::join_all(sends).await;
+    assert!(sent.iter().all(Result::is_err), "{sent:?}");
+    assert_eq!(begun.load(Ordering::SeqCst), 16);
+    drop(end);
 }
 
 /// The example of the specification of Standard Webhooks.

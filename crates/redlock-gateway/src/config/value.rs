@@ -10,6 +10,7 @@ use http::Uri;
 use ipnet::IpNet;
 use redlock_core::Ttl;
 
+use crate::origin::Origin;
 use crate::overload::capacity::SMALLEST;
 use crate::pattern::{Group, MAX_GROUPS, Pattern};
 use crate::proxies;
@@ -128,6 +129,17 @@ pub(super) fn groups(texts: &[String]) -> Result<Vec<Group>, InvalidValue> {
         }
         None => Ok(groups),
     }
+}
+
+/// Origins, as the values of this flag.
+pub(super) fn origins(flag: &str, texts: &[String]) -> Result<Vec<Origin>, InvalidValue> {
+    let parse = |text| {
+        Origin::parse(text).map_err(|why| {
+            let text = without_password(text);
+            InvalidValue(format!("{flag}: {text:?} is not allowed; {why}"))
+        })
+    };
+    listed(texts).map(parse).collect()
 }
 
 /// A network, as the value of this flag.

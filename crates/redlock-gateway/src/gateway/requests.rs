@@ -1,59 +1,41 @@
-//! Requests that are answered before they are granted (`Prefer: respond-async`, RFC 7240).
+//! Deferred requests: those that are answered before they are granted (`Prefer: respond-async`, RFC
+//! 7240).
 //!
-//! Such a request waits in the queue like any other. When its turn comes, the gateway acquires the
-//! lock for the owner of the request's idempotency key, with a short TTL: the accept window. It
-//! rings the client, if the client gave a URL. The ring has no token. The client repeats its `POST`
+//! Such a request waits in the queue like any other. When it is first in line, the gateway acquires
+//! the lock for the owner of the request's idempotency key, with a short TTL: the accept window. If
+//! the client gave a URL, the gateway sends a callback without a token. The client repeats its `POST`
 //! with the same key, at any gateway. That is an ordinary repetition: it finds the grant, extends it
 //! to a full TTL, and returns a lease whose round trip the client can measure.
 //!
 //! So the gateway never has to know whether the grant was claimed. It does not extend the grant and
 //! does not release it: without a claim, the grant ends with its window, also when this gateway
-//! dies. Only if the client gives the request up, or may no longer have the lock, is the grant
-//! undone; an undo spares a grant that was claimed.
+//! dies. The gateway undoes the grant only if the client cancels the request, or may no longer have
+//! the lock. Such an undo leaves a claimed grant in place.
 //!
 //! The requests live in this process alone. After a restart they are unknown, and repeating the
 //! `POST` is safe.
+//!
+//! This module stores the requests. [`super::deferring`] carries them out.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
-use redlock_core::{LockError, LockState, Owner, Ttl, WaitLimit};
-use tokio::sync::{Notify, watch};
-use tokio::time::{Instant as TokioInstant, sleep_until};
+use redlock_core::{LockError, Owner, WaitLimit};
+use tokio::sync::watch;
 
 use super::tokens::Target;
-use super::{AcquireRequest, Gateway, GrantGuard, LeaseView, Refusal, tokens};
-use crate::callbacks::{CallbackError, CallbackUrl, Message};
-use crate::config::Limits;
+use crate::callbacks::CallbackError;
 use crate::overload::clients::{Client, Counter, Permit};
-use crate::overload::in_flight::InFlight;
 
-/// How long a grant waits for its claim: the accept window. With a shorter `--max-ttl`, that long.
-const ACCEPT_WINDOW: Duration = Duration::from_secs(10);
-/// The longest wait of such a request, which is also the default.
-pub const MAX_DEFERRED_WAIT: Duration = Duration::from_secs(3_600);
-/// Limit on requests that have not ended, of all clients together. One client may have as many as it
-/// may have waiters.
-const MAX_OPEN: usize = 20_000;
-/// When the rings begin, as parts of the accept window. A ring that is received is the last one.
-const RINGS: [f64; 3] = [0.0, 0.3, 0.6];
-/// How long one ring may take, as a part of the accept window. Each ring ends before the next one
-/// begins.
-const RING_TIME: f64 = 0.25;
-/// How long the end of a request is remembered.
+/// How long an ended request is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Limit on remembered ends of one client, and of all clients together. The oldest are forgotten.
+/// Limit on remembered requests of one client, and of all clients together. The oldest are
+/// forgotten.
 const MAX_ENDED_OF_CLIENT: usize = 1_000;
-const MAX_ENDED: usize = 20_000;
-
-/// The TTL of a deferred grant: the accept window.
-pub fn accept_window(limits: &Limits) -> Ttl {
-    Ttl::from_duration(ACCEPT_WINDOW).unwrap_or(Ttl::MIN).min(limits.max_ttl)
-}
+const MAX_ENDED: usize = 4_000;
 
 /// The id of a request. It is derived from principal, lock and idempotency key, so a repeated
 /// request has the same id.
@@ -65,6 +47,13 @@ impl RequestId {
     fn of(owner: &Owner) -> Self {
         Self(owner.public_id())
     }
+
+    /// Reads an id. `None` if the text is not exactly as an id is shown.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut id = [0; 16];
+        hex::decode_to_slice(text, &mut id).ok()?;
+        Some(Self(id)).filter(|id| id.to_string() == text)
+    }
 }
 
 impl fmt::Display for RequestId {
@@ -73,113 +62,104 @@ impl fmt::Display for RequestId {
     }
 }
 
-impl FromStr for RequestId {
-    type Err = hex::FromHexError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let mut id = [0; 16];
-        hex::decode_to_slice(text, &mut id)?;
-        // One id has one text.
-        if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            return Err(hex::FromHexError::InvalidStringLength);
-        }
-        Ok(Self(id))
-    }
-}
-
-/// What happened to a request so far.
+/// The state of a deferred request.
 #[derive(Debug, Clone)]
-pub enum Stage {
-    /// The request is new: the first attempt is under way.
+pub enum DeferredStage<R> {
+    /// The first attempt is under way.
     Begun,
     Waiting,
     /// The lock is held for the request until this time.
     Ready(Instant),
-    Ended(End),
+    Ended(DeferredEnd<R>),
 }
 
-/// How a request ended.
+/// How a deferred request ended.
 #[derive(Debug, Clone)]
-pub enum End {
-    /// The client repeated its request and has the lock.
+pub enum DeferredEnd<R> {
+    /// The client repeated its request at this gateway, and has the lock.
     Claimed,
-    /// The accept window ended without a claim.
+    /// The accept window ended, and nobody claimed the lock at this gateway.
     Expired,
-    /// The client gave the request up.
+    /// The client cancelled the request.
     Cancelled,
     /// The client may no longer acquire the lock.
     Revoked,
-    Refused(Arc<Refusal>),
+    /// The reason of the refusal.
+    Refused(Arc<R>),
 }
 
-/// Whether the client was reached.
+/// The outcome of the last callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rung {
+pub enum CallbackOutcome {
     Delivered,
     Failed,
 }
 
-/// What the routes do for a request while it lasts.
-pub trait Follower: Send + Sync {
+/// What the caller of [`defer`](super::Gateway::defer) provides.
+pub trait GrantNotifier<R>: Send + Sync {
     /// Whether the client may still acquire the lock.
     fn is_allowed(&self) -> bool;
 
-    /// Whether the client may still be rung.
-    fn may_be_rung(&self) -> bool;
+    /// Whether callbacks may still be sent for the client.
+    fn may_be_called(&self) -> bool;
 
-    /// Writes the body of a ring. `left`: how much of the accept window is left.
+    /// The body of a callback. `left`: how much of the accept window is left.
     fn message(&self, id: RequestId, granted: SystemTime, left: Duration) -> String;
 
-    /// Records a ring.
-    fn rang(&self, result: &Result<(), CallbackError>);
+    /// Records the end of an attempt to call the client.
+    fn callback_ended(&self, result: &Result<(), CallbackError>);
+
+    /// Records the end of the request.
+    fn ended(&self, end: &DeferredEnd<R>);
 }
 
-/// One request. The registry and its task share it.
-pub struct DeferredRequest {
+/// One request. The registry and its task share it. `R` is the type of refusals.
+pub struct DeferredRequest<R> {
     pub id: RequestId,
     pub target: Target,
     /// The only principal that may see the request. With `None`, anybody with the id may.
     pub principal: Option<Arc<str>>,
-    owner: Owner,
-    client: Arc<Client>,
-    stage: watch::Sender<Stage>,
-    rung: Mutex<Option<Rung>>,
+    pub(super) owner: Owner,
+    pub(super) client: Arc<Client>,
+    stage: watch::Sender<DeferredStage<R>>,
+    callback: Mutex<Option<CallbackOutcome>>,
     /// Counts the request, for its client and for all, until it ends.
     permits: Mutex<Option<[Permit; 2]>>,
 }
 
-impl DeferredRequest {
-    pub fn stage(&self) -> Stage {
+impl<R> DeferredRequest<R> {
+    pub fn stage(&self) -> DeferredStage<R>
+    where
+        R: Clone,
+    {
         self.stage.borrow().clone()
     }
 
-    pub fn rung(&self) -> Option<Rung> {
-        *self.rung.lock()
+    /// The outcome of the last callback. `None` before the first attempt has ended.
+    pub fn callback(&self) -> Option<CallbackOutcome> {
+        *self.callback.lock()
+    }
+
+    pub(super) fn called(&self, outcome: CallbackOutcome) {
+        *self.callback.lock() = Some(outcome);
     }
 
     fn is_open(&self) -> bool {
-        !matches!(*self.stage.borrow(), Stage::Ended(_))
+        !matches!(*self.stage.borrow(), DeferredStage::Ended(_))
     }
 
-    /// Ends the request, unless it has ended. Returns whether this call ended it.
-    fn end(&self, end: End) -> bool {
-        let has_ended = self.stage.send_if_modified(|stage| match stage {
-            Stage::Ended(_) => false,
-            Stage::Begun | Stage::Waiting | Stage::Ready(_) => {
-                *stage = Stage::Ended(end);
-                true
-            }
-        });
-        if has_ended {
+    /// Ends the request, unless it has ended.
+    pub(super) fn end(&self, end: DeferredEnd<R>) {
+        if self.advance(DeferredStage::Ended(end)) {
             self.permits.lock().take();
         }
-        has_ended
     }
 
-    fn advance(&self, next: Stage) -> bool {
+    /// Changes the stage, unless the request has ended. Returns whether the stage changed.
+    pub(super) fn advance(&self, next: DeferredStage<R>) -> bool {
         self.stage.send_if_modified(|stage| match stage {
-            Stage::Ended(_) => false,
-            Stage::Begun | Stage::Waiting | Stage::Ready(_) => {
+            DeferredStage::Ended(_) => false,
+            DeferredStage::Begun | DeferredStage::Waiting | DeferredStage::Ready(_) => {
                 *stage = next;
                 true
             }
@@ -187,46 +167,73 @@ impl DeferredRequest {
     }
 
     /// Waits until the first attempt of the request has ended.
-    async fn decided(&self) -> Stage {
+    pub(super) async fn is_decided(&self) {
         let mut stages = self.stage.subscribe();
-        let decided = stages.wait_for(|stage| !matches!(stage, Stage::Begun)).await;
         // The sender lives as long as `self`.
-        decided.map_or(Stage::Begun, |stage| stage.clone())
+        drop(stages.wait_for(|stage| !matches!(stage, DeferredStage::Begun)).await);
     }
 
     /// Resolves when the request has ended.
-    async fn has_ended(&self) {
+    pub(super) async fn has_ended(&self) {
         let mut stages = self.stage.subscribe();
-        drop(stages.wait_for(|stage| matches!(stage, Stage::Ended(_))).await);
+        drop(stages.wait_for(|stage| matches!(stage, DeferredStage::Ended(_))).await);
     }
 }
 
 /// All deferred requests of this process.
-#[derive(Default)]
-pub(super) struct DeferredRequests {
+pub(super) struct DeferredRequests<R> {
     /// Requests that have not ended.
     open: Counter,
-    table: Mutex<Table>,
+    table: Mutex<Table<R>>,
 }
 
-#[derive(Default)]
-struct Table {
-    requests: HashMap<RequestId, Arc<DeferredRequest>>,
+struct Table<R> {
+    requests: HashMap<RequestId, Arc<DeferredRequest<R>>>,
     /// Requests that have ended, oldest first.
-    ended: VecDeque<(Instant, Arc<DeferredRequest>)>,
+    ended: VecDeque<(Instant, Arc<DeferredRequest<R>>)>,
+    /// How many of them each client has.
     ended_by_client: HashMap<usize, usize>,
 }
 
+impl<R> Default for DeferredRequests<R> {
+    fn default() -> Self {
+        let table = Table {
+            requests: HashMap::new(),
+            ended: VecDeque::new(),
+            ended_by_client: HashMap::new(),
+        };
+        Self { open: Counter::default(), table: Mutex::new(table) }
+    }
+}
+
+/// Distinguishes clients. A client lives as long as one of its requests is remembered.
 fn client_key(client: &Arc<Client>) -> usize {
     Arc::as_ptr(client) as usize
 }
 
-impl Table {
-    fn forget(&mut self, request: &Arc<DeferredRequest>) {
+impl<R> Table<R> {
+    fn remember(&mut self, request: &Arc<DeferredRequest<R>>, now: Instant) {
+        let key = client_key(&request.client);
+        self.ended.push_back((now, request.clone()));
+        let of_client = self.ended_by_client.entry(key).or_default();
+        *of_client += 1;
+        if *of_client > MAX_ENDED_OF_CLIENT {
+            let oldest = self.ended.iter().position(|(_, it)| client_key(&it.client) == key);
+            let oldest = oldest.and_then(|at| self.ended.remove(at));
+            oldest.into_iter().for_each(|(_, request)| self.forget(&request));
+        }
+        self.forget_old(now);
+    }
+
+    fn remove(&mut self, request: &Arc<DeferredRequest<R>>) {
         // A repeated request with the same id may have begun since.
         if self.requests.get(&request.id).is_some_and(|known| Arc::ptr_eq(known, request)) {
             self.requests.remove(&request.id);
         }
+    }
+
+    fn forget(&mut self, request: &Arc<DeferredRequest<R>>) {
+        self.remove(request);
         let key = client_key(&request.client);
         if let Some(count) = self.ended_by_client.get_mut(&key) {
             *count -= 1;
@@ -246,53 +253,73 @@ impl Table {
     }
 }
 
-impl DeferredRequests {
+impl<R> DeferredRequests<R> {
     /// The number of requests that have not ended.
-    pub(super) fn count(&self) -> usize {
+    pub(super) fn open_count(&self) -> usize {
         self.open.count()
     }
 
-    fn find(&self, id: &RequestId) -> Option<Arc<DeferredRequest>> {
+    pub(super) fn find(&self, id: &RequestId) -> Option<Arc<DeferredRequest<R>>> {
         self.table.lock().requests.get(id).cloned()
     }
 
     /// The request of this owner that has not ended. Cheap while there are no requests.
-    fn open(&self, owner: &Owner) -> Option<Arc<DeferredRequest>> {
+    pub(super) fn find_open(&self, owner: &Owner) -> Option<Arc<DeferredRequest<R>>> {
         if self.open.count() == 0 {
             return None;
         }
         self.find(&RequestId::of(owner)).filter(|request| request.is_open())
     }
 
-    /// Adds a request, unless one with this id has not ended yet. Returns the one in the table, and
-    /// whether it is the new one.
-    fn add(&self, new: DeferredRequest) -> (Arc<DeferredRequest>, bool) {
+    /// Adds a request, unless one of this owner has not ended yet. Returns the one in the table, and
+    /// whether it is the new one. `max_of_client`, `max`: limits on requests that have not ended.
+    ///
+    /// # Errors
+    /// A limit is reached.
+    pub(super) fn add(
+        &self,
+        owner: Owner,
+        target: Target,
+        (principal, client): (Option<Arc<str>>, &Arc<Client>),
+        (max_of_client, max): (usize, usize),
+    ) -> Result<(Arc<DeferredRequest<R>>, bool), LockError> {
+        let id = RequestId::of(&owner);
         let mut table = self.table.lock();
         table.forget_old(Instant::now());
-        if let Some(known) = table.requests.get(&new.id).filter(|known| known.is_open()) {
-            return (known.clone(), false);
+        if let Some(known) = table.requests.get(&id).filter(|known| known.is_open()) {
+            return Ok((known.clone(), false));
         }
-        let new = Arc::new(new);
-        table.requests.insert(new.id, new.clone());
-        (new, true)
+        let full = |max, limit| LockError::TooManyWaiters { max, limit };
+        let of_client = client.deferred.take(max_of_client);
+        let of_client = of_client.ok_or(full(max_of_client, WaitLimit::OfCaller))?;
+        let of_all = self.open.take(max).ok_or(full(max, WaitLimit::All))?;
+        let new = Arc::new(DeferredRequest {
+            id,
+            target,
+            principal,
+            owner,
+            client: client.clone(),
+            stage: watch::Sender::new(DeferredStage::Begun),
+            callback: Mutex::default(),
+            permits: Mutex::new(Some([of_client, of_all])),
+        });
+        table.requests.insert(id, new.clone());
+        Ok((new, true))
     }
 
-    /// Keeps the end of a request for a while. `is_known`: whether its client knows the id.
-    fn ended(&self, request: &Arc<DeferredRequest>, is_known: bool) {
+    /// Remembers an ended request for a while, if its client `knows_id`.
+    pub(super) fn ended(&self, request: &Arc<DeferredRequest<R>>, knows_id: bool) {
         let mut table = self.table.lock();
-        let key = client_key(&request.client);
-        *table.ended_by_client.entry(key).or_default() += 1;
-        if is_known {
-            table.ended.push_back((Instant::now(), request.clone()));
+        if knows_id {
+            table.remember(request, Instant::now());
         } else {
-            table.forget(request);
+            table.remove(request);
         }
-        if table.ended_by_client.get(&key).is_some_and(|count| *count > MAX_ENDED_OF_CLIENT) {
-            let oldest = table.ended.iter().position(|(_, it)| client_key(&it.client) == key);
-            let oldest = oldest.and_then(|at| table.ended.remove(at));
-            oldest.into_iter().for_each(|(_, request)| table.forget(&request));
-        }
-        table.forget_old(Instant::now());
+    }
+
+    /// Notes that the client with this owner has the lock.
+    pub(super) fn claimed(&self, owner: &Owner) {
+        self.find_open(owner).into_iter().for_each(|request| request.end(DeferredEnd::Claimed));
     }
 
     pub(super) fn upkeep(&self) {
@@ -300,208 +327,77 @@ impl DeferredRequests {
     }
 }
 
-impl Gateway {
-    /// Whether the request claims the lock of a deferred request that is ready.
-    pub fn claims(&self, target: &Target, principal: Option<&str>, idempotency_key: &str) -> bool {
-        let owner = tokens::owner_of_key(&self.cluster, target, principal, idempotency_key);
-        let open = self.deferred.open(&owner);
-        open.is_some_and(|request| matches!(request.stage(), Stage::Ready(_)))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(
+        requests: &DeferredRequests<()>,
+        number: u8,
+        client: &Arc<Client>,
+        limits: (usize, usize),
+    ) -> Result<(Arc<DeferredRequest<()>>, bool), LockError> {
+        let target = Target::Lock("a".parse().unwrap());
+        requests.add(Owner::from_bytes([number; 16]), target, (None, client), limits)
     }
 
-    /// Begins a request that is answered before it is granted, or finds the one with the same key.
-    /// Returns when it waits or is ready.
-    ///
-    /// # Errors
-    /// The first attempt failed, or too many such requests of this client have not ended.
-    pub async fn defer(
-        self: &Arc<Self>,
-        request: AcquireRequest,
-        in_flight: InFlight,
-        callback: Option<CallbackUrl>,
-        follower: impl Follower + 'static,
-    ) -> Result<Arc<DeferredRequest>, Refusal> {
-        let key = request.idempotency_key.as_deref().unwrap_or_default();
-        let principal = request.principal.clone();
-        let owner = tokens::owner_of_key(&self.cluster, &request.target, principal.as_deref(), key);
-        let max = self.wait_share.waiters;
-        let full = |max, limit| Refusal::from(LockError::TooManyWaiters { max, limit });
-        let of_client = request.client.deferred.take(max);
-        let of_client = of_client.ok_or_else(|| full(max, WaitLimit::OfCaller))?;
-        let of_all = self.deferred.open.take(MAX_OPEN);
-        let of_all = of_all.ok_or_else(|| full(MAX_OPEN, WaitLimit::All))?;
-        let new = DeferredRequest {
-            id: RequestId::of(&owner),
-            target: request.target.clone(),
-            principal,
-            owner,
-            client: request.client.clone(),
-            stage: watch::Sender::new(Stage::Begun),
-            rung: Mutex::default(),
-            permits: Mutex::new(Some([of_client, of_all])),
+    #[test]
+    fn a_repetition_is_the_same_request_even_at_the_limit() {
+        let (requests, client) = (DeferredRequests::default(), Arc::new(Client::default()));
+        let (first, is_new) = add(&requests, 1, &client, (1, 9)).unwrap();
+        assert!(is_new);
+        let (again, is_new) = add(&requests, 1, &client, (1, 9)).unwrap();
+        assert!(Arc::ptr_eq(&first, &again) && !is_new);
+        let full = add(&requests, 2, &client, (1, 9)).map(drop).unwrap_err();
+        assert!(matches!(full, LockError::TooManyWaiters { limit: WaitLimit::OfCaller, .. }));
+        let other = Arc::new(Client::default());
+        assert!(add(&requests, 2, &other, (1, 1)).is_err(), "the limit of all clients");
+        first.end(DeferredEnd::Cancelled);
+        assert_eq!((requests.open_count(), client.deferred.count()), (0, 0));
+        let (new, is_new) = add(&requests, 1, &client, (1, 9)).unwrap();
+        assert!(is_new && !Arc::ptr_eq(&first, &new));
+        // The end of the first request does not remove the second one.
+        requests.ended(&first, false);
+        assert!(requests.find(&new.id).is_some());
+    }
+
+    #[test]
+    fn a_client_pushes_out_only_its_own_ended_requests() {
+        let requests = DeferredRequests::<()>::default();
+        let (one, other) = (Arc::new(Client::default()), Arc::new(Client::default()));
+        let end = |bytes: [u8; 16], client: &Arc<Client>| {
+            let target = Target::Lock("a".parse().unwrap());
+            let limits = (9, 9);
+            let (request, _) =
+                requests.add(Owner::from_bytes(bytes), target, (None, client), limits).unwrap();
+            request.end(DeferredEnd::Expired);
+            requests.ended(&request, true);
+            request.id
         };
-        let (deferred, is_new) = self.deferred.add(new);
-        if is_new {
-            let task = DeferredTask {
-                gateway: self.clone(),
-                deferred: deferred.clone(),
-                callback,
-                follower: Box::new(follower),
-            };
-            tokio::spawn(task.run(request, in_flight));
-        }
-        match deferred.decided().await {
-            Stage::Ended(End::Refused(refusal)) => Err(Refusal::clone(&refusal)),
-            Stage::Begun | Stage::Waiting | Stage::Ready(_) | Stage::Ended(_) => Ok(deferred),
-        }
+        let of_other = end([9; 16], &other);
+        let ids: Vec<_> = (0..MAX_ENDED_OF_CLIENT + 10)
+            .map(|number| {
+                let mut bytes = [1; 16];
+                bytes[..8].copy_from_slice(&(number as u64).to_be_bytes());
+                end(bytes, &one)
+            })
+            .collect();
+        assert!(requests.find(&of_other).is_some());
+        let known = ids.iter().filter(|id| requests.find(id).is_some()).count();
+        assert_eq!(known, MAX_ENDED_OF_CLIENT);
+        assert!(requests.find(&ids[0]).is_none() && requests.find(&ids[20]).is_some());
+        requests.table.lock().forget_old(Instant::now() + REMEMBERED);
+        assert!(requests.find(&of_other).is_none());
+        let table = requests.table.lock();
+        assert!(table.requests.is_empty() && table.ended_by_client.is_empty());
     }
 
-    /// The request with this id, if this principal may see it.
-    pub fn deferred(
-        &self,
-        id: &RequestId,
-        principal: Option<&str>,
-    ) -> Option<Arc<DeferredRequest>> {
-        self.deferred.find(id).filter(|request| request.principal.as_deref() == principal)
-    }
-
-    /// The place of a deferred request in the queue: 1 is served next. `None` for a moment when the
-    /// request changes from the queue of one lock of its set to that of another.
-    pub fn deferred_position(&self, request: &DeferredRequest) -> Option<usize> {
-        request.target.locks().iter().find_map(|name| self.locks.position(name, &request.owner))
-    }
-
-    /// Gives a deferred request up. Its lock is released, unless it was claimed.
-    pub fn cancel(&self, request: &DeferredRequest) {
-        request.end(End::Cancelled);
-    }
-
-    /// Notes that the client has the lock of its deferred request.
-    pub(super) fn claimed(&self, target: &Target, principal: Option<&str>, key: &str) {
-        if self.deferred.count() == 0 {
-            return;
-        }
-        let owner = tokens::owner_of_key(&self.cluster, target, principal, key);
-        if let Some(request) = self.deferred.open(&owner) {
-            request.end(End::Claimed);
-        }
-    }
-}
-
-/// The task of one request.
-struct DeferredTask {
-    gateway: Arc<Gateway>,
-    deferred: Arc<DeferredRequest>,
-    callback: Option<CallbackUrl>,
-    follower: Box<dyn Follower>,
-}
-
-impl DeferredTask {
-    async fn run(self, request: AcquireRequest, in_flight: InFlight) {
-        let waits = Arc::new(Notify::new());
-        let mut has_waited = false;
-        let request = AcquireRequest { on_wait: Some(waits.clone()), is_deferred: true, ..request };
-        let acquired = self.acquire(request, in_flight);
-        tokio::pin!(acquired);
-        let result = loop {
-            tokio::select! {
-                result = &mut acquired => break result,
-                () = waits.notified(), if !has_waited => {
-                    has_waited = self.deferred.advance(Stage::Waiting);
-                }
-            }
-        };
-        match result {
-            Err(refusal) => drop(self.deferred.end(End::Refused(Arc::new(refusal)))),
-            Ok((view, guard)) => {
-                has_waited = true;
-                self.hold(view, guard).await;
-            }
-        }
-        self.gateway.deferred.ended(&self.deferred, has_waited);
-    }
-
-    async fn acquire(
-        &self,
-        request: AcquireRequest,
-        mut in_flight: InFlight,
-    ) -> Result<(LeaseView, GrantGuard), Refusal> {
-        let _active = self.gateway.begin();
-        self.gateway.acquire(request, &mut in_flight, self.deferred.has_ended()).await
-    }
-
-    /// Holds the grant during the accept window, and rings.
-    async fn hold(&self, view: LeaseView, guard: GrantGuard) {
-        let granted = SystemTime::now();
-        let begins = Instant::now();
-        let ends = begins + view.validity;
-        if !self.follower.is_allowed() {
-            // The guard releases the grant.
-            self.deferred.end(End::Revoked);
-            return;
-        }
-        if !self.deferred.advance(Stage::Ready(ends)) {
-            return self.give_back(guard);
-        }
-        let rings = self.ring(granted, begins, ends);
-        tokio::select! {
-            () = self.deferred.has_ended() => return self.give_back(guard),
-            () = async { rings.await; sleep_until(TokioInstant::from_std(ends)).await } => {}
-        }
-        // The grant ends by itself. A claim at another gateway may have extended it.
-        guard.delivered();
-        let end = if self.is_claimed(&view).await { End::Claimed } else { End::Expired };
-        self.deferred.end(end);
-    }
-
-    /// Undoes the grant of a request that its client gave up. A claimed grant stays.
-    fn give_back(&self, guard: GrantGuard) {
-        match self.deferred.stage() {
-            Stage::Ended(End::Claimed) => guard.delivered(),
-            Stage::Begun | Stage::Waiting | Stage::Ready(_) | Stage::Ended(_) => drop(guard),
-        }
-    }
-
-    /// Rings until the client is reached, or all rings have failed.
-    async fn ring(&self, granted: SystemTime, begins: Instant, ends: Instant) {
-        let (Some(url), Some(callbacks)) = (&self.callback, &self.gateway.callbacks) else {
-            return;
-        };
-        let window = ends.saturating_duration_since(begins);
-        let id = format!("msg_{:032x}", fastrand::u128(..));
-        for at in RINGS {
-            sleep_until(TokioInstant::from_std(begins + window.mul_f64(at))).await;
-            if !self.follower.is_allowed() {
-                self.deferred.end(End::Revoked);
-                return;
-            }
-            if !self.follower.may_be_rung() {
-                return;
-            }
-            let left = ends.saturating_duration_since(Instant::now());
-            let body = self.follower.message(self.deferred.id, granted, left);
-            let message = Message { id: id.clone(), body };
-            let limit = window.mul_f64(RING_TIME);
-            let result = callbacks.send(&self.deferred.client, url, &message, limit).await;
-            self.gateway.telemetry.callback(result.is_ok());
-            let rung = if result.is_ok() { Rung::Delivered } else { Rung::Failed };
-            *self.deferred.rung.lock() = Some(rung);
-            self.follower.rang(&result);
-            if result.is_ok() {
-                return;
-            }
-        }
-    }
-
-    /// Whether the grant outlives its accept window: somebody claimed it at another gateway. Without
-    /// a claim, the masters store the grant for the rest of its TTL beyond its validity.
-    async fn is_claimed(&self, view: &LeaseView) -> bool {
-        let rest = view.ttl.duration().saturating_sub(view.validity);
-        let slot = view.token.slots().iter().next().unwrap_or(1);
-        match self.gateway.locks.inspect_slot(self.deferred.target.name(), slot).await.state {
-            LockState::Held(by) => {
-                by.fencing == Some(view.token.fencing()) && by.expires_in > Some(rest)
-            }
-            LockState::Free | LockState::Unknown => false,
+    #[test]
+    fn an_id_has_one_text() {
+        let id = RequestId([0xab; 16]);
+        assert_eq!(RequestId::parse(&id.to_string()), Some(id));
+        for bad in ["", "ab", &id.to_string().to_uppercase(), &format!("{id}00")] {
+            assert_eq!(RequestId::parse(bad), None, "{bad}");
         }
     }
 }

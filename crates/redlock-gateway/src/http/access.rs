@@ -25,8 +25,9 @@ use super::error::{ApiError, Disclosure, INVALID_NAME, RATE_LIMITED};
 use super::site;
 use crate::audit::{AuditContext, AuditEntry, AuditGuard, RequestEnd};
 use crate::auth::{AuthError, Authenticator, Caller, Credential, RateExceeded, Verb, holds_secret};
-use crate::config::{Limits, Origin, Public};
+use crate::config::{Limits, Public};
 use crate::gateway::{Gateway, Refusal};
+use crate::origin::Origin;
 use crate::overload::clients::{Client, Clients, FairQueue};
 use crate::overload::in_flight::{Active, InFlight, RequestClass};
 use crate::remedy::PublicUrl;
@@ -340,12 +341,7 @@ impl Access {
         Ok(self.app.gateway.enter(work, &self.client).await?)
     }
 
-    pub(super) fn gateway(&self) -> &Gateway {
-        &self.app.gateway
-    }
-
-    /// The gateway, for a task that outlives the request.
-    pub(super) fn shared_gateway(&self) -> &Arc<Gateway> {
+    pub(super) fn gateway(&self) -> &Arc<Gateway> {
         &self.app.gateway
     }
 

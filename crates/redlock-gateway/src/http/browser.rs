@@ -10,7 +10,7 @@ use redlock_api::headers::{
 use tower_http::cors::CorsLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
-use crate::config::Origin;
+use crate::origin::Origin;
 
 /// Lets the documentation page load only its own files: its scripts, its style sheets, and the
 /// pictures in these. Styles that a script sets need no permission. The one inline style sheet,

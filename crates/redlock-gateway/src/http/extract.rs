@@ -46,10 +46,12 @@ impl FromRequestParts<Route> for AcquireHead {
 
     async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, ApiError> {
         no_query(&parts.uri)?;
+        let is_deferred = prefers_async(&parts.headers);
+        let limits = waiting_limits(&route.limits(), is_deferred);
         Ok(Self {
             idempotency_key: idempotency_key(&parts.headers)?,
-            is_deferred: prefers_async(&parts.headers),
-            preferred_seconds: preferred_wait(&parts.headers, &route.limits())?,
+            is_deferred,
+            preferred_seconds: preferred_wait(&parts.headers, &limits)?,
             client: parts.extensions.get().cloned(),
         })
     }
@@ -63,10 +65,7 @@ impl AcquireHead {
         body: &AcquireBody,
         limits: &Limits,
     ) -> Result<(Option<Duration>, Option<u64>), ApiError> {
-        let limits = match self.is_deferred {
-            true => &Limits { max_wait: MAX_DEFERRED_WAIT, ..*limits },
-            false => limits,
-        };
+        let limits = &waiting_limits(limits, self.is_deferred);
         let (wait, applied) =
             match (requested_wait(body.wait_ms.as_ref(), limits)?, self.preferred_seconds) {
                 (None, Some(seconds)) => (Some(preferred_time(seconds, limits)?), Some(seconds)),
@@ -369,6 +368,12 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         _ => Err(INVALID_PARAMETER
             .because("Idempotency-Key must have 16 to 255 visible ASCII characters")),
     }
+}
+
+/// The limits with the longest wait of this kind of request.
+fn waiting_limits(limits: &Limits, is_deferred: bool) -> Limits {
+    let max_wait = if is_deferred { MAX_DEFERRED_WAIT } else { limits.max_wait };
+    Limits { max_wait, ..*limits }
 }
 
 /// Whether the client prefers `respond-async`.

@@ -15,7 +15,7 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderName, Method, Request, Uri, Version, header};
 
 use super::error::{ApiError, INVALID_PARAMETER, MISDIRECTED_REQUEST};
-use crate::config::Origin;
+use crate::origin::Origin;
 
 static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 static SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");

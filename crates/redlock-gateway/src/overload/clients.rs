@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use redlock_core::LockName;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use self::contention::ContentionTracker;
 pub use self::fair_queue::{ClientQueue, FairQueue};
@@ -55,7 +55,7 @@ pub struct Client {
     /// Requests that were answered before they were granted, until they end.
     pub deferred: Counter,
     /// Callbacks under way.
-    pub callbacks: Callbacks,
+    pub callbacks: Concurrency,
     /// The locks that are watched by name.
     pub watched_locks: LockNames,
     /// Requests under way that extend many locks each.
@@ -224,26 +224,6 @@ pub struct Permit(Counter);
 impl Drop for Permit {
     fn drop(&mut self) {
         self.0.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// Bounds how many callbacks of a client are under way. The client's other callbacks wait, so that a
-/// slow receiver delays only its own client.
-#[derive(Debug)]
-pub struct Callbacks(Semaphore);
-
-impl Callbacks {
-    const MAX: usize = 16;
-
-    /// Waits until another callback may begin.
-    pub async fn begin(&self) -> Option<SemaphorePermit<'_>> {
-        self.0.acquire().await.ok()
-    }
-}
-
-impl Default for Callbacks {
-    fn default() -> Self {
-        Self(Semaphore::new(Self::MAX))
     }
 }
 

@@ -16,6 +16,9 @@ pub struct WaitShare {
     /// Limit on the places in line for one lock. Of all locks together, a client may have as many
     /// places as waiters.
     pub places_per_lock: usize,
+    /// Limit on the requests of all clients that are answered before they are granted. They need no
+    /// connection, so without a limit of their own they could take the places of all other waiters.
+    pub deferred: usize,
 }
 
 /// A client's permits for one place in line; returned when dropped.
@@ -35,7 +38,7 @@ pub(crate) struct WaitPermit {
 impl WaitShare {
     /// No limits for one client. The limits for all clients together still apply.
     pub const ALL: Self =
-        Self { waiters: usize::MAX, locks: usize::MAX, places_per_lock: usize::MAX };
+        Self { waiters: usize::MAX, locks: usize::MAX, places_per_lock: usize::MAX, deferred: usize::MAX };
 
     pub(crate) fn take(self, client: &Client, lock: &LockName) -> Result<WaitPermit, LockError> {
         let full = |max, limit| LockError::TooManyWaiters { max, limit };

@@ -1,8 +1,6 @@
-//! Origins of web pages that may call this service, in the form that browsers send.
+//! Origins of web pages and of callbacks, in the form that browsers send.
 
 use http::Uri;
-
-use super::value::{InvalidValue, listed, without_password};
 
 /// `scheme://host[:port]`, in lower case and without the scheme's default port: the only form that
 /// browsers send.
@@ -11,15 +9,12 @@ pub struct Origin(String);
 
 /// Why a text is no origin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum OriginError {
-    #[error(
-        "a star would let every page that anybody here opens take and release locks; name each \
-         origin once"
-    )]
+pub enum OriginError {
+    #[error("a star would stand for every page that anybody here opens; name each origin once")]
     Star,
     #[error("expected an exact origin, such as https://ops.example.com or http://localhost:3000")]
     Malformed,
-    #[error("browsers send it as {0}")]
+    #[error("write it as {0}")]
     Other(String),
 }
 
@@ -28,7 +23,7 @@ impl Origin {
         &self.0
     }
 
-    pub(crate) fn parse(text: &str) -> Result<Self, OriginError> {
+    pub fn parse(text: &str) -> Result<Self, OriginError> {
         if text.contains('*') {
             return Err(OriginError::Star);
         }
@@ -53,17 +48,6 @@ impl Origin {
         // Origins are compared byte by byte, so any other form would never match.
         if sent == text { Ok(Self(sent)) } else { Err(OriginError::Other(sent)) }
     }
-}
-
-/// Origins, as the values of this flag.
-pub(super) fn origins(flag: &str, texts: &[String]) -> Result<Vec<Origin>, InvalidValue> {
-    let parse = |text| {
-        Origin::parse(text).map_err(|why| {
-            let text = without_password(text);
-            InvalidValue(format!("{flag}: {text:?} is not allowed; {why}"))
-        })
-    };
-    listed(texts).map(parse).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,227 @@
+//! Carries deferred requests out: waits for the lock, holds it for the accept window, and calls the
+//! client. What they are, and why this is sound: [`super::requests`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use redlock_core::Ttl;
+use tokio::sync::Notify;
+use tokio::time::{Instant as TokioInstant, sleep_until};
+
+use super::requests::{
+    CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier, RequestId,
+};
+use super::tokens::{self, Target};
+use super::{AcquireRequest, Gateway, GrantGuard, LeaseView, Refusal};
+use crate::callbacks::CallbackUrl;
+use crate::config::Limits;
+use crate::overload::in_flight::InFlight;
+
+/// How long a grant waits for its claim: the accept window. A shorter `--max-ttl` shortens it.
+const ACCEPT_WINDOW: Duration = Duration::from_secs(10);
+/// When the callbacks begin, as parts of the accept window. After a delivered one there is none.
+const ATTEMPTS: [f64; 3] = [0.0, 0.3, 0.6];
+/// How long one callback may take, as a part of the accept window. Each ends before the next one
+/// begins.
+const ATTEMPT_TIME: f64 = 0.25;
+
+/// The TTL of a deferred grant.
+pub fn accept_window(limits: &Limits) -> Ttl {
+    Ttl::from_duration(ACCEPT_WINDOW).unwrap_or(Ttl::MIN).min(limits.max_ttl)
+}
+
+impl Gateway {
+    /// Whether an earlier deferred request with this key holds the lock ready.
+    pub fn is_ready_for(
+        &self,
+        target: &Target,
+        principal: Option<&str>,
+        idempotency_key: &str,
+    ) -> bool {
+        let owner = tokens::owner_of_key(&self.cluster, target, principal, idempotency_key);
+        let open = self.deferred.find_open(&owner);
+        open.is_some_and(|request| matches!(request.stage(), DeferredStage::Ready(_)))
+    }
+
+    /// Begins a request that is answered before it is granted, or finds the one with the same key.
+    /// Returns when it waits or is ready.
+    ///
+    /// # Errors
+    /// The first attempt failed, or too many such requests have not ended.
+    pub async fn defer(
+        self: &Arc<Self>,
+        request: AcquireRequest,
+        in_flight: InFlight,
+        callback: Option<CallbackUrl>,
+        notifier: impl GrantNotifier<Refusal> + 'static,
+    ) -> Result<Arc<DeferredRequest<Refusal>>, Refusal> {
+        let key = request.idempotency_key.as_deref().unwrap_or_default();
+        let principal = request.principal.clone();
+        let owner = tokens::owner_of_key(&self.cluster, &request.target, principal.as_deref(), key);
+        let limits = (self.wait_share.waiters, self.wait_share.deferred);
+        let who = (principal, &request.client);
+        let (deferred, is_new) = self.deferred.add(owner, request.target.clone(), who, limits)?;
+        if is_new {
+            let task = DeferredTask {
+                gateway: self.clone(),
+                deferred: deferred.clone(),
+                callback,
+                notifier: Box::new(notifier),
+                client_knows_id: false,
+            };
+            tokio::spawn(task.run(request, in_flight));
+        }
+        deferred.is_decided().await;
+        match deferred.stage() {
+            DeferredStage::Ended(DeferredEnd::Refused(refusal)) => Err(Refusal::clone(&refusal)),
+            DeferredStage::Begun
+            | DeferredStage::Waiting
+            | DeferredStage::Ready(_)
+            | DeferredStage::Ended(_) => Ok(deferred),
+        }
+    }
+
+    /// The request with this id, if this principal may see it.
+    pub fn deferred(
+        &self,
+        id: &RequestId,
+        principal: Option<&str>,
+    ) -> Option<Arc<DeferredRequest<Refusal>>> {
+        self.deferred.find(id).filter(|request| request.principal.as_deref() == principal)
+    }
+
+    /// The place of a deferred request in the queue: 1 is served next. `None` for a moment when the
+    /// request moves from the queue of one lock of its set to that of another.
+    pub fn deferred_position(&self, request: &DeferredRequest<Refusal>) -> Option<usize> {
+        request.target.locks().iter().find_map(|name| self.locks.position(name, &request.owner))
+    }
+
+    /// Cancels a deferred request. Its lock is released, unless it was claimed.
+    pub fn cancel(&self, request: &DeferredRequest<Refusal>) {
+        request.end(DeferredEnd::Cancelled);
+    }
+}
+
+/// The task of one request. When it is dropped, the request has ended.
+struct DeferredTask {
+    gateway: Arc<Gateway>,
+    deferred: Arc<DeferredRequest<Refusal>>,
+    callback: Option<CallbackUrl>,
+    notifier: Box<dyn GrantNotifier<Refusal>>,
+    client_knows_id: bool,
+}
+
+impl DeferredTask {
+    async fn run(mut self, request: AcquireRequest, in_flight: InFlight) {
+        let waits = Arc::new(Notify::new());
+        let request = AcquireRequest { on_wait: Some(waits.clone()), is_deferred: true, ..request };
+        let (gateway, deferred) = (self.gateway.clone(), self.deferred.clone());
+        let result = {
+            let acquired = acquire(&gateway, &deferred, request, in_flight);
+            tokio::pin!(acquired);
+            loop {
+                tokio::select! {
+                    result = &mut acquired => break result,
+                    () = waits.notified(), if !self.client_knows_id => {
+                        self.client_knows_id = deferred.advance(DeferredStage::Waiting);
+                    }
+                }
+            }
+        };
+        match result {
+            Err(refusal) => deferred.end(DeferredEnd::Refused(Arc::new(refusal))),
+            Ok((view, guard)) => {
+                self.client_knows_id = true;
+                self.hold(&view, guard).await;
+            }
+        }
+    }
+
+    /// Holds the grant during the accept window, and calls the client.
+    async fn hold(&self, view: &LeaseView, guard: GrantGuard) {
+        let (granted, begins) = (SystemTime::now(), Instant::now());
+        let ends = begins + view.validity;
+        if !self.notifier.is_allowed() {
+            // The guard releases the grant.
+            return self.deferred.end(DeferredEnd::Revoked);
+        }
+        self.deferred.advance(DeferredStage::Ready(ends));
+        let window = async {
+            tokio::select! {
+                // After a claim, this undo leaves the grant in place.
+                () = self.deferred.has_ended() => self.give_back(guard),
+                () = sleep_until(ends.into()) => {
+                    // The grant ends by itself. A claim at another gateway may have extended it.
+                    guard.delivered();
+                    self.deferred.end(DeferredEnd::Expired);
+                }
+            }
+        };
+        // A claim does not cut a callback that is under way.
+        tokio::join!(window, self.call_back(granted, begins, ends));
+    }
+
+    /// Undoes the grant of a request that ended early. A claimed grant stays.
+    fn give_back(&self, guard: GrantGuard) {
+        match self.deferred.stage() {
+            DeferredStage::Ended(DeferredEnd::Claimed) => guard.delivered(),
+            DeferredStage::Begun
+            | DeferredStage::Waiting
+            | DeferredStage::Ready(_)
+            | DeferredStage::Ended(_) => drop(guard),
+        }
+    }
+
+    /// Calls the client until a callback is delivered, or all attempts have failed.
+    async fn call_back(&self, granted: SystemTime, begins: Instant, ends: Instant) {
+        let (Some(url), Some(callbacks)) = (&self.callback, &self.gateway.callbacks) else { return };
+        let window = ends.saturating_duration_since(begins);
+        let id = format!("msg_{:032x}", fastrand::u128(..));
+        let body = || {
+            let left = ends.saturating_duration_since(Instant::now());
+            self.notifier.message(self.deferred.id, granted, left)
+        };
+        for at in ATTEMPTS {
+            tokio::select! {
+                () = self.deferred.has_ended() => return,
+                () = sleep_until(TokioInstant::from_std(begins + window.mul_f64(at))) => {}
+            }
+            if !self.notifier.is_allowed() {
+                return self.deferred.end(DeferredEnd::Revoked);
+            }
+            if !self.notifier.may_be_called() {
+                return;
+            }
+            let limit = window.mul_f64(ATTEMPT_TIME);
+            let result = callbacks.send(&self.deferred.client, url, &id, body, limit).await;
+            self.gateway.telemetry.callback(result.is_ok());
+            self.notifier.callback_ended(&result);
+            match result {
+                Ok(()) => return self.deferred.called(CallbackOutcome::Delivered),
+                Err(_) => self.deferred.called(CallbackOutcome::Failed),
+            }
+        }
+    }
+}
+
+impl Drop for DeferredTask {
+    fn drop(&mut self) {
+        // Without an end, the task was stopped by a panic.
+        self.deferred.end(DeferredEnd::Cancelled);
+        if let DeferredStage::Ended(end) = self.deferred.stage() {
+            self.notifier.ended(&end);
+        }
+        self.gateway.deferred.ended(&self.deferred, self.client_knows_id);
+    }
+}
+
+/// Acquires the lock. A drain waits for this part of the request.
+async fn acquire(
+    gateway: &Gateway,
+    deferred: &DeferredRequest<Refusal>,
+    request: AcquireRequest,
+    mut in_flight: InFlight,
+) -> Result<(LeaseView, GrantGuard), Refusal> {
+    let _active = gateway.begin();
+    gateway.acquire(request, &mut in_flight, deferred.has_ended()).await
+}
