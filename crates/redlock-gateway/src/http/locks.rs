@@ -74,18 +74,18 @@ use crate::overload::in_flight::RequestClass;
 )]
 pub(super) async fn acquire(
     lock: LockAccess,
-    head: AcquireHead,
-    StreamHead(stream): StreamHead,
-    Json(body): Json<AcquireBody>,
+    mut head: AcquireHead,
+    Json(body): Json<Box<AcquireBody>>,
 ) -> Result<Response, ApiError> {
-    if let Some(stream) = stream {
+    if let Some(stream) = head.stream.take() {
         // Boxed, because an unboxed future would make the future of every request larger.
         return Box::pin(hold::begin(lock, head, body, stream.token?)).await;
     }
     let LockAccess { access, name, .. } = &lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
-    let (request, asked) = Asked::read(&lock, &head, body, started).await?;
+    let (request, asked) = Asked::read(&lock, &head, body, started)?;
+    asked.charge(access).await?;
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
