@@ -161,7 +161,8 @@ impl Redlock {
         on_wait: impl FnMut(usize) -> Result<(), LockError> + Send,
     ) -> Result<Lease, LockError> {
         let priority = options.priority;
-        let params = AcquireParams::new(&self.shared, self.shared.keys_of(names), ttl, options)?;
+        let params =
+            AcquireParams::new(&self.shared, self.shared.keys_of(names), None, ttl, options)?;
         let Some(patience) = patience else {
             return acquire::acquire(&self.shared, params, None).await;
         };

@@ -25,9 +25,9 @@ use reqwest::{Client as HttpClient, Url};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-pub use self::address::Networks;
 use self::address::CheckedResolver;
 pub use self::address::Forbidden;
+pub use self::address::Networks;
 use self::secret::{Secrets, SecretsError};
 use crate::origin::Origin;
 use crate::overload::clients::Client;

@@ -269,7 +269,7 @@ impl Gateway {
         } = request;
         let until = started + wait.unwrap_or_default() + ttl.duration();
         let terms = self.memory.terms(&self.locks);
-        let name = target.name().clone();
+        let name = target.name();
         let mut reservations = SmallVec::<[Reservation; 1]>::new();
         for name in &*target.counted() {
             let terms = terms.clone();
@@ -283,7 +283,7 @@ impl Gateway {
             }
         }
         let waits = wait.is_some();
-        let cancelled = Cancelled::unless_ended(self.telemetry.of(&name), started, waits);
+        let cancelled = Cancelled::unless_ended(self.telemetry.of(name), started, waits);
         let (owner, shown) = tokens::owner(
             &self.locks,
             &self.cluster,
@@ -311,30 +311,30 @@ impl Gateway {
         };
         let result = match wait {
             None => match &target {
-                Target::Lock(_) | Target::Slots(..) => {
-                    self.locks.acquire(&name, ttl, options).await
-                }
+                Target::Lock(_) | Target::Slots(..) => self.locks.acquire(name, ttl, options).await,
                 // Boxed, because an unboxed future would make the future of every request larger.
                 Target::Set(set) => {
                     Box::pin(self.locks.acquire_set(set, ttl, options, None, |_| Ok(()))).await
                 }
             },
             Some(patience) => {
-                let acquired = async {
+                // Boxed, because an unboxed future would make the future of every request larger.
+                let acquired = Box::pin(async {
                     let mut place = None;
                     let Target::Set(set) = &target else {
                         let waits = || {
-                            let share = self.wait_share.take(&client, &name)?;
-                            place = Some((share, self.begins_to_wait(&name, on_wait.as_deref())));
+                            let share = self.wait_share.take(&client, name)?;
+                            place = Some((share, self.begins_to_wait(name, on_wait.as_deref())));
                             in_flight.wait();
-                            let keeps_place = || self.wait_share.take_place(&client, &name);
-                            let has_key = idempotency_key.is_some() && !is_deferred;
-                            let kept = if has_key { keeps_place() } else { None };
+                            let keeps_place = idempotency_key.is_some() && !is_deferred;
+                            let kept =
+                                keeps_place.then(|| self.wait_share.take_place(&client, name));
+                            let kept = kept.flatten();
                             Ok(kept.map_or_else(PlacePermit::none, PlacePermit::counted))
                         };
                         return self
                             .locks
-                            .acquire_within(&name, ttl, options, patience, waits)
+                            .acquire_within(name, ttl, options, patience, waits)
                             .await;
                     };
                     let waits = |at: usize| {
@@ -347,7 +347,7 @@ impl Gateway {
                         Ok(())
                     };
                     Box::pin(self.locks.acquire_set(set, ttl, options, Some(patience), waits)).await
-                };
+                });
                 tokio::select! {
                     // Biased: the drain and the hang-up are checked first. During a drain all
                     // waiters leave the queue, and a waiter that thereby becomes the first must not

@@ -35,8 +35,7 @@ pub(crate) async fn measure(
     let scratch = scratch()?;
     let masters = Masters::start(Condition::Healthy, &scratch).await?;
     let target = Target::plain(free_address()?);
-    let gateway =
-        programs.start_gateway("gateway", target, "", &masters, &[], &scratch).await?;
+    let gateway = programs.start_gateway("gateway", target, "", &masters, &[], &scratch).await?;
     eprintln!("acquiring {LOCKS} locks");
     let tokens = take(&gateway.target, threads).await?;
     let name = |leases: usize| match leases {

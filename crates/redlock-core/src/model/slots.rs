@@ -97,6 +97,10 @@ impl SlotSet {
 
     /// The number of slots.
     pub fn count(self) -> u16 {
+        // Fast path for a lock without slots.
+        if self == Self::FIRST {
+            return 1;
+        }
         self.0.iter().map(|bits| bits.count_ones() as u16).sum()
     }
 

@@ -78,6 +78,7 @@ impl AcquireParams {
     pub(crate) fn new(
         shared: &Shared,
         keys: Keys,
+        slotted: Option<Arc<SlottedLock>>,
         ttl: Ttl,
         options: AcquireOptions,
     ) -> Result<Self, LockError> {
@@ -95,7 +96,6 @@ impl AcquireParams {
         };
         let owner_is_shared = matches!(choice, OwnerChoice::Shared(_));
         let nonce = Some(nonce);
-        let slotted = None;
         Ok(Self {
             keys,
             slotted,
@@ -117,7 +117,7 @@ impl AcquireParams {
         options: AcquireOptions,
     ) -> Result<Self, LockError> {
         let slotted = options.slots.and_then(|slots| SlottedLock::new(shared, name, slots));
-        Ok(Self { slotted, ..Self::new(shared, shared.keys(name), ttl, options)? })
+        Self::new(shared, shared.keys(name), slotted.map(Arc::new), ttl, options)
     }
 }
 

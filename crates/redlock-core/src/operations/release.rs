@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 
 use crate::error::{HeldBy, LockError};
 use crate::model::quorum::Decision;
+use crate::model::slots::SlotSet;
 use crate::model::types::{FencingToken, Info, LockName, LockToken, Nonce, Owner, Ttl};
 use crate::node::{Holding, Op, Record, ReleaseScope, Vote};
 use crate::operations::acquire::{AcquireParams, Attempt, Waiters};
@@ -24,11 +25,20 @@ pub(crate) async fn release(
     name: &LockName,
     token: &LockToken,
 ) -> Result<(), LockError> {
-    if token.slots().count() == 1 {
-        let slot = token.slots().iter().next().unwrap_or(1);
-        let round = begin_release(shared, waiters, (name, slot), token);
+    if token.slots() == SlotSet::FIRST {
+        let round = begin_release(shared, waiters, (name, 1), token);
         return released(shared, &round).await;
     }
+    // Boxed, because an unboxed future would make every release larger.
+    Box::pin(release_slots(shared, waiters, name, token)).await
+}
+
+async fn release_slots(
+    shared: &Arc<Shared>,
+    waiters: &Waiters,
+    name: &LockName,
+    token: &LockToken,
+) -> Result<(), LockError> {
     // All releases are sent before the first answer is awaited.
     let rounds =
         token.slots().iter().map(|slot| begin_release(shared, waiters, (name, slot), token));

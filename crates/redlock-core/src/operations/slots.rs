@@ -20,10 +20,9 @@ use crate::round::{Round, RoundOutcome, tally};
 use crate::shared::Shared;
 
 /// A lock with several slots, and how many of them a request takes.
-#[derive(Clone)]
 pub(crate) struct SlottedLock {
     /// The keys of every slot, slot 1 first.
-    keys: Arc<[Keys]>,
+    keys: Box<[Keys]>,
     take: u16,
 }
 
@@ -219,7 +218,7 @@ pub(crate) async fn holders(
     name: &LockName,
     count: u16,
 ) -> (Vec<Option<Vote>>, Vec<SlotHolder>, Vec<u16>) {
-    let keys: Arc<[Keys]> = (1..=count).map(|slot| shared.keys(&name.of_slot(slot))).collect();
+    let keys: Box<[Keys]> = (1..=count).map(|slot| shared.keys(&name.of_slot(slot))).collect();
     let slotted = SlottedLock { keys, take: 1 };
     let round = slotted.ask(shared, shared.settings.node_timeout);
     let quorum = shared.quorum;

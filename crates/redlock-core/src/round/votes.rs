@@ -193,10 +193,16 @@ fn stored(votes: &[Option<Vote>]) -> impl Iterator<Item = &Holding> {
 /// The holding that most nodes agree on, and the number of those nodes. Nodes agree when they store
 /// the same owner, or the same value of another client.
 pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
-    // Every refused acquire passes here, so each record is parsed only once, and not for each
-    // comparison.
-    let mut holdings = Vec::with_capacity(votes.len());
-    holdings.extend(stored(votes).map(|holding| (holding, holder(holding))));
+    // Every refused acquire passes here. Most nodes store the same record, so only a record that
+    // differs from the one before is parsed.
+    let mut holdings: Vec<(&Holding, Holder)> = Vec::with_capacity(votes.len());
+    for holding in stored(votes) {
+        let by = match holdings.last() {
+            Some((last, by)) if last.record == holding.record => *by,
+            _ => holder(holding),
+        };
+        holdings.push((holding, by));
+    }
     let agree = |(holding, by): &(_, Holder)| {
         (*holding, holdings.iter().filter(|(_, other)| other == by).count())
     };
@@ -204,7 +210,7 @@ pub(crate) fn agreeing(votes: &[Option<Vote>]) -> Option<(&Holding, usize)> {
 }
 
 /// The holder of a lock, as one node shows it.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Holder<'a> {
     /// One of our owners, with any T.
     Owner(&'a [u8]),

@@ -21,7 +21,11 @@ pub(super) enum Next<P> {
     /// The lock is left to a waiter that is away for a moment and is before all waiters here.
     Away,
     /// This waiter here.
-    First { ticket: u64, params: P },
+    First {
+        ticket: u64,
+        /// Boxed, because most releases are for nobody here.
+        params: Box<P>,
+    },
 }
 
 /// The plan of a release that is about to be sent. [`carry_out`](Self::carry_out) is the only way
@@ -68,7 +72,7 @@ impl<P: Clone, A> WaitQueues<P, A> {
                 next = Next::Away;
                 return queue.schedule(Cause::Release, now);
             }
-            next = Next::First { ticket: first.ticket, params: first.params.clone() };
+            next = Next::First { ticket: first.ticket, params: Box::new(first.params.clone()) };
             queue.competing = Some(first.ticket);
             None
         });
@@ -103,7 +107,7 @@ impl<P, A> Handoff<P, A> {
     ) -> R {
         let hint = self.hint.take();
         let first = match &self.next {
-            Next::First { params, .. } => Some(params),
+            Next::First { params, .. } => Some(&**params),
             Next::Nobody | Next::Competing | Next::Yielded | Next::Away => None,
         };
         let (sent, prepared) = send(first, hint);

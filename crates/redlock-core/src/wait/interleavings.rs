@@ -257,7 +257,7 @@ impl World {
             most: ROUND,
         });
         let plan = self.queues.release(&lock(), self.now(), pause);
-        match plan.next {
+        match &plan.next {
             Next::Nobody | Next::Competing | Next::Away => self.free(number),
             Next::Yielded => {
                 self.free(number);
@@ -270,7 +270,7 @@ impl World {
             }
             Next::First { .. } if thread_rng().gen_range(0..10) < self.unused => self.free(number),
             Next::First { params, .. } => {
-                let asked = self.ask(params, Some(number));
+                let asked = self.ask(**params, Some(number));
                 assert!(asked.granted, "a lock released and asked for in one call is granted");
                 self.prepared.fetch_add(1, Ordering::Relaxed);
                 plan.hand(asked);

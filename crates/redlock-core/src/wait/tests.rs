@@ -83,12 +83,13 @@ fn is_signalled(ticket: &Ticket) -> bool {
 /// waiter is handed its own parameters.
 fn release(queue: &Queues, now: Instant, pause: Option<Pause>) -> &'static str {
     let plan = queue.release(&lock(), now, pause);
-    match plan.next {
+    match &plan.next {
         Next::Nobody => "nobody",
         Next::Competing => "competing",
         Next::Yielded => "yielded",
         Next::Away => "away",
         Next::First { params, .. } => {
+            let params = **params;
             assert!(plan.hand(params));
             "first"
         }

@@ -3,8 +3,8 @@
 #![cfg(test)]
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -231,7 +231,7 @@ async fn lookups_that_hang_keep_a_bounded_number_of_threads() {
     let networks = Networks::new(Vec::new());
     let resolver = CheckedResolver::new(networks.clone(), move |_| {
         count.fetch_add(1, Ordering::SeqCst);
-        drop(ended.lock().recv());
+        let _ = ended.lock().recv();
         Ok(Vec::new())
     });
     let settings = CallbackSettings {

@@ -174,7 +174,9 @@ impl DeferredTask {
 
     /// Calls the client until a callback is delivered, or all attempts have failed.
     async fn call_back(&self, granted: SystemTime, begins: Instant, ends: Instant) {
-        let (Some(url), Some(callbacks)) = (&self.callback, &self.gateway.callbacks) else { return };
+        let (Some(url), Some(callbacks)) = (&self.callback, &self.gateway.callbacks) else {
+            return;
+        };
         let window = ends.saturating_duration_since(begins);
         let id = format!("msg_{:032x}", fastrand::u128(..));
         let body = || {

@@ -25,11 +25,11 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Checks the arguments. Charges the rate of the key for each slot after the first.
-    pub(super) async fn read(
+    /// Checks the arguments. The caller then charges the key, see [`Asked::charge`].
+    pub(super) fn read(
         lock: &LockAccess,
         head: &AcquireHead,
-        body: AcquireBody,
+        body: Box<AcquireBody>,
         started: Instant,
     ) -> Result<(AcquireRequest, Self), ApiError> {
         let LockAccess { access, name, .. } = lock;
@@ -42,11 +42,7 @@ impl Asked {
         let priority = requested_priority(body.priority.as_ref())?;
         let queue = requested_queue(body.queue.as_ref())?;
         let slots = requested_slots(body.slots.as_ref(), body.take.as_ref())?;
-        if let Some(slots) = slots.filter(|slots| slots.take() > 1) {
-            // Boxed, because an unboxed future would make the future of every request larger.
-            Box::pin(access.charge_locks(slots.take().into())).await?;
-        }
-        let metadata = metadata(body, access.caller().principal())?;
+        let metadata = metadata(*body, access.caller().principal())?;
         let count = slots.map(Slots::count).filter(|count| *count > 1);
         let metadata = LockMetadata { slots: count, ..metadata };
         access.note(|entry| entry.owner.clone_from(&metadata.owner));
@@ -70,6 +66,15 @@ impl Asked {
             started,
         };
         Ok((request, Self { owner: metadata.owner, slots, applied }))
+    }
+
+    /// Charges the rate of the key for each slot after the first.
+    pub(super) async fn charge(&self, access: &Access) -> Result<(), ApiError> {
+        match self.slots.filter(|slots| slots.take() > 1) {
+            None => Ok(()),
+            // Boxed, because an unboxed future would make the future of every request larger.
+            Some(slots) => Box::pin(access.charge_locks(slots.take().into())).await,
+        }
     }
 
     /// The lease of a grant. Notes its slots in the audit entry.
@@ -117,7 +122,11 @@ pub(super) async fn resolve(
     token: LockToken,
 ) -> Result<ResolvedToken, ApiError> {
     // The time to hold is in the token, so a client can change it. It is bounded as in a POST.
-    let token = token.holding(token.hold().min(access.limits().max_ttl.duration()));
+    let token = if token.hold().is_zero() {
+        token
+    } else {
+        token.holding(token.hold().min(access.limits().max_ttl.duration()))
+    };
     let Some(principal) = caller.principal() else { return Ok(ResolvedToken::of(token)) };
     let may_force = caller.may(Verb::Force, name);
     let releases = verb == Verb::Release;

@@ -208,6 +208,14 @@ impl ApiError {
         matches!(self.report.code, C::LockNotFound | C::NotHolder | C::MaxHoldReached)
     }
 
+    /// The path names no deferred request that the caller may see.
+    pub(super) fn no_such_request() -> Self {
+        REQUEST_NOT_FOUND.because(
+            "this gateway has no such request of this key; the request may have ended, or be at another gateway, or be \
+             lost in a restart; repeat the POST with the same Idempotency-Key",
+        )
+    }
+
     /// Whether the caller is unknown or lacks the permission.
     pub(super) fn is_denial(&self) -> bool {
         matches!(self.report.code, ProblemCode::Unauthenticated | ProblemCode::Forbidden)

@@ -39,6 +39,9 @@ pub(super) struct AcquireHead {
     pub(super) is_deferred: bool,
     preferred_seconds: Option<u64>,
     client: Option<Peer>,
+    /// See [`StreamHead`]. A field of the head, because each argument of a handler is copied
+    /// several times.
+    pub(super) stream: Option<Box<Stream>>,
 }
 
 impl FromRequestParts<Route> for AcquireHead {
@@ -53,6 +56,7 @@ impl FromRequestParts<Route> for AcquireHead {
             is_deferred,
             preferred_seconds: preferred_wait(&parts.headers, &limits)?,
             client: parts.extensions.get().cloned(),
+            stream: stream(&parts.headers),
         })
     }
 }
@@ -218,7 +222,7 @@ impl<S: Send + Sync> FromRequestParts<S> for InspectQuery {
 
 /// The arguments of an event stream in the head of a request. `None` if the client did not ask for a
 /// stream.
-pub(super) struct StreamHead(pub(super) Option<Stream>);
+pub(super) struct StreamHead(pub(super) Option<Box<Stream>>);
 
 /// See [`StreamHead`].
 pub(super) struct Stream {
@@ -235,23 +239,27 @@ impl<S: Send + Sync> FromRequestParts<S> for StreamHead {
         parts: &mut Parts,
         _: &S,
     ) -> Result<Self, std::convert::Infallible> {
-        let headers = &parts.headers;
-        if !wants_stream(headers) {
-            return Ok(Self(None));
-        }
-        let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
-        let has_token = headers.contains_key(&LOCK_TOKEN);
-        let token = has_token.then(|| lock_token(headers)).transpose();
-        Ok(Self(Some(Stream { last: last.map(str::to_owned), token })))
+        Ok(Self(stream(&parts.headers)))
     }
+}
+
+fn stream(headers: &HeaderMap) -> Option<Box<Stream>> {
+    if !wants_stream(headers) {
+        return None;
+    }
+    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let has_token = headers.contains_key(&LOCK_TOKEN);
+    let token = has_token.then(|| lock_token(headers)).transpose();
+    Some(Box::new(Stream { last: last.map(str::to_owned), token }))
 }
 
 /// Whether the first media type that the client accepts is a stream of events. A client that lists
 /// JSON before it gets JSON.
 fn wants_stream(headers: &HeaderMap) -> bool {
     let Some(accept) = headers.get(http::header::ACCEPT) else { return false };
-    let first = accept.to_str().unwrap_or_default().split([',', ';']).next().unwrap_or_default();
-    first.trim().eq_ignore_ascii_case("text/event-stream")
+    let is_end = |byte: &u8| matches!(byte, b',' | b';');
+    let first = accept.as_bytes().split(is_end).next().unwrap_or_default();
+    first.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
 }
 
 /// What entitles a request to release: the token or the key.

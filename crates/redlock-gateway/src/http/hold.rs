@@ -68,7 +68,7 @@ struct Piece(Bytes, Option<GrantGuard>);
 pub(super) async fn begin(
     lock: LockAccess,
     head: AcquireHead,
-    body: AcquireBody,
+    body: Box<AcquireBody>,
     token: Option<LockToken>,
 ) -> Result<Response, ApiError> {
     lock.access.check_again(Verb::Extend, &lock.name)?;
@@ -132,7 +132,7 @@ struct HeldLease {
 }
 
 impl HeldStream {
-    async fn acquire(mut self, lock: LockAccess, body: AcquireBody) {
+    async fn acquire(mut self, lock: LockAccess, body: Box<AcquireBody>) {
         let (head, waits) = (self.head.clone(), Arc::new(Notify::new()));
         let slots = body.slots.as_ref().and_then(|slots| slots.as_u64()?.try_into().ok());
         let slots = slots.unwrap_or(1).clamp(1, Slots::MAX);
@@ -182,13 +182,14 @@ impl HeldStream {
     async fn acquired(
         lock: &LockAccess,
         head: &AcquireHead,
-        body: AcquireBody,
+        body: Box<AcquireBody>,
         began: Instant,
         waits: Arc<Notify>,
     ) -> Result<(LeaseView, GrantGuard, Asked), ApiError> {
         let gateway = lock.access.gateway();
         let mut in_flight = lock.access.enter(RequestClass::Other).await?;
-        let (mut request, asked) = Asked::read(lock, head, body, began.into_std()).await?;
+        let (mut request, asked) = Asked::read(lock, head, body, began.into_std())?;
+        asked.charge(&lock.access).await?;
         request.on_wait = Some(waits);
         let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
         let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;

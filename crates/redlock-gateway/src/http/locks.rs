@@ -21,7 +21,7 @@ use super::watch;
 use super::wire::{lease, lock_list, lock_status};
 use super::{hold, requests};
 use crate::auth::Verb;
-use crate::gateway::{ListRequest, Target};
+use crate::gateway::{GrantGuard, LeaseView, ListRequest, Target};
 use crate::info::label_of;
 use crate::overload::in_flight::RequestClass;
 
@@ -83,37 +83,69 @@ use crate::overload::in_flight::RequestClass;
 )]
 pub(super) async fn acquire(
     lock: LockAccess,
-    head: AcquireHead,
-    StreamHead(stream): StreamHead,
-    Json(body): Json<AcquireBody>,
+    mut head: AcquireHead,
+    Json(body): Json<Box<AcquireBody>>,
 ) -> Result<Response, ApiError> {
-    if let Some(stream) = stream {
-        // Boxed, because an unboxed future would make the future of every request larger.
+    // These branches are boxed, because unboxed futures would make the future of every request
+    // larger.
+    if head.is_deferred || body.callback_url.is_some() {
+        return Box::pin(acquire_later(&lock, head, body)).await;
+    }
+    if let Some(stream) = head.stream.take() {
         return Box::pin(hold::begin(lock, head, body, stream.token?)).await;
     }
-    let LockAccess { access, name, .. } = &lock;
+    let started = Instant::now();
+    let mut in_flight = lock.access.enter(RequestClass::Other).await?;
+    let (request, asked) = Asked::read(&lock, &head, body, started)?;
+    asked.charge(&lock.access).await?;
+    let gateway = lock.access.gateway();
+    let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
+    let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
+    granted(&lock, asked, &view, guard)
+}
+
+/// Answers a deferred request, or one that claims the lock of an earlier one.
+async fn acquire_later(
+    lock: &LockAccess,
+    head: AcquireHead,
+    body: Box<AcquireBody>,
+) -> Result<Response, ApiError> {
+    let LockAccess { access, name, .. } = lock;
     let started = Instant::now();
     let mut in_flight = access.enter(RequestClass::Other).await?;
     let names = std::slice::from_ref(name);
-    let callback = requests::arguments(access, &head, body.callback_url.as_ref(), names)?;
-    let (mut request, asked) = Asked::read(&lock, &head, body, started).await?;
-    if head.is_deferred && !requests::takes_claim(access, &mut request) {
-        let refused = |refusal| lock.refused(refusal);
-        // Boxed, because an unboxed future would make the future of every request larger.
-        return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
+    let callback = requests::checked_callback(access, &head, body.callback_url.as_ref(), names)?;
+    let (mut request, asked) = Asked::read(lock, &head, body, started)?;
+    asked.charge(access).await?;
+    if !requests::is_claim(access, &request) {
+        return requests::begin(access, request, in_flight, callback, |refusal| {
+            lock.refused(refusal)
+        })
+        .await;
     }
+    request.wait = None;
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
+    granted(lock, asked, &view, guard)
+}
+
+/// The answer with a grant.
+fn granted(
+    lock: &LockAccess,
+    asked: Asked,
+    view: &LeaseView,
+    guard: GrantGuard,
+) -> Result<Response, ApiError> {
     // If the caller may no longer acquire this lock, the guard is dropped and releases the grant.
     lock.check_again()?;
     let applied = asked.applied;
-    let lease = asked.lease(&lock, &view);
+    let lease = asked.lease(lock, view);
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     let headers = response.headers_mut();
     // Only slashes are encoded: no other character that a name may have ends a segment of a path.
     headers.insert(
         header::LOCATION,
-        header_value(format!("/locks/{}", name.as_str().replace('/', "%2F")))?,
+        header_value(format!("/locks/{}", lock.name.as_str().replace('/', "%2F")))?,
     );
     add_grant_headers(headers, lease.token, view.replayed, applied)?;
     Ok(response)

@@ -2,7 +2,7 @@
 //! `/requests/{id}`, where a client learns what became of such a request.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::extract::{FromRequestParts, Path};
 use axum::response::{IntoResponse, Response};
@@ -14,54 +14,55 @@ use redlock_core::LockName;
 use serde_json::Value;
 
 use super::access::{Access, Standing};
-use super::error::{ApiError, INVALID_CALLBACK, INVALID_PARAMETER, REQUEST_NOT_FOUND};
+use super::error::{ApiError, INVALID_CALLBACK, INVALID_PARAMETER};
 use super::extract::{AcquireHead, no_query};
 use super::openapi::CommonErrors;
 use super::render::{header_value, json_response};
+use super::sets;
 use crate::audit::AuditContext;
 use crate::auth::Verb;
 use crate::callbacks::{CallbackError, CallbackUrl};
 use crate::gateway::{
-    AcquireRequest, DeferredRequest, End, Follower, Refusal, RequestId, Rung, Stage, Target,
-    accept_window,
+    AcquireRequest, CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier,
+    Refusal, RequestId, Target, accept_window,
 };
 use crate::overload::in_flight::InFlight;
 
-/// Checks the arguments that only a deferred request has. Returns where it is to be announced.
-pub(super) fn arguments(
+/// Checks the arguments that only a deferred request has. Returns the checked callback URL.
+pub(super) fn checked_callback(
     access: &Access,
     head: &AcquireHead,
     callback_url: Option<&Value>,
     names: &[LockName],
 ) -> Result<Option<CallbackUrl>, ApiError> {
+    if head.stream.is_some() {
+        let detail =
+            "an event stream cannot be deferred; leave out Prefer: respond-async and callback_url";
+        return Err(INVALID_PARAMETER.because(detail));
+    }
     if head.is_deferred && head.idempotency_key.is_none() {
-        let detail = "Prefer: respond-async needs an Idempotency-Key: you get the lock by repeating the request with \
-                      the same key";
+        let detail = "Prefer: respond-async needs an Idempotency-Key; repeat the request with the same key to get \
+                      the lock";
         return Err(INVALID_PARAMETER.because(detail));
     }
     let Some(url) = callback_url else { return Ok(None) };
     if !head.is_deferred {
-        let detail = "callback_url needs the header Prefer: respond-async; a request without it is answered when it ends";
-        return Err(INVALID_CALLBACK.because(detail));
+        return Err(INVALID_CALLBACK.because("callback_url needs the header Prefer: respond-async"));
     }
     let Some(url) = url.as_str() else {
-        return Err(INVALID_CALLBACK.because("callback_url is no text"));
+        return Err(INVALID_CALLBACK.because("callback_url must be a string"));
     };
     names.iter().try_for_each(|name| access.check_again(Verb::Callback, name).map(drop))?;
     let url = access.gateway().check_callback(url);
     url.map(Some).map_err(|error| INVALID_CALLBACK.because(format!("callback_url: {error}")))
 }
 
-/// Whether the request claims the lock that an earlier one with the same key was granted. Such a
-/// request does not wait.
-pub(super) fn takes_claim(access: &Access, request: &mut AcquireRequest) -> bool {
-    let AcquireRequest { target, principal, idempotency_key, .. } = &request;
+/// Whether an earlier deferred request with this key holds the lock ready. Then the request claims
+/// that lock.
+pub(super) fn is_claim(access: &Access, request: &AcquireRequest) -> bool {
+    let AcquireRequest { target, principal, idempotency_key, .. } = request;
     let key = idempotency_key.as_deref().unwrap_or_default();
-    let claims = access.gateway().claims(target, principal.as_deref(), key);
-    if claims {
-        request.wait = None;
-    }
-    claims
+    access.gateway().is_ready_for(target, principal.as_deref(), key)
 }
 
 /// Answers a deferred request when it waits, or is ready.
@@ -72,14 +73,11 @@ pub(super) async fn begin(
     callback: Option<CallbackUrl>,
     refused: impl Fn(Refusal) -> ApiError,
 ) -> Result<Response, ApiError> {
-    let follower = Announcer {
-        caller: access.standing(),
-        target: request.target.clone(),
-        audit: access.audit(),
-    };
+    let (caller, target, audit) = (access.standing(), request.target.clone(), access.audit());
+    let notifier = Notifier { caller, target, audit };
     let request = AcquireRequest { ttl: accept_window(&access.limits()), ..request };
-    let gateway = access.shared_gateway();
-    let deferred = gateway.defer(request, in_flight, callback, follower).await.map_err(refused)?;
+    let deferred = access.gateway().defer(request, in_flight, callback, notifier).await;
+    let deferred = deferred.map_err(refused)?;
     let mut response = json_response(StatusCode::ACCEPTED, &status(access, &deferred))?;
     let headers = response.headers_mut();
     headers.insert(header::LOCATION, header_value(format!("/requests/{}", deferred.id))?);
@@ -87,13 +85,13 @@ pub(super) async fn begin(
     Ok(response)
 }
 
-/// Follow a deferred request
+/// Show a deferred request
 ///
-/// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-/// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-/// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-/// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-/// forgets them when it restarts; repeating the `POST` is always safe.
+/// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+/// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+/// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+/// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+/// requests, and forgets them when it restarts; repeating the `POST` is always safe.
 #[utoipa::path(
     get, path = "/requests/{id}", operation_id = "getRequest", tag = "locks",
     params(("id" = String, Path, description = "The id of the request, from the answer 202")),
@@ -104,12 +102,15 @@ pub(super) async fn begin(
         (status = 404, description = "request_not_found: unknown here, sent by another key, or ended some time ago"),
     )
 )]
-pub(super) async fn inspect(access: Access, Known(id): Known) -> Result<Response, ApiError> {
+pub(super) async fn inspect(
+    access: Access,
+    RequestPath(id): RequestPath,
+) -> Result<Response, ApiError> {
     let deferred = found(&access, id)?;
     json_response(StatusCode::OK, &status(&access, &deferred))
 }
 
-/// Give up a deferred request
+/// Cancel a deferred request
 ///
 /// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
 /// claimed lock stays: release it with its token.
@@ -117,14 +118,17 @@ pub(super) async fn inspect(access: Access, Known(id): Known) -> Result<Response
     delete, path = "/requests/{id}", operation_id = "cancelRequest", tag = "locks",
     params(("id" = String, Path, description = "The id of the request, from the answer 202")),
     responses(
-        (status = 204, description = "Given up, or ended already"),
+        (status = 204, description = "Cancelled, or already ended"),
         (status = 400, description = "invalid_parameter"),
         CommonErrors,
         (status = 404, description = "request_not_found: unknown here, sent by another key, or ended some time ago"),
         (status = 503, description = "audit_unavailable"),
     )
 )]
-pub(super) async fn cancel(access: Access, Known(id): Known) -> Result<Response, ApiError> {
+pub(super) async fn cancel(
+    access: Access,
+    RequestPath(id): RequestPath,
+) -> Result<Response, ApiError> {
     let deferred = found(&access, id)?;
     access.note(|entry| {
         entry.what = Some("cancel");
@@ -136,52 +140,51 @@ pub(super) async fn cancel(access: Access, Known(id): Known) -> Result<Response,
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn found(access: &Access, id: Option<RequestId>) -> Result<Arc<DeferredRequest>, ApiError> {
+fn found(
+    access: &Access,
+    id: Option<RequestId>,
+) -> Result<Arc<DeferredRequest<Refusal>>, ApiError> {
     let principal = access.caller().principal();
     let deferred = id.and_then(|id| access.gateway().deferred(&id, principal));
-    deferred.ok_or_else(|| {
-        REQUEST_NOT_FOUND.because(
-            "this gateway knows no such request of this key: it ended some time ago, another gateway has it, or this one \
-             was restarted; repeat the POST with the same Idempotency-Key",
-        )
-    })
+    deferred.ok_or_else(ApiError::no_such_request)
 }
 
 /// The id in the path. `None` if it is not of the form of an id.
-pub(super) struct Known(Option<RequestId>);
+pub(super) struct RequestPath(Option<RequestId>);
 
-impl<S: Send + Sync> FromRequestParts<S> for Known {
+impl<S: Send + Sync> FromRequestParts<S> for RequestPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         no_query(&parts.uri)?;
         let text = Path::<String>::from_request_parts(parts, state).await;
-        Ok(Self(text.ok().and_then(|Path(text)| text.parse().ok())))
+        Ok(Self(text.ok().and_then(|Path(text)| RequestId::parse(&text))))
     }
 }
 
-fn status(access: &Access, deferred: &DeferredRequest) -> RequestStatus {
+fn status(access: &Access, deferred: &DeferredRequest<Refusal>) -> RequestStatus {
     let stage = deferred.stage();
     let (state, claim_within) = match &stage {
-        Stage::Begun | Stage::Waiting => (RequestState::Waiting, None),
-        Stage::Ready(until) => {
-            let left = until.saturating_duration_since(std::time::Instant::now());
+        DeferredStage::Begun | DeferredStage::Waiting => (RequestState::Waiting, None),
+        DeferredStage::Ready(until) => {
+            let left = until.saturating_duration_since(Instant::now());
             (RequestState::Ready, Some(left))
         }
-        Stage::Ended(End::Claimed) => (RequestState::Claimed, None),
-        Stage::Ended(End::Expired) => (RequestState::Expired, None),
-        Stage::Ended(End::Cancelled) => (RequestState::Cancelled, None),
-        Stage::Ended(End::Revoked | End::Refused(_)) => (RequestState::Refused, None),
+        DeferredStage::Ended(end) => (ended_state(end), None),
     };
     let is_waiting = state == RequestState::Waiting;
     let position = is_waiting.then(|| access.gateway().deferred_position(deferred)).flatten();
-    let name = deferred.target.name();
-    let problem = match stage {
-        Stage::Ended(End::Refused(refusal)) => {
-            Some(access.refused_on(name, Refusal::clone(&refusal)))
+    let problem = match &stage {
+        DeferredStage::Ended(DeferredEnd::Refused(refusal)) => {
+            Some(refused(access, &deferred.target, Refusal::clone(refusal)))
         }
-        Stage::Ended(End::Revoked) => access.check_again(Verb::Acquire, name).err(),
-        Stage::Begun | Stage::Waiting | Stage::Ready(_) | Stage::Ended(_) => None,
+        DeferredStage::Ended(DeferredEnd::Revoked) => {
+            Some(ApiError::forbidden(access.caller().principal(), Verb::Acquire.word()))
+        }
+        DeferredStage::Begun
+        | DeferredStage::Waiting
+        | DeferredStage::Ready(_)
+        | DeferredStage::Ended(_) => None,
     };
     RequestStatus {
         id: deferred.id.to_string(),
@@ -189,11 +192,28 @@ fn status(access: &Access, deferred: &DeferredRequest) -> RequestStatus {
         names: names(&deferred.target),
         position: position.map(|position| position as u64),
         claim_within_ms: claim_within.map(|left| left.as_millis() as u64),
-        callback: deferred.rung().map(|rung| match rung {
-            Rung::Delivered => CallbackState::Delivered,
-            Rung::Failed => CallbackState::Failed,
+        callback: deferred.callback().map(|outcome| match outcome {
+            CallbackOutcome::Delivered => CallbackState::Delivered,
+            CallbackOutcome::Failed => CallbackState::Failed,
         }),
         problem: problem.map(ApiError::problem),
+    }
+}
+
+fn ended_state(end: &DeferredEnd<Refusal>) -> RequestState {
+    match end {
+        DeferredEnd::Claimed => RequestState::Claimed,
+        DeferredEnd::Expired => RequestState::Expired,
+        DeferredEnd::Cancelled => RequestState::Cancelled,
+        DeferredEnd::Revoked | DeferredEnd::Refused(_) => RequestState::Refused,
+    }
+}
+
+/// The error for a refusal of a lock or of a set.
+fn refused(access: &Access, target: &Target, refusal: Refusal) -> ApiError {
+    match target {
+        Target::Lock(name) | Target::Slots(name, _) => access.refused_on(name, refusal),
+        Target::Set(set) => sets::refused(access, set, refusal),
     }
 }
 
@@ -201,19 +221,29 @@ fn names(target: &Target) -> Vec<String> {
     target.locks().iter().map(ToString::to_string).collect()
 }
 
-/// Announces a grant to its client.
-struct Announcer {
+/// Follows a request for its client.
+struct Notifier {
     caller: Standing,
     target: Target,
     audit: Option<AuditContext>,
 }
 
-impl Follower for Announcer {
+impl Notifier {
+    /// Writes an audit line for each lock.
+    fn record(&self, what: &str, outcome: &str, status: Option<u16>) {
+        let Some(audit) = &self.audit else { return };
+        for name in self.target.locks() {
+            audit.record_later(what, name.as_str(), outcome, status);
+        }
+    }
+}
+
+impl GrantNotifier<Refusal> for Notifier {
     fn is_allowed(&self) -> bool {
         self.caller.may_still(Verb::Acquire, self.target.locks())
     }
 
-    fn may_be_rung(&self) -> bool {
+    fn may_be_called(&self) -> bool {
         self.caller.may_still(Verb::Callback, self.target.locks())
     }
 
@@ -230,17 +260,29 @@ impl Follower for Announcer {
         serde_json::to_string(&ready).unwrap_or_default()
     }
 
-    fn rang(&self, result: &Result<(), CallbackError>) {
+    fn callback_ended(&self, result: &Result<(), CallbackError>) {
         if let Err(error) = result {
             tracing::debug!(lock = %self.target.name(), %error, "a callback failed");
         }
         let (outcome, status) = match result {
             Ok(()) => ("delivered", None),
             Err(CallbackError::Status(status)) => ("refused", Some(*status)),
-            Err(CallbackError::Unreachable(_)) => ("unreachable", None),
+            Err(CallbackError::Unreachable(_) | CallbackError::TimedOut) => ("unreachable", None),
+            Err(CallbackError::Busy) => ("not_sent", None),
         };
-        for name in self.target.locks() {
-            self.audit.iter().for_each(|audit| audit.rang(name.as_str(), outcome, status));
-        }
+        self.record("callback", outcome, status);
+    }
+
+    fn ended(&self, end: &DeferredEnd<Refusal>) {
+        let outcome = match end {
+            DeferredEnd::Claimed => "claimed",
+            DeferredEnd::Expired => "expired",
+            DeferredEnd::Cancelled => "cancelled",
+            DeferredEnd::Revoked => "forbidden",
+            DeferredEnd::Refused(refusal) => {
+                ApiError::from(Refusal::clone(refusal)).code().as_str()
+            }
+        };
+        self.record("acquire", outcome, None);
     }
 }

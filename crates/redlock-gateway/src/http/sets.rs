@@ -100,7 +100,7 @@ async fn acquire(
     let hold_at_least = requested_hold(body.hold_at_least_ms.as_ref(), &limits)?;
     let priority = requested_priority(body.priority.as_ref())?;
     let AcquireSetBody { ttl_ms, wait_ms, owner, metadata: texts, callback_url, .. } = body;
-    let callback = requests::arguments(access, head, callback_url.as_ref(), set.names())?;
+    let callback = requests::checked_callback(access, head, callback_url.as_ref(), set.names())?;
     let body = AcquireBody { ttl_ms, wait_ms, owner, metadata: texts, ..AcquireBody::default() };
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
     let (wait, applied) = head.wait(&body, &limits)?;
@@ -122,9 +122,12 @@ async fn acquire(
         priority,
         queue: QueueMode::default(),
     };
-    if head.is_deferred && !requests::takes_claim(access, &mut request) {
-        let refused = |refusal| refused(access, set, refusal);
-        return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
+    if head.is_deferred {
+        if !requests::is_claim(access, &request) {
+            let refused = |refusal| refused(access, set, refusal);
+            return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
+        }
+        request.wait = None;
     }
     let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
     let (view, guard) = acquired.map_err(|refusal| refused(access, set, refusal))?;
@@ -196,7 +199,7 @@ fn check_again(access: &Access, verb: Verb, names: &[LockName]) -> Result<(), Ap
 }
 
 /// The error for a refusal of a set, with the lock that refused it.
-fn refused(access: &Access, set: &LockSet, refusal: Refusal) -> ApiError {
+pub(super) fn refused(access: &Access, set: &LockSet, refusal: Refusal) -> ApiError {
     let by = match &refusal {
         Refusal::Lock(LockError::Held(by)) => by.clone(),
         _ => return access.refused_on(&set.names()[0], refusal),

@@ -37,8 +37,12 @@ pub(crate) struct WaitPermit {
 
 impl WaitShare {
     /// No limits for one client. The limits for all clients together still apply.
-    pub const ALL: Self =
-        Self { waiters: usize::MAX, locks: usize::MAX, places_per_lock: usize::MAX, deferred: usize::MAX };
+    pub const ALL: Self = Self {
+        waiters: usize::MAX,
+        locks: usize::MAX,
+        places_per_lock: usize::MAX,
+        deferred: usize::MAX,
+    };
 
     pub(crate) fn take(self, client: &Client, lock: &LockName) -> Result<WaitPermit, LockError> {
         let full = |max, limit| LockError::TooManyWaiters { max, limit };

@@ -34,7 +34,7 @@ pub(crate) struct AcquireParams {
     /// A waiting request for a set is in the queue of the first lock.
     pub(crate) keys: Keys,
     /// All slots, if the request asks for slots of a lock. `keys` is the lock itself then.
-    pub(crate) slotted: Option<SlottedLock>,
+    pub(crate) slotted: Option<Arc<SlottedLock>>,
     pub(crate) owner: Owner,
     /// The nonce of the first proposal, if owner and nonce were drawn together.
     pub(crate) nonce: Option<Nonce>,
@@ -68,10 +68,9 @@ impl AcquireParams {
 pub(crate) struct Attempt {
     shared: Arc<Shared>,
     params: AcquireParams,
-    /// The chosen slots that the proposals ask for. `None` if they ask for `params.keys`.
-    chosen: Option<Keys>,
-    /// The numbers of these slots.
-    slots: SlotSet,
+    /// The chosen slots that the proposals ask for. `None` if they ask for `params.keys`. Boxed,
+    /// because most attempts have none.
+    chosen: Option<Box<ChosenSlots>>,
     /// Whether the slots are yet to be chosen.
     chooses_slots: bool,
     /// Whether the attempt asks only for an earlier grant of its owner.
@@ -88,6 +87,12 @@ pub(crate) struct Attempt {
     proposals: u32,
     /// Whether the attempt has an outcome. An attempt that is dropped without one was cancelled.
     has_ended: bool,
+}
+
+/// Slots of a lock.
+struct ChosenSlots {
+    keys: Keys,
+    numbers: SlotSet,
 }
 
 struct Proposal {
@@ -114,7 +119,6 @@ impl Attempt {
         Self {
             shared: shared.clone(),
             chosen: None,
-            slots: SlotSet::FIRST,
             chooses_slots: params.slotted.is_some(),
             is_for_own: false,
             full: None,
@@ -158,12 +162,18 @@ impl Attempt {
 
     /// The lock, the set or the slots that the proposals ask for.
     fn asked(&self) -> &Keys {
-        self.chosen.as_ref().unwrap_or(&self.params.keys)
+        self.chosen.as_ref().map_or(&self.params.keys, |chosen| &chosen.keys)
+    }
+
+    /// The numbers of the slots that the proposals ask for.
+    fn slots(&self) -> SlotSet {
+        self.chosen.as_ref().map_or(SlotSet::FIRST, |chosen| chosen.numbers)
     }
 
     fn take_slots(&mut self, slots: SlotSet, first: u16) {
         if let Some(slotted) = &self.params.slotted {
-            (self.chosen, self.slots) = (Some(slotted.keys_of(slots, first)), slots);
+            let keys = slotted.keys_of(slots, first);
+            self.chosen = Some(Box::new(ChosenSlots { keys, numbers: slots }));
         }
         self.chooses_slots = false;
     }
@@ -214,13 +224,13 @@ impl Attempt {
             let reports = shared.reports_of(Reason::Clock, "this machine's wall clock is wrong");
             return Err(LockError::NoQuorum(reports));
         };
-        let AcquireParams { keys, owner, nonce, info, ttl, hold_at_least, .. } = &mut self.params;
-        let nonce = nonce.take().unwrap_or_else(|| shared.env.entropy.nonce());
+        let nonce = self.params.nonce.take().unwrap_or_else(|| shared.env.entropy.nonce());
+        let AcquireParams { owner, info, ttl, hold_at_least, .. } = &self.params;
         let token = LockToken::new(*owner, nonce, fencing).holding(*hold_at_least);
-        let token = token.on_slots(self.slots);
+        let token = token.on_slots(self.slots());
         let record = Record::new(&token, info);
         let op = Op::Acquire {
-            keys: self.chosen.as_ref().unwrap_or(keys).clone(),
+            keys: self.asked().clone(),
             record: record.clone(),
             ttl: *ttl,
             tell: self.hint.clone(),
@@ -233,9 +243,13 @@ impl Attempt {
     }
 
     /// Runs the attempt to its end, from the beginning or from a proposal that was asked already.
-    pub(crate) async fn run(mut self) -> Result<Lease, AttemptError> {
+    pub(crate) async fn run(&mut self) -> Result<Lease, AttemptError> {
+        // The futures of rare branches are boxed, because unboxed ones would make the future of
+        // every attempt larger.
         if self.current.is_none() {
-            self.choose_slots().await?;
+            if self.chooses_slots {
+                Box::pin(self.choose_slots()).await?;
+            }
             self.ask()?;
         }
         loop {
@@ -258,7 +272,9 @@ impl Attempt {
             match outcome.decision {
                 Decision::Yes => {
                     let mut lease = shared.lease(*token, self.params.ttl, self.started, &outcome);
-                    if let Err(error) = self.is_only_grant(&lease.token).await {
+                    if self.params.slotted.is_some()
+                        && let Err(error) = Box::pin(self.is_only_grant(&lease.token)).await
+                    {
                         return Err(self.failed(error, true));
                     }
                     let shared = &self.shared;
@@ -303,7 +319,7 @@ impl Attempt {
                 match own_grant(shared.quorum, &outcome.votes) {
                     OwnGrant::Stands(grant) => {
                         let by = held_by(shared.quorum, &outcome.votes);
-                        return self.confirm(grant, by).await;
+                        return Box::pin(self.confirm(grant, by)).await;
                     }
                     OwnGrant::Possible => {
                         let error = LockError::Unknown(shared.reports(&outcome));
@@ -349,7 +365,7 @@ impl Attempt {
     /// client all the same.
     ///
     /// `by` is the grant as a refusal shows it. A part of a set may stand without the rest.
-    async fn confirm(mut self, grant: LockToken, by: HeldBy) -> Result<Lease, AttemptError> {
+    async fn confirm(&mut self, grant: LockToken, by: HeldBy) -> Result<Lease, AttemptError> {
         self.has_ended = true;
         self.undo();
         let shared = self.shared.clone();
@@ -404,7 +420,7 @@ impl Attempt {
         }
         match (error, first) {
             (None, Some(lease)) => {
-                let token = lease.token.holding(self.params.hold_at_least).on_slots(self.slots);
+                let token = lease.token.holding(self.params.hold_at_least).on_slots(self.slots());
                 if let Err(error) = self.is_only_grant(&token).await {
                     return Err(self.failed(error, true));
                 }

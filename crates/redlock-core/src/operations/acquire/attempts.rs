@@ -47,11 +47,11 @@ pub(super) trait RetrySchedule: Send {
 pub(super) async fn until_granted(mut schedule: impl RetrySchedule) -> Result<Lease, LockError> {
     let mut rounds = 0;
     loop {
-        let (attempt, cut_off) = schedule.next().await?;
+        let (mut attempt, cut_off) = schedule.next().await?;
         let began = Instant::now();
         // Boxed, because the future is large, and a request that only waits should not carry its
-        // size.
-        let attempt = Box::pin(attempt.run());
+        // size. The block owns the attempt; an `async fn` would keep a second copy of it.
+        let attempt = Box::pin(async move { attempt.run().await });
         let result = match cut_off {
             None => attempt.await,
             Some(cut_off) => match timeout_at(cut_off, attempt).await {

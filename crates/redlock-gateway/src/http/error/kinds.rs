@@ -31,7 +31,7 @@ kinds! {
     FORBIDDEN: FORBIDDEN, Forbidden, "Not allowed", "the key \"ci\" does not have the permission \"acquire\" here";
     NOT_FOUND: NOT_FOUND, NotFound, "No such path", "the paths of this service are listed under /docs and in /openapi.json";
     LOCK_NOT_FOUND: NOT_FOUND, LockNotFound, "Lock not found", "no such lock is held: it was released or has expired";
-    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this gateway knows no such request of this key: it ended some time ago, another gateway has it, or this one was restarted; repeat the POST with the same Idempotency-Key";
+    REQUEST_NOT_FOUND: NOT_FOUND, RequestNotFound, "Request not found", "this gateway has no such request of this key; the request may have ended, or be at another gateway, or be lost in a restart; repeat the POST with the same Idempotency-Key";
     METHOD_NOT_ALLOWED: METHOD_NOT_ALLOWED, MethodNotAllowed, "Method not allowed", "this path does not take this method; the Allow header lists those it takes";
     REQUEST_TIMEOUT: REQUEST_TIMEOUT, RequestTimeout, "Request timed out", "the request body did not arrive within 10s";
     LOCK_HELD: CONFLICT, LockHeld, "The lock is held", "\"nightly-report on host-7\" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line, the place is kept for 10s";
