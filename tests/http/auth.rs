@@ -102,6 +102,8 @@ fn endpoints() -> impl Iterator<Item = Endpoint> {
         (Method::DELETE, &lock, "release", 204, 403),
         (Method::DELETE, &forced, "force", 204, 403),
         (Method::GET, "/locks", "list", 200, 200),
+        (Method::GET, "/requests/00000000000000000000000000000000", "", 404, 404),
+        (Method::DELETE, "/requests/00000000000000000000000000000000", "", 404, 404),
         (Method::GET, "/metrics", "metrics", 200, 403),
         (Method::GET, "/docs/", "", 200, 200),
         (Method::GET, "/openapi.json", "", 200, 200),

@@ -109,7 +109,7 @@ async fn a_deferred_request_is_announced_and_claimed() {
     assert_eq!(state(&gateway, &path_of(&second)).await["state"], "waiting");
     freed(&gateway, "a/b", &claimed).await;
     is_state(&gateway, &path_of(&second), "ready").await;
-    // Its sender does not claim it by a repetition with the preference: that is a claim, too.
+    // A repetition with the preference claims the lock, too.
     let claim = deferred(&gateway, "a/b", &other, json!({ "ttl_ms": 60_000 })).await;
     freed(&gateway, "a/b", &Lease::from(&claim)).await;
     assert!(receiver.arrived().is_none(), "one grant with a URL, one callback");
@@ -215,7 +215,7 @@ async fn a_claim_at_another_gateway_is_sound() {
     let claimed = Lease::from(&claim);
     assert_eq!(claim.header("idempotency-replayed"), "true");
     // The first gateway neither releases nor loses the lock when its window ends.
-    let status = is_state(&one, &path, "claimed").await;
+    let status = is_state(&one, &path, "expired").await;
     assert!(status.get("problem").is_none(), "{status}");
     let held = one.inspect("a").await;
     assert_eq!(held["fencing_token"], claimed.fencing);
@@ -342,6 +342,13 @@ async fn deferred_requests_are_checked_before_they_wait() {
     }
     let answer = deferred(&gateway, "a", &key_of(1), json!({ "callback_url": 5 })).await;
     answer.problem(400, "invalid_callback");
+    let long_wait = post(&gateway, "a", &key_of(1), json!({}));
+    let long_wait = long_wait.header("prefer", "respond-async, wait=3601").send().await;
+    let problem = long_wait.problem(400, "invalid_wait");
+    assert!(problem["detail"].as_str().is_some_and(|text| text.contains("3600")), "{problem}");
+    let stream = post(&gateway, "a", &key_of(1), json!({})).header("accept", "text/event-stream");
+    let stream = stream.header("prefer", "respond-async").send().await;
+    stream.problem(400, "invalid_parameter");
     for (bad, code) in [
         (json!({ "ttl_ms": 1 }), "invalid_ttl"),
         (json!({ "wait_ms": 3_600_001 }), "invalid_wait"),
@@ -365,7 +372,8 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     let (mut receiver, secret) = (Receiver::start().await, secret_file());
     let caller = key("caller", &format!("{HOLDER},callback"), "*").await;
     let holder = key("holder", HOLDER, "*").await;
-    let keys = file(&[&caller, &holder]);
+    let half = key("half", "acquire", "x,y").await;
+    let keys = file(&[&caller, &holder, &half]);
     let log = Scratch::new("audit.log", "");
     let launch = with_keys(&keys).flag("--audit-log", log.path()).flag("--public", "metrics");
     let gateway = with_callbacks(launch, &secret, &[&receiver]).start().await;
@@ -408,6 +416,46 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     })
     .await;
 
+    let set = |by: &crate::http::keys::Key| {
+        by.call(&gateway, Method::POST, "/locks")
+            .header("prefer", "respond-async")
+            .header("idempotency-key", key_of(3))
+            .json(&json!({ "names": ["x", "y"], "wait_ms": 300 }))
+            .send()
+    };
+    // Who may inspect one lock of a set learns nothing of the holder of another one.
+    let held = holder.acquire(&gateway, "y").await;
+    let path = path_of(&set(&half).await);
+    let problem = eventually("the wait ends", async || {
+        half.get(&gateway, &path).await.json().get("problem").cloned()
+    })
+    .await;
+    assert_eq!(problem["code"], "lock_held", "{problem}");
+    assert_eq!(problem["held"][0]["name"], "y", "{problem}");
+    assert_eq!(holder.delete(&gateway, "y", &held.token).await.status, 204);
+
+    // A key that loses a permission is refused, and sees why.
+    let lease = holder.acquire(&gateway, "d").await;
+    let path = path_of(&ask(&caller, "d", json!({})).await);
+    let less = caller.entry.replace("\"acquire\", ", "");
+    assert_ne!(less, caller.entry);
+    std::fs::write(keys.path(), format!("{less}\n{}\n{}", holder.entry, half.entry)).unwrap();
+    eventually("the permission is gone", async || {
+        (ask(&caller, "e", json!({})).await.status == 403).then_some(())
+    })
+    .await;
+    assert_eq!(holder.delete(&gateway, "d", &lease.token).await.status, 204);
+    let problem = eventually("the request is refused", async || {
+        caller.get(&gateway, &path).await.json().get("problem").cloned()
+    })
+    .await;
+    assert_eq!(problem["code"], "forbidden", "{problem}");
+    std::fs::write(keys.path(), format!("{}\n{}", caller.entry, holder.entry)).unwrap();
+    eventually("the permission is back", async || {
+        (ask(&caller, "f", json!({})).await.status == 202).then_some(())
+    })
+    .await;
+
     // A key that is removed while its request waits gets nothing.
     let lease = holder.acquire(&gateway, "c").await;
     path_of(&ask(&caller, "c", url).await);
@@ -424,6 +472,56 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
     })
     .await;
     assert!(receiver.arrived().is_none(), "nothing is announced to a removed key");
+}
+
+#[tokio::test]
+async fn a_claim_does_not_cut_the_callback_that_is_under_way() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
+    let go = receiver.hold();
+    let body = json!({ "callback_url": receiver.url() });
+    let path = path_of(&deferred(&gateway, "a", &key_of(1), body).await);
+    receiver.next().await.verified();
+    let claim = post(&gateway, "a", &key_of(1), json!({})).send().await;
+    assert_eq!(claim.header("idempotency-replayed"), "true", "{claim:?}");
+    assert_eq!(is_state(&gateway, &path, "claimed").await.get("callback"), None);
+    drop(go);
+    eventually("the callback is delivered", async || {
+        (state(&gateway, &path).await["callback"] == "delivered").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deferred_requests_of_one_client_are_limited() {
+    let gateway = Launch::embedded().flag("--max-waiters-per-client", "2").start().await;
+    let lease = gateway.acquire("a").await;
+    let first = path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await);
+    path_of(&deferred(&gateway, "a", &key_of(2), json!({})).await);
+    let third = deferred(&gateway, "a", &key_of(3), json!({})).await;
+    third.problem(429, "too_many_waiters");
+    // A repetition is the same request, also at the limit.
+    assert_eq!(path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await), first);
+    assert_eq!(gateway.call(Method::DELETE, first.as_str()).send().await.status, 204);
+    path_of(&deferred(&gateway, "a", &key_of(3), json!({})).await);
+    freed(&gateway, "a", &lease).await;
+}
+
+#[tokio::test]
+async fn deferred_requests_leave_waiting_slots_to_others() {
+    let launch =
+        Launch::embedded().flag("--max-waiters", "4").flag("--max-waiters-per-client", "4");
+    let gateway = launch.start().await;
+    let lease = gateway.acquire("a").await;
+    for number in 0..2 {
+        path_of(&deferred(&gateway, "a", &key_of(number), json!({})).await);
+    }
+    let more = deferred(&gateway, "a", &key_of(3), json!({})).await;
+    more.problem(429, "too_many_waiters");
+    let waits = crate::support::waiters::waiting_acquire(&gateway, "a", 20_000);
+    let waits = crate::support::waiters::start_waiting(&gateway, waits).await;
+    waits.abort();
+    freed(&gateway, "a", &lease).await;
 }
 
 #[tokio::test]
@@ -483,7 +581,7 @@ async fn a_new_secret_signs_without_a_restart() {
     assert!(!gateway.stdout().contains("whsec_short"));
 }
 
-/// More than one client's callbacks at a time.
+/// More requests than one client may have callbacks under way.
 const REQUESTS: usize = 500;
 
 #[tokio::test]

@@ -116,6 +116,8 @@ fn both_documents_state_their_version_and_list_all_operations() {
             "patch /locks",
             "post /locks",
             "delete /locks",
+            "get /requests/{id}",
+            "delete /requests/{id}",
             "get /readyz",
             "get /healthz",
             "get /livez",
@@ -191,8 +193,12 @@ fn every_operation_lists_its_statuses_and_types() {
     let expected = |name: &str| -> Vec<&str> {
         match name {
             "post /locks/{name}" | "post /locks" => {
-                ["201"].into_iter().chain(with_a_body).collect()
+                ["201", "202"].into_iter().chain(with_a_body).collect()
             }
+            "get /requests/{id}" => {
+                vec!["200", "400", "401", "403", "404", "421", "429", "500"]
+            }
+            "delete /requests/{id}" => ["204", "404"].into_iter().chain(reading).collect(),
             "patch /locks/{name}" => ["200", "404"].into_iter().chain(with_a_body).collect(),
             "patch /locks" => {
                 let no_conflict = with_a_body.into_iter().filter(|status| *status != "409");
@@ -213,15 +219,20 @@ fn every_operation_lists_its_statuses_and_types() {
         assert!(!responses.contains_key("default"), "{name} has a default answer");
         let listed: BTreeSet<&str> = responses.keys().map(String::as_str).collect();
         assert_eq!(listed, expected(&name).into_iter().collect(), "{name}");
+        // A deferred request has an answer of its own. The older document leaves it out, because its
+        // generators take one type for each result.
         for success in [true, false] {
             let types: BTreeSet<String> = responses
                 .iter()
-                .filter(|(status, _)| status.starts_with('2') == success)
+                .filter(|(status, _)| status.starts_with('2') == success && *status != "202")
                 .flat_map(|(_, response)| response["content"].as_object().into_iter().flatten())
                 .map(|(media_type, content)| format!("{media_type} {}", content["schema"]))
                 .collect();
             assert!(types.len() <= 1, "{name} has several types for one result: {types:?}");
         }
+    }
+    for (name, operation) in operations(&twin()) {
+        assert!(operation["responses"].get("202").is_none(), "{name}");
     }
 }
 

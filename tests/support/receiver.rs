@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use standardwebhooks::Webhook;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -50,6 +50,8 @@ impl Callback {
 pub(crate) struct Receiver {
     address: SocketAddr,
     status: Arc<AtomicU16>,
+    /// Held by a test while no callback may be answered.
+    gate: Arc<Mutex<()>>,
     callbacks: mpsc::UnboundedReceiver<Callback>,
     server: JoinHandle<()>,
 }
@@ -64,12 +66,14 @@ impl Receiver {
         let address = listener.local_addr().expect("an address");
         let status = Arc::new(AtomicU16::new(204));
         let (arrived, callbacks) = mpsc::unbounded_channel();
-        let answers = status.clone();
+        let gate = Arc::<Mutex<()>>::default();
+        let (answers, closed) = (status.clone(), gate.clone());
         let server = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (answers, arrived) = (answers.clone(), arrived.clone());
+                let (answers, arrived, closed) = (answers.clone(), arrived.clone(), closed.clone());
                 let service = service_fn(move |request: Request<Incoming>| {
-                    let (answers, arrived) = (answers.clone(), arrived.clone());
+                    let (answers, arrived, closed) =
+                        (answers.clone(), arrived.clone(), closed.clone());
                     async move {
                         let (head, body) = request.into_parts();
                         let body = body.collect().await.expect("a whole body").to_bytes();
@@ -77,6 +81,7 @@ impl Receiver {
                         let callback =
                             Callback { path, headers: head.headers, body, at: Instant::now() };
                         drop(arrived.send(callback));
+                        drop(closed.lock().await);
                         let status = answers.load(Ordering::SeqCst);
                         let response = Response::builder()
                             .status(status)
@@ -90,7 +95,7 @@ impl Receiver {
                 tokio::spawn(connection);
             }
         });
-        Self { address, status, callbacks, server }
+        Self { address, status, gate, callbacks, server }
     }
 
     pub(crate) fn origin(&self) -> String {
@@ -99,6 +104,11 @@ impl Receiver {
 
     pub(crate) fn url(&self) -> String {
         format!("{}/locks", self.origin())
+    }
+
+    /// Answers no callback until the result is dropped.
+    pub(crate) fn hold(&self) -> OwnedMutexGuard<()> {
+        self.gate.clone().try_lock_owned().expect("nobody holds it")
     }
 
     /// Answers with this status from now on.

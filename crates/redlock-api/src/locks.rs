@@ -62,7 +62,7 @@ pub struct AcquireBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
     pub metadata: Option<Value>,
-    /// With `Prefer: respond-async`: where the gateway announces that the lock is yours. Needs a key
+    /// With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready. Needs a key
     /// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 2048, example = "https://hooks.example.com/locks"))]
@@ -106,8 +106,8 @@ pub struct AcquireSetBody {
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = BTreeMap<String, String>, required = false))]
     pub metadata: Option<Value>,
-    /// With `Prefer: respond-async`: where the gateway announces that the locks are yours. Needs a key
-    /// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+    /// With `Prefer: respond-async`: the URL that the gateway calls when the locks are ready. Needs a
+    /// key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false, max_length = 2048, example = "https://hooks.example.com/locks"))]
     pub callback_url: Option<Value>,

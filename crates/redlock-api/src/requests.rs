@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Problem;
 
-/// The fate of a request to acquire that was answered 202.
+/// The state of a deferred request, which was answered 202.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(example = json!({
     "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86", "state": "waiting", "names": ["reports/nightly"], "position": 3
@@ -18,8 +18,8 @@ pub struct RequestStatus {
     pub state: RequestState,
     /// The lock, or all locks of the set.
     pub names: Vec<String>,
-    /// While `waiting`: the place in this gateway's queue; 1 is served next. Absent for a moment when
-    /// the request begins, or changes from one lock of its set to another.
+    /// While `waiting`: the place in this gateway's queue; 1 is served next. May be absent while the
+    /// request starts, or moves to the next lock of its set.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub position: Option<u64>,
@@ -27,8 +27,8 @@ pub struct RequestStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = u64, format = "int64", required = false))]
     pub claim_within_ms: Option<u64>,
-    /// Whether the callback has been received. Absent without `callback_url`, and before the first
-    /// attempt has ended: `delivered`, `failed`.
+    /// `delivered`, or `failed` if no attempt has succeeded so far. Absent without `callback_url`,
+    /// and until the first attempt ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, required = false))]
     pub callback: Option<CallbackState>,

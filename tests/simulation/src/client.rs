@@ -12,7 +12,7 @@
 //! request with the same idempotency key while the first copy still waits. The gateways that they
 //! wait at may die.
 
-mod deferred;
+pub mod deferred;
 mod eager;
 mod young;
 

@@ -214,8 +214,8 @@ fn describe_error(status: &str, response: &mut Value) {
 
 /// The document in OpenAPI 3.0.3. The document uses little that 3.0 lacks, so little has to change.
 ///
-/// Without the answer 202 of an acquire: generators that need 3.0 accept one type of success for each
-/// operation.
+/// The answer 202 of an acquire is left out, because generators for 3.0 accept one success type for
+/// each operation.
 pub fn downgrade(document: &Value) -> Value {
     let mut twin = document.clone();
     for path in ["/paths/~1locks~1{name}/post/responses", "/paths/~1locks/post/responses"] {

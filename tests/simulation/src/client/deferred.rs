@@ -16,7 +16,7 @@ use super::{Client, FIRST_SLOT, How, Wish, answer, lock_name};
 use crate::history::{Answer, Request};
 
 /// The accept window. It is short, as all TTLs here.
-const WINDOW_MS: u64 = 1_000;
+pub const WINDOW_MS: u64 = 1_000;
 
 impl Client {
     pub(super) async fn defer(&mut self) {
@@ -26,7 +26,9 @@ impl Client {
         let gateway = self.home();
         let (ring, rung) = oneshot::channel();
         let (give_up, given_up) = oneshot::channel();
-        let Some(()) = self.begin_deferred(gateway, wish, patience, ring, given_up) else { return };
+        if !self.begin_deferred(gateway, wish, patience, ring, given_up) {
+            return;
+        }
         let is_heard = self.chance.percent(75);
         let late = self.chance.millis(0, WINDOW_MS + 300);
         if is_heard && rung.await.is_err() {
@@ -41,7 +43,7 @@ impl Client {
         if fate < 25 {
             let _ = give_up.send(());
         }
-        // Some give up and claim all the same.
+        // A quarter of the clients do not claim. Some clients cancel and claim nevertheless.
         if (10..35).contains(&fate) {
             return;
         }
@@ -58,7 +60,7 @@ impl Client {
         }
     }
 
-    /// Begins the part of the gateway. Returns `None` if the gateway is down.
+    /// Begins the part of the gateway. Returns false if the gateway is down.
     fn begin_deferred(
         &self,
         gateway: u8,
@@ -66,7 +68,7 @@ impl Client {
         patience: Duration,
         ring: oneshot::Sender<()>,
         given_up: oneshot::Receiver<()>,
-    ) -> Option<()> {
+    ) -> bool {
         let Wish { name, other, slots, owner, .. } = wish;
         let owner = owner.expect("deferred requests have an owner");
         let window = Ttl::from_millis(WINDOW_MS).expect("within the limits");
@@ -102,11 +104,11 @@ impl Client {
                 Ok(lease) => lease,
                 Err(error) => return end(answer(&error)),
             };
-            // The client has no answer. Its own claim is a request of its own.
+            // The client has no answer yet. Its claim is a separate request.
             end(Answer::Cancelled);
             let _ = ring.send(());
             let window = tokio::time::sleep(Duration::from_millis(WINDOW_MS));
-            // The token knows its slots.
+            // One release covers all slots of the token.
             let names = if name >= FIRST_SLOT { &names[..1] } else { &names[..] };
             tokio::select! {
                 Ok(()) = given_up => {
@@ -120,6 +122,6 @@ impl Client {
                 }
             }
         };
-        self.gateway(gateway).request(work).map(drop)
+        self.gateway(gateway).request(work).is_some()
     }
 }
