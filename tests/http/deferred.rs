@@ -408,11 +408,8 @@ async fn permissions_bound_who_may_ask_see_and_claim() {
         let callbacks = outcomes("callback") == [(json!("caller"), json!("delivered"))];
         let acquires = outcomes("acquire");
         let has = |who: &str, outcome: &str| acquires.contains(&(json!(who), json!(outcome)));
-        (callbacks
-            && has("caller", "accepted")
-            && has("caller", "done")
-            && has("holder", "forbidden"))
-        .then_some(())
+        let ends = has("caller", "accepted") && has("caller", "done") && has("caller", "claimed");
+        (callbacks && ends && has("holder", "forbidden")).then_some(())
     })
     .await;
 
