@@ -33,6 +33,7 @@ pub struct ConnectionMetrics {
     limit: Gauge,
     refused: [Counter; REFUSED.len()],
     evicted: Counter,
+    ended_for_resets: Counter,
 }
 
 impl ConnectionMetrics {
@@ -44,13 +45,15 @@ impl ConnectionMetrics {
             refused: REFUSED
                 .map(|why| metrics::counter!("redlock_connections_refused_total", "reason" => why.as_str())),
             evicted: metrics::counter!("redlock_connections_evicted_total"),
+            ended_for_resets: metrics::counter!("redlock_connections_reset_limit_total"),
         }
     }
 
     /// Metrics that are not exported.
     pub fn uncounted() -> Self {
         let refused = REFUSED.map(|_| Counter::noop());
-        Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted: Counter::noop() }
+        let [evicted, ended_for_resets] = [Counter::noop(), Counter::noop()];
+        Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted, ended_for_resets }
     }
 
     pub fn open(&self, count: usize) {
@@ -68,6 +71,10 @@ impl ConnectionMetrics {
     pub fn evicted(&self) {
         self.evicted.increment(1);
     }
+
+    pub fn ended_for_resets(&self) {
+        self.ended_for_resets.increment(1);
+    }
 }
 
 fn describe() {
@@ -81,5 +88,9 @@ fn describe() {
     counter!(
         "redlock_connections_evicted_total",
         "Idle connections that were closed to make room for others."
+    );
+    counter!(
+        "redlock_connections_reset_limit_total",
+        "HTTP/2 connections that take no new requests, because too many of their requests were reset."
     );
 }
