@@ -4,6 +4,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use http::{HeaderMap, Method, Request};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -162,9 +164,11 @@ async fn requests_of_one_connection_do_not_wait_for_each_other() {
     // Each waiter gets the lock in its turn, and passes it on.
     let released = connection.with_token(Method::DELETE, "/locks/job", &held.token).await;
     assert_eq!(released.status, 204);
+    let mut answers: FuturesUnordered<_> =
+        waiting.into_iter().map(|(answer, _)| answered(answer)).collect();
     let mut last = held.fencing;
-    for (answer, _stream) in waiting {
-        let granted = lease(&answered(answer).await);
+    while let Some(answer) = answers.next().await {
+        let granted = lease(&answer);
         assert!(granted.fencing > last);
         last = granted.fencing;
         let released = connection.with_token(Method::DELETE, "/locks/job", &granted.token).await;
@@ -457,12 +461,13 @@ async fn a_connection_without_requests_ends_after_the_idle_timeout() {
     let mut head = Frames::open(&stage.client, stage.address(), &[]).await;
     let part = get("/livez");
     head.write(&frame(HEADERS, END_STREAM, 1, &part[..part.len() / 2])).await.expect("sent");
-    let mut idle = stage.open().await;
-    assert_eq!(idle.get("/livez").await.status, 200);
+    let mut idle = Frames::open(&stage.client, stage.address(), &[]).await;
+    let whole = frame(HEADERS, END_HEADERS | END_STREAM, 1, &part);
+    idle.write(&whole).await.expect("sent");
     let busy = stage.open().await;
     let mut events = busy.events(Method::GET, "/locks/job", &Value::Null).await;
     events.next_of("snapshot").await;
-    idle.ended().await.expect("the connection ends by GOAWAY");
+    assert_eq!(idle.goaway().await, Some(0), "the connection ends by GOAWAY");
     let after = began.elapsed();
     assert!(after > Duration::from_millis(1_900) && after < Duration::from_secs(6), "{after:?}");
     for frames in [&mut silent, &mut preface, &mut head] {
@@ -501,10 +506,11 @@ async fn requests_of_one_connection_count_for_the_connection_limits() {
             assert_eq!(connection.get("/livez").await.status, 200, "a probe is served");
             assert_eq!(owner.post("/locks/free", &json!({})).await.status, 201, "another client");
         }
+        tokio::time::sleep(Duration::from_millis(300)).await;
         taken.push((connection, waiting));
     }
-    // Eleven or twelve slots are taken: one by the owner, and four by each of the others. The owner
-    // is idle, so the last request gets its slot.
+    stage.metric_is("redlock_waiters", 12.0).await;
+    // All slots are taken by requests. The idle connection of the owner had to go.
     let newcomer = stage.from(6).await;
     let refused = newcomer.post("/locks/other", &json!({})).await;
     refused.problem(503, "overloaded");

@@ -149,9 +149,10 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
 /// The body of an answer.
 ///
 /// Over HTTP/2, the library passes on a piece of the body when the client's window has room for the
-/// first byte of it, and keeps the rest of the piece. So pieces are small, and the last byte of each
-/// chunk is a piece of its own: when the library passes it on, the window has had room for all that
-/// was before. So the answer does not end while the library keeps a large part of it.
+/// first byte of it, and keeps the rest of the piece. So pieces are small, and the last byte of the
+/// body is a piece of its own: when the library passes it on, the window has had room for all that
+/// was before. So the answer does not end while the library keeps a large part of it. Events are not
+/// split, because clients count small pieces as an attack.
 pub(crate) struct Answer {
     body: Body,
     /// The rest of a chunk of which pieces were handed over.
@@ -192,8 +193,9 @@ impl http_body::Body for Answer {
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
         }
-        let piece = rest.split_to(piece_length(rest.len()));
-        stream.is_complete = rest.is_empty() && http_body::Body::is_end_stream(&*body);
+        let is_last = http_body::Body::is_end_stream(&*body);
+        let piece = rest.split_to(piece_length(rest.len(), is_last));
+        stream.is_complete = is_last && rest.is_empty();
         stream.progress.handed_over();
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
@@ -209,8 +211,8 @@ impl http_body::Body for Answer {
 }
 
 /// The length of the next piece of a chunk.
-fn piece_length(chunk: usize) -> usize {
-    if chunk > 1 { PIECE.min(chunk - 1) } else { chunk }
+fn piece_length(chunk: usize, is_last: bool) -> usize {
+    PIECE.min(if is_last && chunk > 1 { chunk - 1 } else { chunk })
 }
 
 /// A connection that is ready for requests.
@@ -298,12 +300,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_byte_of_a_chunk_is_a_piece_of_its_own() {
-        assert_eq!(piece_length(0), 0);
-        assert_eq!(piece_length(1), 1);
-        assert_eq!(piece_length(300), 299);
-        assert_eq!(piece_length(PIECE), PIECE - 1);
-        assert_eq!(piece_length(PIECE + 1), PIECE);
-        assert_eq!(piece_length(PIECE * 3), PIECE);
+    fn the_last_byte_of_a_body_is_a_piece_of_its_own() {
+        for (chunk, piece) in [(0, 0), (1, 1), (300, 299), (PIECE + 1, PIECE), (PIECE * 3, PIECE)] {
+            assert_eq!(piece_length(chunk, true), piece, "{chunk}");
+        }
+        assert_eq!(piece_length(300, false), 300, "an event is one piece");
     }
 }

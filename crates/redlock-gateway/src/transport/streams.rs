@@ -47,7 +47,7 @@ const CONNECTION_WINDOW: u32 = 65_535;
 /// Most answers are smaller.
 const SEND_BUFFER: usize = 1024;
 /// Largest piece of an answer that is handed to the library at once, in bytes.
-pub(crate) const PIECE: usize = 16 * 1024;
+pub(crate) const PIECE: usize = 4 * 1024;
 /// How long the client's window may hold up one piece of an answer. Then the stream is reset. The
 /// same time bounds unacknowledged bytes (`disconnect`).
 const STALLED: Duration = Duration::from_secs(30);
