@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 use crate::overload::clients::{Client, Clients, Counter, Permit};
 use crate::overload::refusals::Refusals;
 use crate::proxies::TrustedProxies;
-use crate::telemetry::{ConnectionMetrics, ConnectionRefused};
+use crate::telemetry::{ConnectionMetrics, ConnectionRefused, Misuse};
 
 /// Slots beyond the limit. Connections in them get answers to probes, and 503 for all other
 /// requests.
@@ -170,6 +170,7 @@ pub(crate) struct ConnectionSlot {
     open: Arc<OpenConnection>,
     all: Arc<Connections>,
     is_spare: bool,
+    address: IpAddr,
     /// How many slots the client may have.
     client_limit: usize,
     _of_client: Option<Permit>,
@@ -284,6 +285,7 @@ impl Connections {
             open,
             all: self.clone(),
             is_spare: !is_within_limit,
+            address,
             client_limit: limit,
             _of_client: Some(of_client),
         }))
@@ -489,10 +491,13 @@ impl ConnectionSlot {
         self.all.handshake_failed(address, error);
     }
 
-    /// Reports that the connection takes no new requests, because too many of its requests ended
-    /// before their answers.
-    pub(crate) fn ended_for_resets(&self) {
-        self.all.metrics.ended_for_resets();
+    /// Reports that the gateway ends the connection, because its client misuses HTTP/2.
+    pub(crate) fn misused(&self, how: Misuse) {
+        self.all.metrics.misused(how);
+        if self.all.refusals.is_first(self.address, None, how.as_str()) {
+            let (address, reason) = (self.address, how.as_str());
+            tracing::warn!(%address, reason, "an HTTP/2 connection was ended, because its client misuses it");
+        }
     }
 }
 

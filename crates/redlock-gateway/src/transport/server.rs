@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use crate::overload::capacity;
 use crate::transport::connection::{Accept, Accepted, Application, Connection, Protocol};
 use crate::transport::connections::{ConnectionSlot, Connections};
+use crate::transport::frames::CountedFrames;
 use crate::transport::streams::{self, StreamTasks, Streams};
 
 /// Buffer of one connection, in bytes. A request head that does not fit is answered 431.
@@ -102,16 +103,18 @@ impl<A: Application> Server<A> {
             _ = end.changed() => return,
         };
         let Ok(Accepted { stream, peer, speaks_http2 }) = accepted else { return };
-        let io = TokioIo::new(stream);
         if speaks_http2 {
             let streams = Arc::new(Streams::new(peer.slot().clone()));
             let protocol = Protocol::Http2(streams.clone());
+            let flooded = streams.clone();
+            let io = TokioIo::new(CountedFrames::new(stream, move || flooded.ended_for_frames()));
             let connection = Connection::new(self.app.clone(), peer, protocol);
             let mut http2 = http2::Builder::new(StreamTasks(streams.clone()));
             streams::bound(&mut http2);
             let connection = http2.serve_connection(io, connection);
             return streams::drive(connection, &streams, self.idle_timeout, end).await;
         }
+        let io = TokioIo::new(stream);
         let protocol = Protocol::http1(self.idle_timeout);
         let connection = Connection::new(self.app.clone(), peer, protocol);
         let mut connection = pin!(http1.serve_connection(io, connection));

@@ -10,6 +10,7 @@
 //! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
 //! | requests that the client resets, or makes `h2` reset | [`RESETS`], refilled slowly |
 //! | an answer whose window the client never opens | [`STALLED`], then that stream is reset |
+//! | PING, SETTINGS and other frames without requests | counted by `frames` |
 //! | silence | a PING after [`PING_INTERVAL`]; the idle timeout while there is no stream |
 //!
 //! This module does not know requests.
@@ -33,6 +34,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::overload::capacity;
+use crate::telemetry::Misuse;
 use crate::transport::connections::ConnectionSlot;
 
 /// Requests that one connection may have under way. A client that needs more opens another
@@ -160,7 +162,7 @@ impl Streams {
         if !is_complete {
             let count = self.resets.lock().add(Instant::now());
             if count > RESETS && !self.is(ENDING) {
-                self.slot.ended_for_resets();
+                self.slot.misused(Misuse::Resets);
                 self.end();
             }
             if count > 2 * RESETS {
@@ -168,6 +170,11 @@ impl Streams {
             }
         }
         self.news.notify_one();
+    }
+
+    /// Reports that the connection is cut, because the client sent too many frames.
+    pub(crate) fn ended_for_frames(&self) {
+        self.slot.misused(Misuse::Frames);
     }
 
     /// When the connection last had a request.
