@@ -492,7 +492,7 @@ async fn a_connection_without_requests_ends_after_the_idle_timeout() {
 async fn requests_of_one_connection_count_for_the_connection_limits() {
     let stage = Stage::with(|launch| {
         let launch = launch.flag("--max-waiters", "20").flag("--max-waiters-per-client", "20");
-        launch.flag("--max-connections", "12").flag("--max-connections-per-client", "4")
+        launch.flag("--max-connections", "13").flag("--max-connections-per-client", "4")
     })
     .await;
     let owner = stage.from(2).await;
@@ -520,7 +520,8 @@ async fn requests_of_one_connection_count_for_the_connection_limits() {
         taken.push((connection, waiting));
     }
     stage.metric_is("redlock_waiters", 12.0).await;
-    // All slots are taken by requests. The idle connection of the owner had to go.
+    // All slots are taken by requests under way, and none by an idle connection.
+    let _events = owner.events(Method::GET, "/locks/job", &Value::Null).await;
     let newcomer = stage.from(6).await;
     let refused = newcomer.post("/locks/other", &json!({})).await;
     refused.problem(503, "overloaded");

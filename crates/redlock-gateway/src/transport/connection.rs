@@ -14,13 +14,12 @@ use hyper::body::Incoming;
 use hyper::service::Service;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsAcceptor;
 
 use crate::overload::clients::Permit;
 use crate::transport::connections::{Busy, ConnectionSlot};
 use crate::transport::disconnect::{Peer, SharedStream};
 use crate::transport::streams::{PIECE, Stream, Streams};
-use crate::transport::tls::{CurrentConfig, TlsStream, client_certificate, speaks_http2};
+use crate::transport::tls::{self, CurrentConfig, TlsStream, client_certificate, speaks_http2};
 
 /// How long a handshake may take. A connection holds its slot during the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -273,7 +272,7 @@ impl Accept for Encrypted {
         let handshake = async {
             let (mut plain, peer) = shared(stream, slot.clone())?;
             plain.limit(HANDSHAKE_BYTES);
-            let handshake = TlsAcceptor::from(self.0.load_full()).accept(plain);
+            let handshake = tls::accept(&self.0, plain);
             let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
             let certificate = client_certificate(&stream)?;
             io::Result::Ok((certificate, stream, peer))

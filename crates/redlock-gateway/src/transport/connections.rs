@@ -264,8 +264,7 @@ impl Connections {
         // they have hardly had time to send a request.
         let taken = self.taken(&table);
         let has_slot_left = taken < self.limit.connections + SPARE;
-        let recent = SPARE.min(self.limit.connections / 4) as u64;
-        let before = if has_slot_left { since.saturating_sub(recent) } else { u64::MAX };
+        let before = if has_slot_left { since.saturating_sub(self.recent()) } else { u64::MAX };
         let is_within_limit =
             taken < self.limit.connections || self.evict_one(&mut table, before, None);
         if !is_within_limit && !has_slot_left {
@@ -291,22 +290,28 @@ impl Connections {
         }))
     }
 
+    /// How many of the last connections count as recent.
+    fn recent(&self) -> u64 {
+        SPARE.min(self.limit.connections / 4) as u64
+    }
+
     /// The slots that are taken.
     fn taken(&self, table: &Table) -> usize {
         table.open.len() + self.further_requests.count()
     }
 
-    /// Takes a slot for a request beyond the first of its connection.
+    /// Takes a slot for a request beyond the first of its connection. For such a request, no recent
+    /// connection is closed: a client with many requests must not keep newcomers out.
     fn enter_further(&self, slot: &ConnectionSlot) -> Result<FurtherSlot, NoSlot> {
         let client = slot.client();
+        let before = self.accepted.load(Ordering::Relaxed).saturating_sub(self.recent());
         let mut table = locked(&self.table);
         let mut of_client = client.connections.take(slot.client_limit);
-        if of_client.is_none() && self.evict_one(&mut table, u64::MAX, Some(client)) {
+        if of_client.is_none() && self.evict_one(&mut table, before, Some(client)) {
             of_client = client.connections.take(slot.client_limit + MAX_CLOSING);
         }
         let of_client = of_client.ok_or(NoSlot::Client)?;
-        if self.taken(&table) >= self.limit.connections
-            && !self.evict_one(&mut table, u64::MAX, None)
+        if self.taken(&table) >= self.limit.connections && !self.evict_one(&mut table, before, None)
         {
             return Err(NoSlot::Full);
         }

@@ -263,9 +263,8 @@ pub(crate) async fn drive<I, S, B>(
     mut end: watch::Receiver<()>,
 ) where
     I: Read + Write + Unpin,
-    S: HttpService<Incoming, ResBody = B>,
-    S::Error: Into<Box<dyn Error + Send + Sync>>,
-    B: Body<Error: Into<Box<dyn Error + Send + Sync>>> + 'static,
+    S: HttpService<Incoming, ResBody = B, Error: Error + Send + Sync + 'static>,
+    B: Body<Error: Error + Send + Sync + 'static> + 'static,
     StreamTasks: Http2ServerConnExec<S::Future, B>,
 {
     let mut connection = pin!(connection);

@@ -16,7 +16,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use metrics::{Counter, Gauge};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -122,6 +124,14 @@ pub(crate) struct ClientCertificate {
     pub(crate) subject: String,
     /// The last moment at which the certificate is valid. Connections may outlive it.
     pub(crate) ends: SystemTime,
+}
+
+/// Completes the handshake of a new connection.
+pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    config: &CurrentConfig,
+    stream: S,
+) -> io::Result<TlsStream<S>> {
+    TlsAcceptor::from(config.load_full()).accept(stream).await
 }
 
 /// Whether client and gateway have agreed on HTTP/2 in the handshake.
