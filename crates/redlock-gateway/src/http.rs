@@ -460,14 +460,15 @@ impl Observer {
     /// host.
     fn admit(&self, context: &mut RequestContext<'_>, request: &Request) -> Result<(), ApiError> {
         let place = context.place.take();
-        if !context.is_probe && place.is_some_and(|place| !place.may_serve()) {
-            return Err(ApiError::no_place());
-        }
         let peer = request.extensions().get::<Peer>();
         match peer.and_then(Peer::refused).filter(|_| !context.is_probe) {
             None => {}
             Some(NoSlot::Full) => return Err(ApiError::no_place()),
             Some(NoSlot::Client) => return Err(ApiError::beyond_share()),
+        }
+        // This check comes last, because it may close an idle connection to make room.
+        if !context.is_probe && place.is_some_and(|place| !place.may_serve()) {
+            return Err(ApiError::no_place());
         }
         self.hosts.check(request)
     }
