@@ -240,9 +240,10 @@ async fn a_grant_that_waits_for_a_closed_window_is_released() {
     let stage = Stage::start().await;
     let other = stage.open().await;
     let held = lease(&other.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await);
-    // This client's window has room for the head of an answer, but for no event.
+    // The first event waits for this client's window, with its first byte sent. The gateway's library
+    // then takes the next event, and keeps it.
     let mut builder = h2::client::Builder::new();
-    builder.initial_window_size(0);
+    builder.initial_window_size(1);
     let stalled = Http2::open_with(&stage.client, stage.address(), &builder).await;
     let body = json!({ "ttl_ms": 60_000, "wait_ms": 14_000 });
     let (_answer, mut stream) =
