@@ -9,6 +9,7 @@ mod support {
     pub(crate) mod cluster;
     pub(crate) mod gateway;
     pub(crate) mod harness;
+    pub(crate) mod http2;
     pub(crate) mod metrics;
     pub(crate) mod nodes;
     pub(crate) mod openapi;
@@ -75,6 +76,8 @@ mod http {
     mod fuzz;
     mod given_up;
     mod held_streams;
+    mod http2;
+    mod http2_attacks;
     mod kept_places;
     pub(crate) mod keys;
     mod least_hold;

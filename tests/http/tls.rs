@@ -59,7 +59,7 @@ async fn locks_are_served_over_https_to_trusting_clients() {
     };
     let (code, shown) = curl(&ours).await;
     assert!(
-        code == Some(0) && shown.starts_with("HTTP/1.1 201 Created"),
+        code == Some(0) && shown.starts_with("HTTP/2 201"),
         "{command} gives {code:?}\n{shown}"
     );
     assert_eq!(

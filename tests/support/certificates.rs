@@ -176,6 +176,13 @@ impl Client {
         Self(TlsConnector::from(Arc::new(config)))
     }
 
+    /// The same client, which offers HTTP/2 and nothing else.
+    pub(crate) fn speaking_http2(&self) -> Self {
+        let mut config = ClientConfig::clone(self.0.config());
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Self(TlsConnector::from(Arc::new(config)))
+    }
+
     pub(crate) async fn connect(
         &self,
         address: SocketAddr,

@@ -115,7 +115,7 @@ impl Events {
 }
 
 /// The event in a block of lines. `None` for comments.
-fn parsed(block: &str) -> Option<Event> {
+pub(super) fn parsed(block: &str) -> Option<Event> {
     let field = |name: &str| {
         let mut values =
             block.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "));

@@ -22,6 +22,7 @@ pub mod wire;
 
 use parking_lot::Mutex;
 use std::any::Any;
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ use crate::proxies::ClientAddress;
 use crate::remedy::PublicUrl;
 use crate::telemetry::{RequestSpan, Telemetry, TraceIds};
 use crate::transport::connection::Application;
-use crate::transport::connections::ConnectionSlot;
+use crate::transport::connections::{ConnectionSlot, NoSlot};
 use crate::transport::disconnect::Peer;
 
 /// The operations, and the permission that each needs. The handler declares its method and path.
@@ -147,9 +148,13 @@ fn api_page(name: &str) -> Response {
                     let page = String::from_utf8_lossy(&file.bytes);
                     let links = docs::navigation();
                     let body = format!("<body>\n{links}");
-                    page.replacen("<body>", &body, 1).into_bytes()
+                    page.replacen("<body>", &body, 1).into_bytes().into()
                 }
-                _ => file.bytes.into_owned(),
+                // All answers share one copy: a client may request the file many times at once.
+                _ => match file.bytes {
+                    Cow::Borrowed(bytes) => Bytes::from_static(bytes),
+                    Cow::Owned(bytes) => bytes.into(),
+                },
             };
             ([(header::CONTENT_TYPE, file.content_type)], bytes).into_response()
         }
@@ -458,12 +463,15 @@ impl Observer {
     /// host.
     fn admit(&self, context: &mut RequestContext<'_>, request: &Request) -> Result<(), ApiError> {
         let place = context.place.take();
+        let peer = request.extensions().get::<Peer>();
+        match peer.and_then(Peer::refused).filter(|_| !context.is_probe) {
+            None => {}
+            Some(NoSlot::Full) => return Err(ApiError::no_place()),
+            Some(NoSlot::Client) => return Err(ApiError::beyond_share()),
+        }
+        // This check comes last, because it may close an idle connection to make room.
         if !context.is_probe && place.is_some_and(|place| !place.may_serve()) {
             return Err(ApiError::no_place());
-        }
-        let peer = request.extensions().get::<Peer>();
-        if !context.is_probe && peer.is_some_and(Peer::is_beyond_share) {
-            return Err(ApiError::beyond_share());
         }
         self.hosts.check(request)
     }

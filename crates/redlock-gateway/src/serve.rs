@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum_server::{Handle, Server};
-use hyper_util::rt::TokioTimer;
 use redlock_core::clock::Entropy;
 use redlock_core::node::eligibility::{ClusterConfig, quarantine};
 use redlock_core::node::redis::{RedisNode, RedisSettings, RedisUrl, TlsError};
@@ -31,12 +29,11 @@ use crate::overload::{MasterMemory, WaitShare};
 use crate::reload::{Reload, Watched};
 use crate::remedy::{PublicUrl, section};
 use crate::telemetry::{ConnectionMetrics, Reloaded, Telemetry, Traces, TracesError};
-use crate::transport::connection::{Encrypted, Plain, services};
+use crate::transport::connection::{Encrypted, Plain};
 use crate::transport::connections::{self, ConnectionLimits, Connections};
+use crate::transport::server::Server;
 use crate::transport::tls::{self, HttpsError};
 
-/// Buffer of one connection, in bytes. A request head that does not fit is answered 431.
-const CONNECTION_BUFFER: usize = capacity::HEAD;
 /// Time between two log lines about a bootstrap that still waits for nodes.
 const PROGRESS: Duration = Duration::from_secs(10);
 /// Limit on connections that the system has accepted and the gateway has not accepted yet. The
@@ -160,8 +157,6 @@ pub async fn run(
     let app = App::new(state, telemetry.clone(), audit.clone(), hosts)
         .logging_lock_names(config.settings.log_lock_names);
 
-    let handle = Handle::new();
-    let server = axum_server::from_tcp(listener)?.handle(handle.clone());
     let refusals = Arc::new(Refusals::default());
     let metrics = telemetry.connections.clone();
     let connections = Connections::new(limit(&config), clients.clone(), refusals.clone(), metrics);
@@ -175,17 +170,17 @@ pub async fn run(
         serve_operators(listener, &config, of_operators, (&operators, &refusals), &mut tasks)
     };
     let admin = admin.map(serve).transpose()?;
-    let connections_in = services(app.clone(), connections.clone(), config.settings.idle_timeout);
-    let (handshakes, end_of_handshakes) = watch::channel(());
+    let idle_timeout = config.settings.idle_timeout;
+    let server = Server { app: app.clone(), connections: connections.clone(), idle_timeout };
+    let (end, ended) = watch::channel(());
     let mut server = match &config.https {
-        None => tokio::spawn(http1(server.acceptor(Plain::new()), &config).serve(connections_in)),
+        None => tokio::spawn(server.serve(listener, Plain, ended)),
         Some(files) => {
             let expiry = telemetry.certificate_expiry(&files.cert);
             let failures = telemetry.reload_failures(Reloaded::Tls);
             let metrics = tls::CertificateMetrics { expiry, failures };
-            let encrypted =
-                Encrypted::new(tls::follow(files, reload, metrics, &mut tasks)?, end_of_handshakes);
-            tokio::spawn(http1(server.acceptor(encrypted), &config).serve(connections_in))
+            let encrypted = Encrypted(tls::follow(files, reload, metrics, &mut tasks)?);
+            tokio::spawn(server.serve(listener, encrypted, ended))
         }
     };
     tasks.spawn(watch_quorum(gateway.clone(), public_url.link(section::QUORUM_LOST)));
@@ -201,9 +196,12 @@ pub async fn run(
     }
 
     let deadline = drain(&gateway, &connections, &config).await;
-    drop(handshakes);
-    handle.graceful_shutdown(Some(deadline.saturating_duration_since(Instant::now())));
-    server.await??;
+    drop(end);
+    match tokio::time::timeout_at(deadline, &mut server).await {
+        Ok(ended) => ended??,
+        // Cuts the connections that are left.
+        Err(_) => server.abort(),
+    }
     sum_up(&app, &refusals);
     flush_pending(&audit, telemetry).await;
     tracing::info!("stopped");
@@ -267,10 +265,11 @@ fn serve_operators(
         is_loopback: address.ip().is_loopback(),
         allowed: config.allowed_hosts.clone(),
     });
-    let server = axum_server::from_tcp(listener)?.acceptor(Plain::new());
-    let serving =
-        http1(server, config).serve(services(app, connections, config.settings.idle_timeout));
-    tasks.spawn(async move { drop(serving.await) });
+    let server = Server { app, connections, idle_timeout: config.settings.idle_timeout };
+    tasks.spawn(async move {
+        let (_never_ends, end) = watch::channel(());
+        drop(server.serve(listener, Plain, end).await);
+    });
     Ok(address)
 }
 
@@ -412,23 +411,6 @@ fn audit(config: &Config, reload: &Reload) -> Result<Arc<Audit>, AuditError> {
         }
     });
     Ok(audit)
-}
-
-/// Sets the server to HTTP/1.1 only. To detect another version, the library would wait for the
-/// first bytes without a time limit, so a silent connection would stay open for ever.
-fn http1<A>(server: Server<SocketAddr, A>, config: &Config) -> Server<SocketAddr, A> {
-    let mut server = server.http1_only();
-    server
-        .http_builder()
-        .http1()
-        .timer(TokioTimer::new())
-        // One buffer per answer: answers are short.
-        .writev(false)
-        // The library starts this time at the end of the previous request, so it also bounds how
-        // long a connection may be idle.
-        .header_read_timeout(config.settings.idle_timeout)
-        .max_buf_size(CONNECTION_BUFFER);
-    server
 }
 
 fn node_names(nodes: &Nodes) -> Vec<String> {

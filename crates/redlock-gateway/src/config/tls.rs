@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 use redlock_core::node::redis::{TlsIdentity, TlsSettings};
 
 #[derive(Debug, Clone, Args)]
@@ -25,6 +25,13 @@ pub(super) struct TlsFlags {
     /// --auth-keys is the subject of the certificate.
     #[arg(long, value_name = "FILE", env = "REDLOCK_TLS_CLIENT_CA")]
     tls_client_ca: Option<PathBuf>,
+    /// Offer HTTP/2 to HTTPS clients, next to HTTP/1.1
+    ///
+    /// `--http2=false` leaves HTTP/1.1 only, for example until an update when an attack on HTTP/2
+    /// becomes known. Browsers then open at most 6 event streams to the gateway.
+    #[arg(long, env = "REDLOCK_HTTP2", action = ArgAction::Set)]
+    #[arg(num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
+    http2: bool,
     /// PEM file with the authorities that must have issued the certificates of rediss:// nodes
     /// [default: those of the system]
     ///
@@ -55,12 +62,14 @@ pub enum TlsFlagsError {
     NoTlsNode(&'static str),
 }
 
-/// The files for HTTPS.
+/// The files for HTTPS, and what is offered to clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
     pub cert: PathBuf,
     pub key: PathBuf,
     pub client_ca: Option<PathBuf>,
+    /// Whether HTTP/2 is offered.
+    pub http2: bool,
 }
 
 impl TlsFlags {
@@ -71,7 +80,9 @@ impl TlsFlags {
         any_tls: bool,
     ) -> Result<(Option<TlsFiles>, TlsSettings), TlsFlagsError> {
         let https = match both(("--tls-cert", self.tls_cert), ("--tls-key", self.tls_key))? {
-            Some((cert, key)) => Some(TlsFiles { cert, key, client_ca: self.tls_client_ca }),
+            Some((cert, key)) => {
+                Some(TlsFiles { cert, key, client_ca: self.tls_client_ca, http2: self.http2 })
+            }
             None => match self.tls_client_ca {
                 Some(path) => return Err(TlsFlagsError::ClientCaWithoutHttps(path)),
                 None => None,

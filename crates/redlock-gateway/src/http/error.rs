@@ -155,12 +155,13 @@ impl ApiError {
             .retry_after(SOON)
     }
 
-    /// The client behind a trusted proxy uses as many connections as one client may have.
+    /// The client, behind a trusted proxy or over HTTP/2, uses as many connections as one client may
+    /// have. Each request counts as a connection.
     pub(super) fn beyond_share() -> Self {
         OVERLOADED
             .because(
-                "as many requests of this client are under way through a proxy as one client may have \
-                 connections (--max-connections-per-client)",
+                "as many requests of this client are under way, through a proxy or over HTTP/2, as one \
+                 client may have connections (--max-connections-per-client)",
             )
             .retry_after(SOON)
     }

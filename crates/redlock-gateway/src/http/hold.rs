@@ -99,10 +99,14 @@ pub(super) async fn begin(
         }
     });
     decision.await.map_err(ApiError::internal)??;
+    let mut guard_of_last = None;
     let pieces = stream::poll_fn(move |context| {
+        // The connection asks for the next piece when it has taken the one before. Over HTTP/2, a
+        // piece may first wait for the client's window.
+        guard_of_last.take().into_iter().for_each(GrantGuard::delivered);
         sent.poll_recv(context).map(|piece| {
             piece.map(|Piece(bytes, guard)| {
-                guard.into_iter().for_each(GrantGuard::delivered);
+                guard_of_last = guard;
                 Ok::<_, Infallible>(bytes)
             })
         })

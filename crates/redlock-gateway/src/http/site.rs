@@ -7,7 +7,8 @@
 //! resolve to a loopback address (DNS rebinding). Then the attacker's page looks like our own, so
 //! the host name is checked too.
 //!
-//! <https://www.w3.org/TR/fetch-metadata/>, RFC 6454 (`Origin`), RFC 9112, section 3.2 (`Host`).
+//! <https://www.w3.org/TR/fetch-metadata/>, RFC 6454 (`Origin`), RFC 9112, section 3.2 (`Host`), RFC
+//! 9113, section 8.3.1 (`:authority`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -45,12 +46,21 @@ impl Hosts {
         if hosts.next().is_some() {
             return Err(INVALID_PARAMETER.because("Host is there more than once"));
         }
-        if host.is_none() && request.version() == Version::HTTP_11 {
-            return Err(
-                INVALID_PARAMETER.because("the Host header is missing; HTTP/1.1 requires it")
-            );
+        let target = request.uri().authority();
+        let is_missing = match request.version() {
+            Version::HTTP_2 => host.is_none() && target.is_none(),
+            Version::HTTP_11 => host.is_none(),
+            _ => false,
+        };
+        if is_missing {
+            return Err(INVALID_PARAMETER.because(
+                "the host is missing; HTTP/1.1 requires Host, and HTTP/2 :authority or Host",
+            ));
         }
-        if let Some(authority) = request.uri().authority() {
+        if let Some(authority) = target {
+            if authority.as_str().contains('@') {
+                return Err(INVALID_PARAMETER.because("the target has a user before its host"));
+            }
             self.check_host(authority.host())?;
         }
         match host.map(|value| value.to_str().ok().and_then(host_of)) {

@@ -27,12 +27,34 @@ impl ConnectionRefused {
     }
 }
 
+/// How a client misuses a connection of HTTP/2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Misuse {
+    /// Too many of its requests ended before their answers.
+    Resets,
+    /// It sent too many frames without requests.
+    Frames,
+}
+
+/// In the order of the enum.
+const MISUSES: [Misuse; 2] = [Misuse::Resets, Misuse::Frames];
+
+impl Misuse {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Resets => "http2_resets",
+            Self::Frames => "http2_frames",
+        }
+    }
+}
+
 #[derive(Clone)]
 pub struct ConnectionMetrics {
     open: Gauge,
     limit: Gauge,
     refused: [Counter; REFUSED.len()],
     evicted: Counter,
+    misused: [Counter; MISUSES.len()],
 }
 
 impl ConnectionMetrics {
@@ -44,13 +66,17 @@ impl ConnectionMetrics {
             refused: REFUSED
                 .map(|why| metrics::counter!("redlock_connections_refused_total", "reason" => why.as_str())),
             evicted: metrics::counter!("redlock_connections_evicted_total"),
+            misused: MISUSES
+                .map(|how| metrics::counter!("redlock_connections_misused_total", "reason" => how.as_str())),
         }
     }
 
     /// Metrics that are not exported.
     pub fn uncounted() -> Self {
         let refused = REFUSED.map(|_| Counter::noop());
-        Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted: Counter::noop() }
+        let misused = MISUSES.map(|_| Counter::noop());
+        let evicted = Counter::noop();
+        Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted, misused }
     }
 
     pub fn open(&self, count: usize) {
@@ -68,6 +94,10 @@ impl ConnectionMetrics {
     pub fn evicted(&self) {
         self.evicted.increment(1);
     }
+
+    pub fn misused(&self, how: Misuse) {
+        self.misused[how as usize].increment(1);
+    }
 }
 
 fn describe() {
@@ -81,5 +111,9 @@ fn describe() {
     counter!(
         "redlock_connections_evicted_total",
         "Idle connections that were closed to make room for others."
+    );
+    counter!(
+        "redlock_connections_misused_total",
+        "HTTP/2 connections that were ended because their client misused them, by reason."
     );
 }

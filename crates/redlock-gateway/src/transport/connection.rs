@@ -1,27 +1,25 @@
 //! Serves an accepted connection, and attaches the client to each of its requests.
 
-use std::future::{Future, Ready, ready};
+use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum_server::accept::Accept;
-use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use http::{HeaderName, HeaderValue, Version, header};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
+use hyper::service::Service;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
-use tower::{Service, service_fn};
 
 use crate::overload::clients::Permit;
-use crate::transport::connections::{Busy, ConnectionSlot, Connections};
+use crate::transport::connections::{Busy, ConnectionSlot};
 use crate::transport::disconnect::{Peer, SharedStream};
-use crate::transport::tls::{TlsStream, client_certificate};
+use crate::transport::streams::{PIECE, Stream, Streams};
+use crate::transport::tls::{self, CurrentConfig, TlsStream, client_certificate, speaks_http2};
 
 /// How long a handshake may take. A connection holds its slot during the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -34,7 +32,7 @@ const UNSENT: usize = 16 * 1024;
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Answers the requests of all connections.
-pub(crate) trait Application: Clone + Send + 'static {
+pub(crate) trait Application: Clone + Send + Sync + 'static {
     /// Answers one request.
     fn answer(
         self,
@@ -42,50 +40,40 @@ pub(crate) trait Application: Clone + Send + 'static {
     ) -> impl Future<Output = http::Response<Body>> + Send;
 }
 
-/// The service of one connection. `peer` is set once the connection is accepted.
-#[derive(Clone)]
+/// The service of one connection.
 pub(crate) struct Connection<A> {
     app: A,
-    slot: Arc<ConnectionSlot>,
-    peer: Option<Peer>,
-    keep_alive: Option<HeaderValue>,
+    peer: Peer,
+    protocol: Protocol,
+}
+
+/// The protocol of a connection.
+pub(crate) enum Protocol {
+    /// HTTP/1.1, with the header that announces how long the connection may be idle.
+    Http1 {
+        keep_alive: Option<HeaderValue>,
+    },
+    Http2(Arc<Streams>),
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl<A> Connection<A> {
-    /// `keep_alive`: the header that announces how long the connection may be idle.
-    fn new(app: A, slot: Arc<ConnectionSlot>, keep_alive: Option<HeaderValue>) -> Self {
-        Self { app, slot, peer: None, keep_alive }
+    pub(crate) fn new(app: A, peer: Peer, protocol: Protocol) -> Self {
+        Self { app, peer, protocol }
     }
 }
 
-/// Makes the service of each connection. A connection without a slot is closed at once.
-pub(crate) fn services<A: Application>(
-    app: A,
-    connections: Arc<Connections>,
-    idle_timeout: Duration,
-) -> impl Service<SocketAddr, Response = Connection<A>, Error = io::Error, Future: Send> + use<A> {
-    let keep_alive = keep_alive(idle_timeout);
-    service_fn(move |address: SocketAddr| {
-        let connections = connections.clone();
-        let app = app.clone();
-        let keep_alive = keep_alive.clone();
-        async move {
-            let slot = connections.enter(address.ip()).await;
-            slot.map(|slot| Connection::new(app, slot, keep_alive))
-                .ok_or_else(|| io::Error::other("too many connections"))
-        }
-    })
-}
-
-/// The value of the header `Keep-Alive`. It is a second less than the idle timeout, because a
-/// client counts from the arrival of the answer. Without the header, Node.js clients drop an idle
-/// connection after 4 s. To extend a lock they then need a new connection, and with it a DNS
-/// lookup.
-fn keep_alive(idle_timeout: Duration) -> Option<HeaderValue> {
-    let seconds = idle_timeout.as_secs().saturating_sub(1);
-    (seconds > 0).then(|| HeaderValue::try_from(format!("timeout={seconds}")).ok()).flatten()
+impl Protocol {
+    /// HTTP/1.1 on a connection that may be idle for this long. The header `Keep-Alive` announces
+    /// a second less, because a client counts from the arrival of the answer. Without the header,
+    /// Node.js clients drop an idle connection after 4 s. To extend a lock they then need a new
+    /// connection, and with it a DNS lookup.
+    pub(crate) fn http1(idle_timeout: Duration) -> Self {
+        let seconds = idle_timeout.as_secs().saturating_sub(1);
+        let value = || HeaderValue::try_from(format!("timeout={seconds}")).ok();
+        Self::Http1 { keep_alive: (seconds > 0).then(value).flatten() }
+    }
 }
 
 /// Whether the client ends its connection after the answer. HTTP/1.0 does so by default.
@@ -95,50 +83,89 @@ fn ends_by_itself(request: &http::Request<Incoming>) -> bool {
         || request.headers().get(header::CONNECTION).is_some_and(close)
 }
 
+/// What a request holds until its answer is written. Until then, the connection is not closed to
+/// make room for others.
+struct UnderWay {
+    // Dropped before the stream: the end of the stream wakes the task that looks at the slot.
+    _busy: Busy,
+    /// Counts the connection for the client behind a proxy.
+    _of_client: Option<Permit>,
+    /// Set for HTTP/2.
+    stream: Option<Stream>,
+}
+
 impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
     type Response = http::Response<Answer>;
     type Error = io::Error;
     type Future = BoxFuture<io::Result<Self::Response>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, mut request: http::Request<Incoming>) -> Self::Future {
-        let mut of_client = None;
-        if let Some(peer) = &self.peer {
-            let client = self.slot.proxies().client(peer.address(), request.headers());
-            let mut peer = peer.speaking_for(client);
-            of_client = peer.take_share();
-            request.extensions_mut().insert(peer);
-        }
+    fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
+        let slot = self.peer.slot();
+        let client = slot.proxies().client(self.peer.address(), request.headers());
+        let mut peer = self.peer.speaking_for(client);
+        let of_client = peer.take_share();
+        let (busy, stream, keep_alive) = match &self.protocol {
+            Protocol::Http1 { keep_alive } => {
+                let keep_alive = keep_alive.as_ref().filter(|_| !ends_by_itself(&request));
+                (slot.begin(), None, keep_alive.cloned())
+            }
+            Protocol::Http2(streams) => {
+                let stream = Some(streams.begin());
+                let busy = slot.begin_stream().map(|(busy, refused)| {
+                    peer.refuse(refused);
+                    busy
+                });
+                (busy, stream, None)
+            }
+        };
+        request.extensions_mut().insert(peer);
         let app = self.app.clone();
-        let slot = self.slot.clone();
-        let busy = self.slot.begin();
-        let keep_alive = if ends_by_itself(&request) { None } else { self.keep_alive.clone() };
+        let slot = slot.clone();
         Box::pin(async move {
             let busy =
                 busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
+            let under_way = UnderWay { _busy: busy, _of_client: of_client, stream };
             let mut response = app.answer(request.map(Body::new)).await;
-            if slot.is_last_answer() {
-                response
-                    .headers_mut()
-                    .insert(header::CONNECTION, HeaderValue::from_static("close"));
-            } else if let Some(keep_alive) = keep_alive {
-                response.headers_mut().insert(KEEP_ALIVE.clone(), keep_alive);
+            match &under_way.stream {
+                // HTTP/2 has no such headers. The connection itself announces its end (GOAWAY).
+                Some(stream) if slot.is_last_answer() => stream.end_connection(),
+                Some(_) => {}
+                None if slot.is_last_answer() => {
+                    let headers = response.headers_mut();
+                    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                None => {
+                    if let Some(keep_alive) = keep_alive {
+                        response.headers_mut().insert(KEEP_ALIVE.clone(), keep_alive);
+                    }
+                }
             }
-            Ok(response.map(|body| Answer { body, _busy: busy, _of_client: of_client }))
+            Ok(response.map(|body| Answer::new(body, under_way)))
         })
     }
 }
 
-/// The body of an answer. Until the body is written, the connection is not closed to make room for
-/// others.
+/// The body of an answer.
+///
+/// Over HTTP/2, the library passes on a piece of the body when the client's window has room for the
+/// first byte of it, and keeps the rest of the piece. So pieces are small, and the last byte of the
+/// body is a piece of its own: when the library passes it on, the window has had room for all that
+/// was before. So the answer does not end while the library keeps a large part of it. Events are not
+/// split, because clients count small pieces as an attack.
 pub(crate) struct Answer {
     body: Body,
-    _busy: Busy,
-    /// Counts the connection for the client behind a proxy.
-    _of_client: Option<Permit>,
+    /// The rest of a chunk of which pieces were handed over.
+    rest: Bytes,
+    under_way: UnderWay,
+}
+
+impl Answer {
+    fn new(body: Body, mut under_way: UnderWay) -> Self {
+        if let Some(stream) = &mut under_way.stream {
+            stream.is_complete = http_body::Body::is_end_stream(&body);
+        }
+        Self { body, rest: Bytes::new(), under_way }
+    }
 }
 
 impl http_body::Body for Answer {
@@ -149,96 +176,133 @@ impl http_body::Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let Self { body, rest, under_way } = &mut *self;
+        let Some(stream) = &mut under_way.stream else {
+            return Pin::new(body).poll_frame(context);
+        };
+        stream.progress.asked();
+        if rest.is_empty() {
+            let frame = ready!(Pin::new(&mut *body).poll_frame(context));
+            let Some(frame) = frame.transpose()? else {
+                stream.is_complete = true;
+                return Poll::Ready(None);
+            };
+            match frame.into_data() {
+                Ok(data) => *rest = data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+        let is_last = http_body::Body::is_end_stream(&*body);
+        let piece = rest.split_to(piece_length(rest.len(), is_last));
+        stream.is_complete = is_last && rest.is_empty();
+        stream.progress.handed_over();
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
+        // The library asks before the first piece.
         self.body.size_hint()
     }
 }
 
-/// Accepts plain connections. Disables the delay of small packets (`TCP_NODELAY`), and attaches the
-/// peer.
+/// The length of the next piece of a chunk.
+fn piece_length(chunk: usize, is_last: bool) -> usize {
+    PIECE.min(if is_last && chunk > 1 { chunk - 1 } else { chunk })
+}
+
+/// A connection that is ready for requests.
+pub(crate) struct Accepted<S> {
+    pub(crate) stream: S,
+    pub(crate) peer: Peer,
+    /// Whether client and gateway have agreed on HTTP/2.
+    pub(crate) speaks_http2: bool,
+}
+
+/// Makes a connection ready for requests.
+pub(crate) trait Accept: Clone + Send + Sync + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    fn accept(
+        &self,
+        stream: TcpStream,
+        slot: Arc<ConnectionSlot>,
+    ) -> impl Future<Output = io::Result<Accepted<Self::Stream>>> + Send;
+}
+
+/// Accepts plain connections.
 #[derive(Clone, Copy)]
-pub(crate) struct Plain {
-    /// How many bytes may be read from a new connection, until the limit is changed.
-    limit: usize,
-}
+pub(crate) struct Plain;
 
-impl Plain {
-    pub(crate) fn new() -> Self {
-        Self { limit: usize::MAX }
-    }
-}
-
-impl<A> Accept<TcpStream, Connection<A>> for Plain {
+impl Accept for Plain {
     type Stream = SharedStream;
-    type Service = Connection<A>;
-    type Future = Ready<io::Result<(SharedStream, Connection<A>)>>;
 
-    fn accept(&self, stream: TcpStream, connection: Connection<A>) -> Self::Future {
-        let accepted = stream
-            .set_nodelay(true)
-            .and_then(|()| SharedStream::new(stream, connection.slot.clone()));
-        ready(accepted.map(|(mut stream, peer)| {
-            stream.limit(self.limit);
-            (stream, Connection { peer: Some(peer), ..connection })
-        }))
+    async fn accept(
+        &self,
+        stream: TcpStream,
+        slot: Arc<ConnectionSlot>,
+    ) -> io::Result<Accepted<SharedStream>> {
+        let (stream, peer) = shared(stream, slot)?;
+        Ok(Accepted { stream, peer, speaks_http2: false })
     }
+}
+
+/// Shares the stream with its peer. Disables the delay of small packets (`TCP_NODELAY`).
+fn shared(stream: TcpStream, slot: Arc<ConnectionSlot>) -> io::Result<(SharedStream, Peer)> {
+    stream.set_nodelay(true)?;
+    SharedStream::new(stream, slot)
 }
 
 /// Accepts TLS connections, and completes the handshake first.
 #[derive(Clone)]
-pub(crate) struct Encrypted {
-    acceptor: RustlsAcceptor<Plain>,
-    end: watch::Receiver<()>,
-}
+pub(crate) struct Encrypted(pub(crate) CurrentConfig);
 
-impl Encrypted {
-    /// When the sender of `end` is dropped, handshakes that are not complete are given up.
-    pub(crate) fn new(config: RustlsConfig, end: watch::Receiver<()>) -> Self {
-        let acceptor = RustlsAcceptor::new(config).handshake_timeout(HANDSHAKE);
-        Self { acceptor: acceptor.acceptor(Plain { limit: HANDSHAKE_BYTES }), end }
+impl Accept for Encrypted {
+    type Stream = TlsStream<SharedStream>;
+
+    async fn accept(
+        &self,
+        stream: TcpStream,
+        slot: Arc<ConnectionSlot>,
+    ) -> io::Result<Accepted<Self::Stream>> {
+        let address = stream.peer_addr()?;
+        let handshake = async {
+            let (mut plain, peer) = shared(stream, slot.clone())?;
+            plain.limit(HANDSHAKE_BYTES);
+            let handshake = tls::accept(&self.0, plain);
+            let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
+            let certificate = client_certificate(&stream)?;
+            io::Result::Ok((certificate, stream, peer))
+        };
+        let (certificate, mut stream, peer) =
+            handshake.await.inspect_err(|why| slot.handshake_failed(address.ip(), why))?;
+        if let Some(certificate) = &certificate {
+            tracing::debug!(
+                client = %address,
+                subject = certificate.subject,
+                "a client has shown its certificate"
+            );
+        }
+        let speaks_http2 = speaks_http2(&stream);
+        let (plain, session) = stream.get_mut();
+        plain.limit(usize::MAX);
+        session.set_buffer_limit(Some(UNSENT));
+        Ok(Accepted { stream, peer: peer.with_certificate(certificate), speaks_http2 })
     }
 }
 
-impl<A: Send + 'static> Accept<TcpStream, Connection<A>> for Encrypted {
-    type Stream = TlsStream<SharedStream>;
-    type Service = Connection<A>;
-    type Future = BoxFuture<io::Result<(Self::Stream, Connection<A>)>>;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn accept(&self, stream: TcpStream, connection: Connection<A>) -> Self::Future {
-        let address = stream.peer_addr();
-        let slot = connection.slot.clone();
-        let handshake = self.acceptor.accept(stream, connection);
-        let mut end = self.end.clone();
-        Box::pin(async move {
-            let result = tokio::select! {
-                result = handshake => result,
-                _ = end.changed() => Err(io::Error::other("the gateway takes no new connections")),
-            };
-            let accepted = result.and_then(|(stream, connection)| {
-                Ok((client_certificate(&stream)?, stream, connection))
-            });
-            let address = address?;
-            let (certificate, mut stream, connection) =
-                accepted.inspect_err(|why| slot.handshake_failed(address.ip(), why))?;
-            if let Some(certificate) = &certificate {
-                tracing::debug!(
-                    client = %address,
-                    subject = certificate.subject,
-                    "a client has shown its certificate"
-                );
-            }
-            let (plain, session) = stream.get_mut();
-            plain.limit(usize::MAX);
-            session.set_buffer_limit(Some(UNSENT));
-            let peer = connection.peer.map(|peer| peer.with_certificate(certificate));
-            Ok((stream, Connection { peer, ..connection }))
-        })
+    #[test]
+    fn the_last_byte_of_a_body_is_a_piece_of_its_own() {
+        for (chunk, piece) in [(0, 0), (1, 1), (300, 299), (PIECE + 1, PIECE), (PIECE * 3, PIECE)] {
+            assert_eq!(piece_length(chunk, true), piece, "{chunk}");
+        }
+        assert_eq!(piece_length(300, false), 300, "an event is one piece");
     }
 }

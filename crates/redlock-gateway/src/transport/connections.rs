@@ -4,6 +4,10 @@
 //! of its head until its answer is written. An idle connection may be closed at any time: client
 //! pools expect that. A connection with a request under way is never closed here.
 //!
+//! A connection of HTTP/2 may have many requests under way. Each after the first takes one more
+//! slot, as if it had a connection of its own. So the limits bound requests of both protocols
+//! alike.
+//!
 //! When all slots are taken, an idle connection is closed for the newcomer. So strangers' sockets
 //! that never send a request do not keep others out. Connections that have not sent a whole request
 //! head are closed first, then those that have shown no key, then all others. Among equals, the
@@ -26,10 +30,10 @@ use rustix::net::Shutdown;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 
-use crate::overload::clients::{Client, Clients, Permit};
+use crate::overload::clients::{Client, Clients, Counter, Permit};
 use crate::overload::refusals::Refusals;
 use crate::proxies::TrustedProxies;
-use crate::telemetry::{ConnectionMetrics, ConnectionRefused};
+use crate::telemetry::{ConnectionMetrics, ConnectionRefused, Misuse};
 
 /// Slots beyond the limit. Connections in them get answers to probes, and 503 for all other
 /// requests.
@@ -79,6 +83,8 @@ pub(crate) struct Connections {
     accepted: AtomicU64,
     /// Whether the process is about to end, so that no client should reuse its connection.
     ending: AtomicBool,
+    /// Requests of HTTP/2 beyond the first of each connection.
+    further_requests: Counter,
 }
 
 #[derive(Default)]
@@ -115,7 +121,15 @@ const STATE: u64 = 3;
 const HEAD: u64 = 4;
 const KEY: u64 = 8;
 const SHOWN: u64 = HEAD | KEY;
-const SINCE: u32 = 4;
+// How many requests are under way. HTTP/1.1 has one at most.
+const REQUESTS: u32 = 4;
+const ONE_REQUEST: u64 = 1 << REQUESTS;
+const SINCE: u32 = 20;
+const MAX_REQUESTS: u64 = (1 << (SINCE - REQUESTS)) - 1;
+
+fn requests(word: u64) -> u64 {
+    (word >> REQUESTS) & MAX_REQUESTS
+}
 
 impl OpenConnection {
     fn is_idle(&self) -> bool {
@@ -156,12 +170,33 @@ pub(crate) struct ConnectionSlot {
     open: Arc<OpenConnection>,
     all: Arc<Connections>,
     is_spare: bool,
+    address: IpAddr,
+    /// How many slots the client may have.
+    client_limit: usize,
     _of_client: Option<Permit>,
 }
 
 /// A request under way. Its connection is not closed for another one until this value is dropped
 /// and the answer is flushed.
-pub(crate) struct Busy(Arc<ConnectionSlot>);
+pub(crate) struct Busy {
+    slot: Arc<ConnectionSlot>,
+    _further: Option<FurtherSlot>,
+}
+
+/// The slot of a request beyond the first of its connection.
+struct FurtherSlot {
+    _of_all: Permit,
+    _of_client: Permit,
+}
+
+/// Why a request gets no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoSlot {
+    /// All slots are taken, and no connection is idle.
+    Full,
+    /// The client has as many slots as one client may have.
+    Client,
+}
 
 impl Connections {
     pub(crate) fn new(
@@ -175,7 +210,18 @@ impl Connections {
         let closed = Notify::new();
         let accepted = AtomicU64::new(0);
         let ending = AtomicBool::new(false);
-        Arc::new(Self { limit, clients, refusals, metrics, table, closed, accepted, ending })
+        let further_requests = Counter::default();
+        Arc::new(Self {
+            limit,
+            clients,
+            refusals,
+            metrics,
+            table,
+            closed,
+            accepted,
+            ending,
+            further_requests,
+        })
     }
 
     /// From now on every answer announces the end of its connection, so that no client reuses a
@@ -216,11 +262,11 @@ impl Connections {
         let since = self.accepted.fetch_add(1, Ordering::Relaxed);
         // While a spare slot is free, the most recent connections are not closed for the newcomer:
         // they have hardly had time to send a request.
-        let has_slot_left = table.open.len() < self.limit.connections + SPARE;
-        let recent = SPARE.min(self.limit.connections / 4) as u64;
-        let before = if has_slot_left { since.saturating_sub(recent) } else { u64::MAX };
+        let taken = self.taken(&table);
+        let has_slot_left = taken < self.limit.connections + SPARE;
+        let before = if has_slot_left { since.saturating_sub(self.recent()) } else { u64::MAX };
         let is_within_limit =
-            table.open.len() < self.limit.connections || self.evict_one(&mut table, before, None);
+            taken < self.limit.connections || self.evict_one(&mut table, before, None);
         if !is_within_limit && !has_slot_left {
             drop(table);
             return self.refuse(address, ConnectionRefused::Full);
@@ -238,8 +284,39 @@ impl Connections {
             open,
             all: self.clone(),
             is_spare: !is_within_limit,
+            address,
+            client_limit: limit,
             _of_client: Some(of_client),
         }))
+    }
+
+    /// How many of the last connections count as recent.
+    fn recent(&self) -> u64 {
+        SPARE.min(self.limit.connections / 4) as u64
+    }
+
+    /// The slots that are taken.
+    fn taken(&self, table: &Table) -> usize {
+        table.open.len() + self.further_requests.count()
+    }
+
+    /// Takes a slot for a request beyond the first of its connection. For such a request, no recent
+    /// connection is closed: a client with many requests must not keep newcomers out.
+    fn enter_further(&self, slot: &ConnectionSlot) -> Result<FurtherSlot, NoSlot> {
+        let client = slot.client();
+        let before = self.accepted.load(Ordering::Relaxed).saturating_sub(self.recent());
+        let mut table = locked(&self.table);
+        let mut of_client = client.connections.take(slot.client_limit);
+        if of_client.is_none() && self.evict_one(&mut table, before, Some(client)) {
+            of_client = client.connections.take(slot.client_limit + MAX_CLOSING);
+        }
+        let of_client = of_client.ok_or(NoSlot::Client)?;
+        if self.taken(&table) >= self.limit.connections && !self.evict_one(&mut table, before, None)
+        {
+            return Err(NoSlot::Full);
+        }
+        let of_all = self.further_requests.take(usize::MAX).ok_or(NoSlot::Full)?;
+        Ok(FurtherSlot { _of_all: of_all, _of_client: of_client })
     }
 
     fn refuse<T>(&self, address: IpAddr, why: ConnectionRefused) -> Option<T> {
@@ -341,7 +418,7 @@ impl ConnectionSlot {
 
     /// Whether the slot is a spare one and the limit is still exceeded.
     pub(crate) fn is_spare(&self) -> bool {
-        self.is_spare && locked(&self.all.table).open.len() > self.all.limit.connections
+        self.is_spare && self.all.taken(&locked(&self.all.table)) > self.all.limit.connections
     }
 
     /// Whether the next answer ends the connection.
@@ -370,8 +447,34 @@ impl ConnectionSlot {
     /// Marks that the head of a request was read. `None` if the connection was closed for another
     /// one, so that the answer could not arrive.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Busy> {
-        let begin = |word| (word & STATE != EVICTED).then_some((word & !STATE) | BUSY | HEAD);
-        self.open.change(begin).then(|| Busy(self.clone()))
+        self.count_request().map(|_| Busy { slot: self.clone(), _further: None })
+    }
+
+    /// Like [`Self::begin`], for a request of HTTP/2. If other requests of the connection are under
+    /// way, this one needs a slot of its own, and is to be refused without it.
+    pub(crate) fn begin_stream(self: &Arc<Self>) -> Option<(Busy, Option<NoSlot>)> {
+        let others = self.count_request()?;
+        let further = (others > 0).then(|| self.all.enter_further(self)).transpose();
+        let refused = further.as_ref().err().copied();
+        if refused == Some(NoSlot::Client) {
+            self.all.metrics.refused(ConnectionRefused::Client);
+        }
+        Some((Busy { slot: self.clone(), _further: further.ok().flatten() }, refused))
+    }
+
+    /// Counts one more request under way. Returns how many others there are.
+    fn count_request(&self) -> Option<u64> {
+        let begin = |word| {
+            let is_open = word & STATE != EVICTED && requests(word) < MAX_REQUESTS;
+            is_open.then_some(((word & !STATE) | BUSY | HEAD) + ONE_REQUEST)
+        };
+        let before = self.open.packed.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
+        before.ok().map(requests)
+    }
+
+    /// Whether a request is under way, or its answer is being written.
+    pub(crate) fn is_busy(&self) -> bool {
+        matches!(self.open.packed.load(Ordering::Acquire) & STATE, BUSY | ANSWERED)
     }
 
     /// Marks that the client has shown a key.
@@ -392,11 +495,23 @@ impl ConnectionSlot {
     pub(crate) fn handshake_failed(&self, address: IpAddr, error: &std::io::Error) {
         self.all.handshake_failed(address, error);
     }
+
+    /// Reports that the gateway ends the connection, because its client misuses HTTP/2.
+    pub(crate) fn misused(&self, how: Misuse) {
+        self.all.metrics.misused(how);
+        if self.all.refusals.is_first(self.address, None, how.as_str()) {
+            let (address, reason) = (self.address, how.as_str());
+            tracing::warn!(%address, reason, "an HTTP/2 connection was ended, because its client misuses it");
+        }
+    }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.open.change(|word| (word & STATE == BUSY).then_some((word & !STATE) | ANSWERED));
+        self.slot.open.change(|word| {
+            let left = word.checked_sub(ONE_REQUEST).filter(|_| word & STATE == BUSY)?;
+            Some(if requests(left) == 0 { (left & !STATE) | ANSWERED } else { left })
+        });
     }
 }
 

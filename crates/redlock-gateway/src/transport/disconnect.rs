@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 
 use crate::overload::clients::{Client, Permit};
 use crate::proxies::ClientAddress;
-use crate::transport::connections::ConnectionSlot;
+use crate::transport::connections::{ConnectionSlot, NoSlot};
 use crate::transport::tls::ClientCertificate;
 
 /// How often the connection of a waiting client is checked.
@@ -36,8 +36,8 @@ pub(crate) struct Peer {
     slot: Arc<ConnectionSlot>,
     /// The client that the other end, a trusted proxy, names for this request.
     behind: Option<(ClientAddress, Arc<Client>)>,
-    /// Whether the client behind the proxy uses as many connections as one client may have.
-    is_beyond_share: bool,
+    /// Why the request is to be refused, although its connection has a slot.
+    refused: Option<NoSlot>,
 }
 
 impl Peer {
@@ -69,12 +69,18 @@ impl Peer {
     pub(crate) fn take_share(&mut self) -> Option<Permit> {
         let (_, client) = self.behind.as_ref()?;
         let permit = self.slot.lend_to(client);
-        self.is_beyond_share = permit.is_none();
+        self.refuse(permit.is_none().then_some(NoSlot::Client));
         permit
     }
 
-    pub(crate) fn is_beyond_share(&self) -> bool {
-        self.is_beyond_share
+    /// Refuses the request if there is a reason.
+    pub(crate) fn refuse(&mut self, why: Option<NoSlot>) {
+        self.refused = self.refused.or(why);
+    }
+
+    /// Why the request is to be refused, if it is.
+    pub(crate) fn refused(&self) -> Option<NoSlot> {
+        self.refused
     }
 
     /// The slot of the connection.
@@ -132,7 +138,7 @@ impl SharedStream {
             certificate: None,
             slot: slot.clone(),
             behind: None,
-            is_beyond_share: false,
+            refused: None,
         };
         Ok((Self { stream, slot, left: usize::MAX }, peer))
     }

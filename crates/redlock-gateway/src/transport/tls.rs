@@ -14,9 +14,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum_server::tls_rustls::RustlsConfig;
+use arc_swap::ArcSwap;
 use metrics::{Counter, Gauge};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::aws_lc_rs;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -63,6 +65,13 @@ pub enum HttpsError {
     Key { path: PathBuf, source: Error },
 }
 
+/// The configuration for new connections.
+pub(crate) type CurrentConfig = Arc<ArcSwap<ServerConfig>>;
+
+/// The names of HTTP/2 and HTTP/1.1 in the handshake (ALPN, RFC 7301).
+const HTTP_2: &[u8] = b"h2";
+const HTTP_1: &[u8] = b"http/1.1";
+
 /// Metrics of the certificate files.
 pub(crate) struct CertificateMetrics {
     /// When the server's certificate ends, in seconds since 1970.
@@ -79,9 +88,9 @@ pub(crate) fn follow(
     reload: &Reload,
     metrics: CertificateMetrics,
     tasks: &mut JoinSet<()>,
-) -> Result<RustlsConfig, HttpsError> {
+) -> Result<CurrentConfig, HttpsError> {
     let mut watched = Watched::new(paths(files), reload);
-    let current = RustlsConfig::from_config(Arc::new(configuration(files, watched.contents())?));
+    let current = Arc::new(ArcSwap::from_pointee(configuration(files, watched.contents())?));
     metrics.expiry.set(expiry(files, watched.contents()));
     let files = files.clone();
     let served = current.clone();
@@ -90,7 +99,7 @@ pub(crate) fn follow(
             watched.changed().await;
             match configuration(&files, watched.contents()) {
                 Ok(config) => {
-                    served.reload_from_config(Arc::new(config));
+                    served.store(Arc::new(config));
                     metrics.expiry.set(expiry(&files, watched.contents()));
                     let cert = files.cert.display();
                     tracing::info!(%cert, "new connections get the certificate just read");
@@ -115,6 +124,19 @@ pub(crate) struct ClientCertificate {
     pub(crate) subject: String,
     /// The last moment at which the certificate is valid. Connections may outlive it.
     pub(crate) ends: SystemTime,
+}
+
+/// Completes the handshake of a new connection.
+pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+    config: &CurrentConfig,
+    stream: S,
+) -> io::Result<TlsStream<S>> {
+    TlsAcceptor::from(config.load_full()).accept(stream).await
+}
+
+/// Whether client and gateway have agreed on HTTP/2 in the handshake.
+pub(crate) fn speaks_http2<S>(stream: &TlsStream<S>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(HTTP_2)
 }
 
 /// The client's certificate. `None` if the client has shown no certificate, or one without a
@@ -200,7 +222,8 @@ fn configuration(files: &TlsFiles, contents: &[Content]) -> Result<ServerConfig,
             }
             source => HttpsError::Key { path: files.key.clone(), source },
         })?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    let protocols: &[&[u8]] = if files.http2 { &[HTTP_2, HTTP_1] } else { &[HTTP_1] };
+    config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
     if files.client_ca.is_some() {
         // Sessions cannot be resumed, because a resumed session would not check the client's
         // certificate again.

@@ -1,0 +1,306 @@
+//! The streams of one HTTP/2 connection, and what bounds them (RFC 9113).
+//!
+//! Each stream carries one request. Every limit of the gateway counts requests, so it applies to a
+//! stream as to a request of HTTP/1.1. What only HTTP/2 has is bounded here:
+//!
+//! | attack | bound |
+//! | --- | --- |
+//! | many streams | [`MAX_STREAMS`] of one connection; each after the first takes a connection slot |
+//! | large or endless request heads | the head limit of HTTP/1.1; `h2` also counts CONTINUATION frames |
+//! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
+//! | requests that the client resets, or makes `h2` reset | [`RESETS`], refilled slowly |
+//! | an answer whose window the client never opens | [`STALLED`], then that stream is reset |
+//! | PING, SETTINGS and other frames without requests | counted by `frames` |
+//! | silence | a PING after [`PING_INTERVAL`]; the idle timeout while there is no stream |
+//!
+//! This module does not know requests.
+
+use std::error::Error;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::rt::bounds::Http2ServerConnExec;
+use hyper::rt::{Executor, Read, Write};
+use hyper::server::conn::http2;
+use hyper::service::HttpService;
+use hyper_util::rt::TokioTimer;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::overload::capacity;
+use crate::telemetry::Misuse;
+use crate::transport::connections::ConnectionSlot;
+
+/// Requests that one connection may have under way. A client that needs more opens another
+/// connection. RFC 9113, section 6.5.2, recommends at least 100.
+const MAX_STREAMS: u32 = 100;
+/// Bytes of a request body that may arrive before the gateway reads them: of one stream, and of all
+/// streams of a connection. HTTP/2 starts every connection with the second figure, and it cannot be
+/// lowered.
+const STREAM_WINDOW: u32 = 32 * 1024;
+const CONNECTION_WINDOW: u32 = 65_535;
+/// When the library keeps this many bytes of an answer for the network, it takes no further piece.
+/// Most answers are smaller.
+const SEND_BUFFER: usize = 1024;
+/// Largest piece of an answer that is handed to the library at once, in bytes.
+pub(crate) const PIECE: usize = 4 * 1024;
+/// How long the client's window may hold up one piece of an answer. Then the stream is reset. The
+/// same time bounds unacknowledged bytes (`disconnect`).
+const STALLED: Duration = Duration::from_secs(30);
+/// Requests that may end before their answers do: this many at once, and [`RESETS_PER_SECOND`]
+/// later. Beyond them, the connection takes no new requests; beyond twice as many, it is cut.
+const RESETS: u64 = 200;
+const RESETS_PER_SECOND: u64 = 20;
+/// Streams that may be reset before the gateway has seen them.
+const PENDING_RESETS: usize = MAX_STREAMS as usize;
+/// Streams of one connection that the library may reset for the client's protocol errors. A client
+/// without faults causes none.
+const ERROR_RESETS: usize = 32;
+/// A silent client is sent a PING after this time, and must answer within [`PING_TIMEOUT`].
+const PING_INTERVAL: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection may take to end after it was asked to, once it has no stream.
+const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
+
+const _: () = assert!(STREAM_WINDOW < CONNECTION_WINDOW, "one stream leaves window to the others");
+const _: () = assert!(PENDING_RESETS as u64 <= RESETS, "a page that closes is no attack");
+
+/// Sets the limits of a connection.
+pub(crate) fn bound<E: Clone>(http2: &mut http2::Builder<E>) {
+    http2
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_header_list_size(capacity::HEAD as u32)
+        .max_send_buf_size(SEND_BUFFER)
+        .max_pending_accept_reset_streams(PENDING_RESETS)
+        .max_local_error_reset_streams(ERROR_RESETS)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT);
+}
+
+/// What the requests of a connection tell the task that serves it.
+pub(crate) struct Streams {
+    slot: Arc<ConnectionSlot>,
+    began: Instant,
+    /// When the last request ended, in milliseconds since `began`.
+    last_end: AtomicU64,
+    resets: Mutex<Resets>,
+    /// The progress of the request that the service has just begun. The library starts its task
+    /// next, on the same thread.
+    begun: Mutex<Option<Arc<Progress>>>,
+    /// Notified when the task has something to do.
+    news: Notify,
+    state: AtomicU64,
+}
+
+/// The connection takes no new requests.
+const ENDING: u64 = 1;
+/// The connection is cut.
+const CUT: u64 = 2;
+
+/// How many requests have ended before their answers, less those that were forgiven over time.
+struct Resets {
+    count: u64,
+    forgiven: Instant,
+}
+
+impl Resets {
+    /// Counts one more. Returns the count.
+    fn add(&mut self, now: Instant) -> u64 {
+        let millis = now.duration_since(self.forgiven).as_millis() as u64;
+        let due = millis * RESETS_PER_SECOND / 1_000;
+        if due > 0 {
+            self.count = self.count.saturating_sub(due);
+            self.forgiven = now;
+        }
+        self.count += 1;
+        self.count
+    }
+}
+
+impl Streams {
+    pub(crate) fn new(slot: Arc<ConnectionSlot>) -> Self {
+        let now = Instant::now();
+        Self {
+            slot,
+            began: now,
+            last_end: AtomicU64::new(0),
+            resets: Mutex::new(Resets { count: 0, forgiven: now }),
+            begun: Mutex::default(),
+            news: Notify::new(),
+            state: AtomicU64::new(0),
+        }
+    }
+
+    /// Begins a request.
+    pub(crate) fn begin(self: &Arc<Self>) -> Stream {
+        let progress = Arc::new(Progress { handed_over: Mutex::default(), changed: Notify::new() });
+        *self.begun.lock() = Some(progress.clone());
+        Stream { streams: self.clone(), progress, is_complete: false }
+    }
+
+    /// Lets the connection take no new requests. Those under way go on.
+    pub(crate) fn end(&self) {
+        self.state.fetch_or(ENDING, Ordering::AcqRel);
+        self.news.notify_one();
+    }
+
+    fn is(&self, state: u64) -> bool {
+        self.state.load(Ordering::Acquire) & state != 0
+    }
+
+    fn note_end(&self, is_complete: bool) {
+        self.last_end.store(self.began.elapsed().as_millis() as u64, Ordering::Release);
+        if !is_complete {
+            let count = self.resets.lock().add(Instant::now());
+            if count > RESETS && !self.is(ENDING) {
+                self.slot.misused(Misuse::Resets);
+                self.end();
+            }
+            if count > 2 * RESETS {
+                self.state.fetch_or(CUT, Ordering::AcqRel);
+            }
+        }
+        self.news.notify_one();
+    }
+
+    /// Reports that the connection is cut, because the client sent too many frames.
+    pub(crate) fn ended_for_frames(&self) {
+        self.slot.misused(Misuse::Frames);
+    }
+
+    /// When the connection last had a request.
+    fn idle_since(&self) -> Instant {
+        self.began + Duration::from_millis(self.last_end.load(Ordering::Acquire))
+    }
+}
+
+/// A request under way on an HTTP/2 connection.
+pub(crate) struct Stream {
+    streams: Arc<Streams>,
+    pub(crate) progress: Arc<Progress>,
+    /// Whether the whole answer was handed to the library.
+    pub(crate) is_complete: bool,
+}
+
+impl Stream {
+    /// Lets the connection take no new requests.
+    pub(crate) fn end_connection(&self) {
+        self.streams.end();
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.streams.note_end(self.is_complete);
+    }
+}
+
+/// Whether the client takes the pieces of an answer.
+pub(crate) struct Progress {
+    /// When the last piece was handed to the library, unless the library has asked for the next.
+    handed_over: Mutex<Option<Instant>>,
+    changed: Notify,
+}
+
+impl Progress {
+    /// The library has passed on all pieces so far, and asks for the next one.
+    pub(crate) fn asked(&self) {
+        *self.handed_over.lock() = None;
+    }
+
+    /// A piece was handed to the library.
+    pub(crate) fn handed_over(&self) {
+        *self.handed_over.lock() = Some(Instant::now());
+        self.changed.notify_one();
+    }
+
+    /// Returns when one piece has waited for too long.
+    async fn stalled(&self) {
+        loop {
+            let waits_since = *self.handed_over.lock();
+            match waits_since {
+                None => self.changed.notified().await,
+                Some(at) if at.elapsed() >= STALLED => return,
+                Some(at) => tokio::time::sleep_until(at + STALLED).await,
+            }
+        }
+    }
+}
+
+/// Runs the task of each stream. Dropping the task resets its stream.
+#[derive(Clone)]
+pub(crate) struct StreamTasks(pub(crate) Arc<Streams>);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamTasks {
+    fn execute(&self, stream: F) {
+        let progress = self.0.begun.lock().take();
+        tokio::spawn(async move {
+            let Some(progress) = progress else { return stream.await };
+            tokio::select! {
+                biased;
+                () = stream => {}
+                () = progress.stalled() => {}
+            }
+        });
+    }
+}
+
+/// Serves a connection until it ends, is cut, or is idle for too long. After the sender of `end` is
+/// dropped, or [`Streams::end`], the connection takes no new requests.
+pub(crate) async fn drive<I, S, B>(
+    connection: http2::Connection<I, S, StreamTasks>,
+    streams: &Streams,
+    idle_timeout: Duration,
+    mut end: watch::Receiver<()>,
+) where
+    I: Read + Write + Unpin,
+    S: HttpService<Incoming, ResBody = B, Error: Error + Send + Sync + 'static>,
+    B: Body<Error: Error + Send + Sync + 'static> + 'static,
+    StreamTasks: Http2ServerConnExec<S::Future, B>,
+{
+    let mut connection = pin!(connection);
+    let mut idle = pin!(tokio::time::sleep(idle_timeout));
+    let mut is_ending = false;
+    let mut is_last_chance = false;
+    loop {
+        tokio::select! {
+            biased;
+            _ = connection.as_mut() => return,
+            // The next turn polls the connection, which then flushes the end of the answer.
+            () = streams.news.notified() => {}
+            _ = end.changed(), if !is_ending => streams.end(),
+            () = idle.as_mut() => {
+                let idle_since = streams.idle_since();
+                let due = idle_since + idle_timeout;
+                if streams.slot.is_busy() {
+                    is_last_chance = false;
+                    idle.as_mut().reset(Instant::now() + idle_timeout);
+                } else if Instant::now() < due {
+                    idle.as_mut().reset(due);
+                } else if is_last_chance {
+                    return;
+                } else {
+                    is_last_chance = true;
+                    streams.end();
+                    idle.as_mut().reset(Instant::now() + GOAWAY_TIMEOUT.min(idle_timeout));
+                }
+            }
+        }
+        if streams.is(CUT) {
+            return;
+        }
+        if streams.is(ENDING) && !is_ending {
+            is_ending = true;
+            connection.as_mut().graceful_shutdown();
+        }
+    }
+}

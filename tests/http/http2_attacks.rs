@@ -1,0 +1,490 @@
+//! Clients that misuse HTTP/2. During each attack, another client acquires and extends locks, and
+//! must not notice. Afterwards the gateway's memory has hardly grown.
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use http::{HeaderMap, Method, Request};
+use serde_json::{Value, json};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::timeout;
+
+use super::http2::Stage;
+use crate::support::client::Lease;
+use crate::support::harness::eventually;
+use crate::support::http2::{
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, Http2, INITIAL_WINDOW_SIZE, PING,
+    RST_STREAM, SETTINGS, WINDOW_UPDATE, answered, block, frame, get, reset_of, try_answered,
+};
+use crate::support::waiters::median;
+
+/// How long a flood lasts.
+const FLOOD: Duration = Duration::from_secs(4);
+/// How much the memory may grow by an attack, in bytes.
+const MEMORY: f64 = 48e6;
+/// Limits on how long an acquire and an extend of another client take together. The machine of the
+/// tests is busy, so they are generous.
+const USUAL: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(3);
+
+/// Another client, which acquires, extends and releases locks until it is stopped.
+struct Bystander {
+    stop: tokio::sync::oneshot::Sender<()>,
+    times: JoinHandle<Vec<Duration>>,
+    memory: f64,
+}
+
+impl Bystander {
+    async fn begin(stage: &Stage) -> Self {
+        let connection = stage.open().await;
+        let (stop, mut stopped) = tokio::sync::oneshot::channel();
+        let times = tokio::spawn(async move {
+            let mut times = Vec::new();
+            while stopped.try_recv().is_err() {
+                let path = format!("/locks/bystander-{}", times.len());
+                let began = Instant::now();
+                let granted = connection.post(&path, &json!({ "ttl_ms": 60_000 })).await;
+                let token = Lease::from(&granted).token;
+                let extended = connection.with_token(Method::PATCH, &path, &token).await;
+                assert_eq!(extended.status, 200);
+                times.push(began.elapsed());
+                let released = connection.with_token(Method::DELETE, &path, &token).await;
+                assert_eq!(released.status, 204);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            times
+        });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Self { stop, times, memory: stage.gateway.resident() }
+    }
+
+    /// Checks that the attack was not noticed.
+    async fn end(self, stage: &Stage, attack: &str) {
+        let grown = stage.gateway.resident() - self.memory;
+        self.stop.send(()).expect("it still runs");
+        let times = self.times.await.expect("every request was served");
+        let longest = times.iter().max().copied().unwrap_or_default();
+        let usual = median(times.clone());
+        println!(
+            "{attack}: {} cycles, usual {usual:?}, longest {longest:?}, memory {:+.1} MB",
+            times.len(),
+            grown / 1e6
+        );
+        assert!(times.len() > 5, "{attack}: {} cycles", times.len());
+        assert!(usual < USUAL && longest < LONGEST, "{attack}: {usual:?}, {longest:?}");
+        assert!(grown < MEMORY, "{attack}: {grown} bytes");
+    }
+}
+
+/// Writes the same bytes again and again on `count` connections. Returns how many bytes the gateway
+/// took, and how many connections it closed.
+async fn flood(stage: &Stage, count: usize, first: &[u8], bytes: &[u8]) -> (usize, usize) {
+    let mut connections = JoinSet::new();
+    for _ in 0..count {
+        let frames = Frames::open(&stage.client, stage.address(), &[]).await;
+        let (first, bytes) = (first.to_vec(), bytes.to_vec());
+        connections.spawn(async move {
+            let (mut reader, mut writer) = frames.split();
+            let reading = tokio::spawn(async move { while reader.next().await.is_some() {} });
+            let end = Instant::now() + FLOOD;
+            let mut taken = 0;
+            let mut is_closed = writer.write(&first).await.is_err();
+            while !is_closed && Instant::now() < end {
+                is_closed = writer.write(&bytes).await.is_err();
+                taken += bytes.len();
+            }
+            reading.abort();
+            (taken, usize::from(is_closed))
+        });
+    }
+    let ended = connections.join_all().await;
+    ended.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+}
+
+#[tokio::test]
+async fn floods_of_control_frames_do_not_delay_others() {
+    let stage = Stage::start().await;
+    let setting = [0, INITIAL_WINDOW_SIZE as u8, 0, 0, 255, 255];
+    for (name, one) in [
+        ("PING", frame(PING, 0, 0, &[7; 8])),
+        ("PING that answers none", frame(PING, 1, 0, &[7; 8])),
+        ("SETTINGS", frame(SETTINGS, 0, 0, &setting)),
+        ("empty SETTINGS", frame(SETTINGS, 0, 0, &[])),
+        ("PRIORITY", frame(2, 0, 1, &[0, 0, 0, 3, 1])),
+        ("unknown frames", frame(200, 0, 0, &[])),
+    ] {
+        let bystander = Bystander::begin(&stage).await;
+        let (taken, closed) = flood(&stage, 8, &[], &one.repeat(400)).await;
+        println!("{name}: {} kB taken, {closed} connections closed", taken / 1_000);
+        assert_eq!(closed, 8, "{name}: each connection is cut");
+        bystander.end(&stage, name).await;
+    }
+    let log = stage.gateway.stdout();
+    assert!(log.lines().count() < 100, "a flood does not fill the log");
+}
+
+#[tokio::test]
+async fn a_rapid_reset_is_stopped() {
+    let stage = Stage::start().await;
+    let fields = block(&[
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":path", "/locks/rapid"),
+        (":authority", "localhost"),
+    ]);
+    let bystander = Bystander::begin(&stage).await;
+    let mut attackers = JoinSet::new();
+    for _ in 0..4 {
+        let (client, address, fields) = (stage.client.clone(), stage.address(), fields.clone());
+        attackers.spawn(async move {
+            let end = Instant::now() + FLOOD;
+            let (mut connections, mut requests) = (0, 0);
+            while Instant::now() < end {
+                let frames = Frames::open(&client, address, &[]).await;
+                let (mut reader, mut writer) = frames.split();
+                let reading = tokio::spawn(async move { while reader.next().await.is_some() {} });
+                connections += 1;
+                for stream in (1..200_000).step_by(2) {
+                    let head = frame(HEADERS, END_HEADERS | END_STREAM, stream, &fields);
+                    let reset = frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]);
+                    if writer.write(&[head, reset].concat()).await.is_err() || Instant::now() > end
+                    {
+                        break;
+                    }
+                    requests += 1;
+                }
+                reading.abort();
+            }
+            (connections, requests)
+        });
+    }
+    let ended = attackers.join_all().await;
+    let (connections, requests) =
+        ended.iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    println!("rapid reset: {requests} requests on {connections} connections");
+    // The attacker's writes run ahead of the gateway's answer by what fits into buffers.
+    assert!(connections > 4, "no connection was closed after {requests} requests");
+    bystander.end(&stage, "rapid reset").await;
+    stage.metric_is("redlock_requests_in_flight", 0.0).await;
+}
+
+/// Resets of requests that the gateway has begun. A client that takes back a few requests goes on.
+#[tokio::test]
+async fn resets_of_begun_requests_are_bounded_and_few_are_allowed() {
+    let stage = Stage::start().await;
+    let connection = stage.open().await;
+    let held = Lease::from(&connection.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await);
+    let body = json!({ "ttl_ms": 60_000, "wait_ms": 14_000 });
+    let waiters = async |connection: &Http2, count: usize| {
+        let mut waiting = Vec::new();
+        for _ in 0..count {
+            let none = HeaderMap::new();
+            waiting.push(connection.begin(Method::POST, "/locks/job", &none, &body).await);
+        }
+        stage.metric_is("redlock_waiters", count as f64).await;
+        for (_, stream) in &mut waiting {
+            stream.send_reset(h2::Reason::CANCEL);
+        }
+        stage.metric_is("redlock_waiters", 0.0).await;
+    };
+    let bystander = Bystander::begin(&stage).await;
+    waiters(&connection, 90).await;
+    waiters(&connection, 90).await;
+    assert_eq!(connection.get("/livez").await.status, 200, "180 resets are no attack");
+    let extended = connection.with_token(Method::PATCH, "/locks/job", &held.token).await;
+    assert_eq!(extended.status, 200);
+    let mut attacker = stage.open().await;
+    for _ in 0..2 {
+        waiters(&attacker, 95).await;
+    }
+    let mut waiting = Vec::new();
+    for _ in 0..60 {
+        waiting.push(attacker.begin(Method::POST, "/locks/job", &HeaderMap::new(), &body).await);
+    }
+    // The requests under way before the limit go on.
+    let (kept, _stream) = waiting.pop().expect("a request");
+    stage.metric_is("redlock_waiters", 60.0).await;
+    for (_, stream) in &mut waiting {
+        stream.send_reset(h2::Reason::CANCEL);
+    }
+    stage.metric_is("redlock_waiters", 1.0).await;
+    let released = connection.with_token(Method::DELETE, "/locks/job", &held.token).await;
+    assert_eq!(released.status, 204);
+    assert_eq!(answered(kept).await.status, 201);
+    attacker.ended().await.expect("GOAWAY without an error");
+    stage.metric_is("redlock_connections_misused_total", 1.0).await;
+    bystander.end(&stage, "resets of waiters").await;
+}
+
+/// CVE-2025-8671: the client makes the gateway reset the streams.
+#[tokio::test]
+async fn resets_that_the_client_provokes_are_bounded() {
+    let stage = Stage::start().await;
+    let bystander = Bystander::begin(&stage).await;
+    for (name, fault) in [
+        ("empty WINDOW_UPDATE", |stream| frame(WINDOW_UPDATE, 0, stream, &[0; 4])),
+        ("window beyond the limit", |stream| {
+            frame(WINDOW_UPDATE, 0, stream, &[0x7f, 255, 255, 255])
+        }),
+        ("DATA after the end", |stream| frame(DATA, 0, stream, b"x")),
+    ] as [(&str, fn(u32) -> Vec<u8>); 3]
+    {
+        let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+        let mut sent = 0;
+        for stream in (1..4_000).step_by(2) {
+            let head = frame(HEADERS, END_HEADERS | END_STREAM, stream, &get("/locks"));
+            if frames.write(&[head, fault(stream)].concat()).await.is_err() {
+                break;
+            }
+            sent += 1;
+            tokio::time::sleep(Duration::from_micros(200)).await;
+        }
+        let code = frames.goaway().await;
+        println!("{name}: closed with {code:?} after at most {sent} requests");
+        assert!(sent < 1_990, "{name}: {sent} requests");
+    }
+    bystander.end(&stage, "provoked resets").await;
+}
+
+#[tokio::test]
+async fn an_endless_head_ends_its_connection() {
+    let stage = Stage::start().await;
+    let bystander = Bystander::begin(&stage).await;
+    // Fragments of an endless header field, which no END_HEADERS follows.
+    let first = frame(HEADERS, END_STREAM, 1, &get("/livez"));
+    for (name, more) in [
+        ("CONTINUATION flood", block(&[("x", &"y".repeat(1_000))])),
+        ("empty CONTINUATION flood", Vec::new()),
+        ("CONTINUATION flood of one byte each", vec![0x82]),
+    ] {
+        let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+        frames.write(&first).await.expect("sent");
+        let one = frame(CONTINUATION, 0, 1, &more).repeat(16);
+        let mut sent = 0;
+        while sent < 20_000_000 && frames.write(&one).await.is_ok() {
+            sent += one.len();
+        }
+        let code = frames.goaway().await;
+        println!("{name}: closed with {code:?} after at most {sent} bytes");
+        assert!(sent < 19_000_000, "{name}");
+    }
+    bystander.end(&stage, "CONTINUATION flood").await;
+}
+
+#[tokio::test]
+async fn a_head_beyond_the_limit_is_refused() {
+    let stage = Stage::start().await;
+    let connection = stage.open().await;
+    for (bytes, status) in [(14_000, 200), (17_000, 431)] {
+        let mut request = Request::get("https://localhost/livez").body(()).expect("a request");
+        for number in 0..bytes / 1_000 {
+            let name = http::HeaderName::try_from(format!("x-{number}")).expect("a name");
+            request.headers_mut().insert(name, "y".repeat(960).parse().expect("a value"));
+        }
+        let (answer, _stream) = connection.begin_request(request, None).await;
+        assert_eq!(answered(answer).await.status, status, "{bytes} bytes");
+    }
+    assert_eq!(connection.get("/livez").await.status, 200, "the connection goes on");
+}
+
+/// One entry of the table, which many fields of one byte name.
+#[tokio::test]
+async fn an_hpack_bomb_is_refused() {
+    let stage = Stage::start().await;
+    let bystander = Bystander::begin(&stage).await;
+    let mut attackers = JoinSet::new();
+    for _ in 0..8 {
+        let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+        attackers.spawn(async move {
+            // A literal of 4,000 bytes that is added to the table.
+            let mut fields = get("/livez");
+            let bomb = block(&[("x", &"y".repeat(4_000))]);
+            fields.push(0x40);
+            fields.extend_from_slice(&bomb[1..]);
+            let mut sent = 0;
+            for stream in (1..2_000).step_by(2) {
+                let mut block = if stream == 1 { fields.clone() } else { get("/livez") };
+                // Each of these bytes stands for the literal.
+                block.extend([0xbe; 12_000]);
+                let head = frame(HEADERS, END_HEADERS | END_STREAM, stream, &block);
+                if frames.write(&head).await.is_err() {
+                    break;
+                }
+                sent += 1;
+            }
+            let code = frames.goaway().await;
+            (sent, code)
+        });
+    }
+    let ended = attackers.join_all().await;
+    println!("HPACK bomb: requests and the codes of the end: {ended:?}");
+    bystander.end(&stage, "HPACK bomb").await;
+}
+
+#[tokio::test]
+async fn a_stream_beyond_the_limit_is_refused_and_the_others_go_on() {
+    let stage = Stage::start().await;
+    let owner = stage.open().await;
+    let held = Lease::from(&owner.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await);
+    let bystander = Bystander::begin(&stage).await;
+    let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+    let (_, _, settings) = frames.next_of(SETTINGS).await.expect("the gateway's settings");
+    let streams = settings.chunks(6).find(|setting| setting[..2] == [0, 3]).expect("a limit");
+    assert_eq!(streams[2..], 100_u32.to_be_bytes());
+    let fields = block(&[
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":path", "/locks/job"),
+        (":authority", "localhost"),
+        ("prefer", "wait=14"),
+    ]);
+    // This client ignores the limit.
+    for number in 0..130 {
+        let head = frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &fields);
+        frames.write(&head).await.expect("sent");
+    }
+    for _ in 0..30 {
+        let (_, stream, code) = frames.next_of(RST_STREAM).await.expect("a refusal");
+        assert_eq!((stream > 200, code), (true, vec![0, 0, 0, 7]), "REFUSED_STREAM");
+    }
+    stage.metric_is("redlock_waiters", 100.0).await;
+    assert_eq!(owner.with_token(Method::DELETE, "/locks/job", &held.token).await.status, 204);
+    frames.next_of(HEADERS).await.expect("one of the others is granted the lock");
+    bystander.end(&stage, "streams beyond the limit").await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_read_is_given_up() {
+    let stage = Stage::start().await;
+    let bystander = Bystander::begin(&stage).await;
+    let mut stalled = Vec::new();
+    // Windows of no byte, of one byte, and of a few bytes.
+    for window in [0, 1, 40] {
+        for _ in 0..4 {
+            let mut builder = h2::client::Builder::new();
+            builder.initial_window_size(window);
+            let connection = Http2::open_with(&stage.client, stage.address(), &builder).await;
+            let mut requests = Vec::new();
+            for number in 0..98 {
+                let path = ["/docs/swagger-ui-bundle.js", "/openapi.json", "/readyz"][number % 3];
+                let none = HeaderMap::new();
+                requests.push(connection.begin(Method::GET, path, &none, &Value::Null).await);
+            }
+            stalled.push((connection, requests));
+        }
+    }
+    // The streams are reset, and their connections go on.
+    let began = Instant::now();
+    for (connection, requests) in &mut stalled {
+        for (_, stream) in requests.iter_mut() {
+            assert_eq!(reset_of(stream).await, h2::Reason::CANCEL);
+        }
+        assert!(!connection.has_ended());
+    }
+    println!("the last stream was reset {:?} after the last request", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
+    bystander.end(&stage, "unread answers").await;
+}
+
+#[tokio::test]
+async fn tiny_pieces_of_a_body_take_no_memory() {
+    let stage = Stage::start().await;
+    let bystander = Bystander::begin(&stage).await;
+    let fields = block(&[
+        (":method", "POST"),
+        (":scheme", "https"),
+        (":path", "/locks/tiny"),
+        (":authority", "localhost"),
+        ("content-type", "application/json"),
+    ]);
+    for (name, payload) in [("one byte", b" ".as_slice()), ("no byte", b"")] {
+        let mut first = Vec::new();
+        for number in 0..90 {
+            first.extend(frame(HEADERS, END_HEADERS, 2 * number + 1, &fields));
+        }
+        let mut more = Vec::new();
+        for number in 0..90 {
+            more.extend(frame(DATA, 0, 2 * number + 1, payload).repeat(16));
+        }
+        let (taken, closed) = flood(&stage, 4, &first, &more).await;
+        println!("DATA of {name}: {} kB taken, {closed} connections closed", taken / 1_000);
+    }
+    bystander.end(&stage, "tiny DATA").await;
+}
+
+#[tokio::test]
+async fn many_streams_stay_within_the_limit_on_connections() {
+    const LIMIT: usize = 300;
+    let stage = Stage::with(|launch| {
+        let launch = launch.flag("--max-waiters", "2000").flag("--max-waiters-per-client", "2000");
+        launch.flag("--max-connections", &LIMIT.to_string()).flag("--max-waiters-per-lock", "2000")
+    })
+    .await;
+    let owner = stage.open().await;
+    Lease::from(&owner.post("/locks/job", &json!({ "ttl_ms": 60_000 })).await);
+    let body = json!({ "wait_ms": 20_000 });
+    let mut connections = Vec::new();
+    let mut answers = FuturesUnordered::new();
+    for _ in 0..12 {
+        let connection = stage.open().await;
+        assert_eq!(connection.get("/livez").await.status, 200);
+        connections.push(connection);
+    }
+    for connection in &connections {
+        for _ in 0..100 {
+            let none = HeaderMap::new();
+            let (answer, _) = connection.begin(Method::POST, "/locks/job", &none, &body).await;
+            answers.push(try_answered(answer));
+        }
+    }
+    // Newcomers get in, and their probes are answered, while all slots are taken.
+    for _ in 0..5 {
+        assert_eq!(stage.open().await.get("/livez").await.status, 200);
+    }
+    let mut refused = 0;
+    while let Ok(Some(answer)) = timeout(Duration::from_secs(3), answers.next()).await {
+        answer.expect("an answer").problem(503, "overloaded");
+        refused += 1;
+    }
+    let waiting = answers.len();
+    println!("1,200 requests, {LIMIT} slots: {waiting} wait, {refused} are refused");
+    assert!(waiting <= LIMIT && waiting > LIMIT * 9 / 10, "{waiting}");
+    assert_eq!(stage.metric("redlock_waiters").await, waiting as f64);
+    assert_eq!(stage.client.get(stage.address(), "/livez").await, Ok(200), "probes are served");
+    drop((answers, connections));
+    eventually("the slots are free again", async || {
+        (stage.metric("redlock_connections").await < 4.0).then_some(())
+    })
+    .await;
+    eventually("a newcomer is served", async || {
+        let answer = stage.open().await.post("/locks/other", &json!({})).await;
+        (answer.status == 201).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_the_protocol_is_closed() {
+    let stage = Stage::start().await;
+    let bystander = Bystander::begin(&stage).await;
+    let head = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &get("/livez"));
+    for (name, bytes) in [
+        ("an even stream", head(2)),
+        ("a stream that goes back", [head(5), head(3)].concat()),
+        ("DATA without a head", frame(DATA, 0, 1, b"x")),
+        ("CONTINUATION without a head", frame(CONTINUATION, END_HEADERS, 1, &[])),
+        ("PING of a wrong length", frame(PING, 0, 0, b"x")),
+        ("a frame that is too large", frame(DATA, 0, 1, &[0; 17_000])),
+        ("a window beyond the limit", frame(WINDOW_UPDATE, 0, 0, &[0x7f, 255, 255, 255])),
+        ("a broken header block", frame(HEADERS, END_HEADERS, 1, &[0xff; 20])),
+        ("PUSH_PROMISE", frame(5, END_HEADERS, 1, &[0, 0, 0, 2])),
+    ] {
+        let mut frames = Frames::open(&stage.client, stage.address(), &[]).await;
+        frames.write(&bytes).await.expect("sent");
+        let code = frames.goaway().await;
+        println!("{name}: closed with {code:?}");
+        assert!(code.is_some_and(|code| code != 0), "{name}: {code:?}");
+    }
+    bystander.end(&stage, "broken protocol").await;
+}
