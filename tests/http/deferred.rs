@@ -522,6 +522,73 @@ async fn deferred_requests_leave_waiting_slots_to_others() {
 }
 
 #[tokio::test]
+async fn a_repetition_does_not_supersede_a_newer_request() {
+    let gateway = Launch::embedded().start().await;
+    let lease = gateway.acquire("a").await;
+    let newest = json!({ "queue": "newest" });
+    let first = path_of(&deferred(&gateway, "a", &key_of(1), newest.clone()).await);
+    let second = path_of(&deferred(&gateway, "a", &key_of(2), newest.clone()).await);
+    let status = is_state(&gateway, &first, "refused").await;
+    assert_eq!(status["problem"]["code"], "superseded", "{status}");
+    let again = deferred(&gateway, "a", &key_of(1), newest).await;
+    again.problem(409, "superseded");
+    assert_eq!(state(&gateway, &second).await["state"], "waiting");
+    freed(&gateway, "a", &lease).await;
+    is_state(&gateway, &second, "ready").await;
+}
+
+#[tokio::test]
+async fn a_release_by_the_key_cancels_the_request() {
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let gateway = with_callbacks(Launch::embedded(), &secret, &[&receiver]).start().await;
+    receiver.answer(503);
+    let by_key = async |name: &str, key: &str| {
+        gateway.call(Method::DELETE, lock_path(name)).header("idempotency-key", key).send().await
+    };
+    let body = json!({ "callback_url": receiver.url() });
+    let ready = path_of(&deferred(&gateway, "a", &key_of(1), body).await);
+    receiver.next().await.verified();
+    assert_eq!(by_key("a", &key_of(1)).await.status, 204);
+    assert_eq!(state(&gateway, &ready).await["state"], "cancelled");
+    let lease = gateway.acquire("a").await;
+    let waiting = path_of(&deferred(&gateway, "a", &key_of(2), json!({})).await);
+    by_key("a", &key_of(2)).await;
+    assert_eq!(state(&gateway, &waiting).await["state"], "cancelled");
+    waiting_is(&gateway, 0, 0).await;
+    freed(&gateway, "a", &lease).await;
+}
+
+#[tokio::test]
+async fn after_a_forced_release_a_repetition_waits_again() {
+    let gateway = Launch::embedded().start().await;
+    let ready = path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await);
+    is_state(&gateway, &ready, "ready").await;
+    let forced = gateway.call(Method::DELETE, "/locks/a?force=true").send().await;
+    assert_eq!(forced.status, 204, "{forced:?}");
+    let lease = gateway.acquire("a").await;
+    let again = deferred(&gateway, "a", &key_of(1), json!({})).await;
+    assert_eq!((again.status, &again.json()["state"]), (202, &json!("waiting")), "{again:?}");
+    freed(&gateway, "a", &lease).await;
+    is_state(&gateway, &path_of(&again), "ready").await;
+}
+
+#[tokio::test]
+async fn two_gateways_announce_one_grant_with_one_id() {
+    let servers = masters(3);
+    let (mut receiver, secret) = (Receiver::start().await, secret_file());
+    let launch = || with_callbacks(Launch::over(&servers), &secret, &[&receiver]);
+    let (one, other) = (launch().ready().await, launch().ready().await);
+    let lease = one.acquire("a").await;
+    let body = json!({ "callback_url": receiver.url() });
+    for gateway in [&one, &other] {
+        path_of(&deferred(gateway, "a", &key_of(1), body.clone()).await);
+    }
+    freed(&one, "a", &lease).await;
+    let (first, second) = (receiver.next().await, receiver.next().await);
+    assert_eq!(first.header("webhook-id"), second.header("webhook-id"));
+}
+
+#[tokio::test]
 async fn a_drain_ends_deferred_requests() {
     let mut gateway = Launch::embedded().flag("--drain-delay", "0s").start().await;
     let _held = gateway.acquire("a").await;

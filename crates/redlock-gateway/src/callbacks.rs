@@ -23,7 +23,7 @@ use redlock_api::headers::{WEBHOOK_ID, WEBHOOK_SIGNATURE, WEBHOOK_TIMESTAMP};
 use reqwest::redirect::Policy;
 use reqwest::{Client as HttpClient, Url};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use self::address::CheckedResolver;
 pub use self::address::Forbidden;
@@ -86,6 +86,9 @@ pub enum CallbackError {
     /// The callback was not sent.
     #[error("too many callbacks were under way")]
     Busy,
+    /// The callback was not sent.
+    #[error("there is nothing to announce any more")]
+    NotNeeded,
 }
 
 /// Why callbacks cannot be set up.
@@ -186,9 +189,10 @@ impl Callbacks {
         Ok(CallbackUrl(url))
     }
 
-    /// Sends a callback once. It waits while too many are under way, of all clients or of this one.
-    /// `id` is the same for all attempts, so a receiver notices repetitions. `body` is called when
-    /// the callback is sent. The whole attempt takes at most `limit`.
+    /// Sends a callback once. It waits while too many are under way, of all clients or of this one,
+    /// for up to half of `limit`. Then it takes at most `limit`. `id` is the same for all attempts, so
+    /// a receiver notices repetitions. `body` is called when the callback is sent, and returns `None`
+    /// if there is nothing to announce any more.
     ///
     /// # Errors
     /// The receiver did not confirm it.
@@ -197,16 +201,15 @@ impl Callbacks {
         client: &Client,
         CallbackUrl(url): &CallbackUrl,
         id: &str,
-        body: impl Fn() -> String,
+        body: impl Fn() -> Option<String>,
         limit: Duration,
     ) -> Result<(), CallbackError> {
-        let deadline = Instant::now() + limit;
         let permits = async {
             let of_client = client.callbacks.begin(MAX_RUNNING_OF_CLIENT).await;
             (of_client, self.running.acquire().await)
         };
-        let _permits = timeout_at(deadline, permits).await.map_err(|_| CallbackError::Busy)?;
-        let body = body();
+        let _permits = timeout(limit / 2, permits).await.map_err(|_| CallbackError::Busy)?;
+        let body = body().ok_or(CallbackError::NotNeeded)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let signatures = self.secrets.load().sign(id, now, &body);
         let request = self
@@ -217,7 +220,7 @@ impl Callbacks {
             .header(WEBHOOK_TIMESTAMP.clone(), now)
             .header(WEBHOOK_SIGNATURE.clone(), signatures)
             .body(body);
-        let answer = timeout_at(deadline, request.send()).await;
+        let answer = timeout(limit, request.send()).await;
         let answer = answer.map_err(|_| CallbackError::TimedOut)?.map_err(|error| {
             // Without the URL, which may have a secret in its path.
             CallbackError::Unreachable(causes(&error.without_url()))

@@ -71,7 +71,7 @@ pub struct Gateway {
 }
 
 /// An acquire with checked arguments.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct AcquireRequest {
     pub target: Target,
     pub ttl: Ttl,
@@ -526,6 +526,7 @@ impl Gateway {
         let terms = self.memory.terms(&self.locks);
         let release = self.within_share(client.begin_release(&names, terms))?;
         let owner = tokens::owner_of_key(&self.cluster, target, principal, idempotency_key);
+        self.deferred.cancel(&owner);
         let released = match target {
             Target::Slots(_, slots) => {
                 // Boxed, because an unboxed future would make the future of every request larger.

@@ -47,7 +47,7 @@ async fn send_within(
     url: &CallbackUrl,
     limit: Duration,
 ) -> Result<(), CallbackError> {
-    callbacks.send(&Client::default(), url, "msg_1", || "{}".into(), limit).await
+    callbacks.send(&Client::default(), url, "msg_1", || Some("{}".into()), limit).await
 }
 
 /// Answers the first request on a listener.
@@ -215,7 +215,8 @@ async fn one_client_has_sixteen_callbacks_under_way() {
     let url = callbacks.check(&format!("{origin}/")).unwrap();
     let client = Client::default();
     let limit = Duration::from_millis(500);
-    let sends = (0..20).map(|_| callbacks.send(&client, &url, "msg_1", || "{}".into(), limit));
+    let sends =
+        (0..20).map(|_| callbacks.send(&client, &url, "msg_1", || Some("{}".into()), limit));
     let sent = futures_util::future::join_all(sends).await;
     let count = |error: CallbackError| sent.iter().filter(|it| **it == Err(error.clone())).count();
     assert_eq!((count(CallbackError::TimedOut), count(CallbackError::Busy)), (16, 4), "{sent:?}");
@@ -244,8 +245,9 @@ async fn lookups_that_hang_keep_a_bounded_number_of_threads() {
     let url = callbacks.check("http://hooks.test/").unwrap();
     let clients: Vec<_> = (0..40).map(|_| Client::default()).collect();
     let limit = Duration::from_millis(300);
-    let sends =
-        clients.iter().map(|client| callbacks.send(client, &url, "msg_1", || "{}".into(), limit));
+    let sends = clients
+        .iter()
+        .map(|client| callbacks.send(client, &url, "msg_1", || Some("{}".into()), limit));
     let sent = futures_util::future::join_all(sends).await;
     assert!(sent.iter().all(Result::is_err), "{sent:?}");
     assert_eq!(begun.load(Ordering::SeqCst), 16);

@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use redlock_core::Ttl;
+use redlock_core::{LockError, Owner, Ttl};
 use tokio::sync::Notify;
 use tokio::time::{Instant as TokioInstant, sleep_until};
 
 use super::requests::{
     CallbackOutcome, DeferredEnd, DeferredRequest, DeferredStage, GrantNotifier, RequestId,
 };
-use super::tokens::{self, Target};
+use super::tokens;
 use super::{AcquireRequest, Gateway, GrantGuard, LeaseView, Refusal};
-use crate::callbacks::CallbackUrl;
+use crate::callbacks::{CallbackError, CallbackUrl};
 use crate::config::Limits;
 use crate::overload::in_flight::InFlight;
 
@@ -25,22 +25,44 @@ const ATTEMPTS: [f64; 3] = [0.0, 0.3, 0.6];
 /// begins.
 const ATTEMPT_TIME: f64 = 0.25;
 
+/// How long a repetition of a superseded request is answered like that request, as in the queue.
+const SUPERSEDED_FOR: Duration = Duration::from_secs(10);
+
 /// The TTL of a deferred grant.
 pub fn accept_window(limits: &Limits) -> Ttl {
     Ttl::from_duration(ACCEPT_WINDOW).unwrap_or(Ttl::MIN).min(limits.max_ttl)
 }
 
 impl Gateway {
-    /// Whether an earlier deferred request with this key holds the lock ready.
-    pub fn is_ready_for(
+    /// Claims the lock that an earlier deferred request with this key holds ready. `None` if there is
+    /// no such request, or somebody took the lock from it.
+    ///
+    /// # Errors
+    /// As [`Gateway::acquire`].
+    pub async fn claim_deferred(
         &self,
-        target: &Target,
-        principal: Option<&str>,
-        idempotency_key: &str,
-    ) -> bool {
-        let owner = tokens::owner_of_key(&self.cluster, target, principal, idempotency_key);
-        let open = self.deferred.find_open(&owner);
-        open.is_some_and(|request| matches!(request.stage(), DeferredStage::Ready(_)))
+        request: &AcquireRequest,
+        in_flight: &mut InFlight,
+        gone: impl Future<Output = ()>,
+    ) -> Result<Option<(LeaseView, GrantGuard)>, Refusal> {
+        let open = self.deferred.find_open(&self.owner_of(request));
+        let is_ready =
+            |open: &Arc<DeferredRequest<_>>| matches!(open.stage(), DeferredStage::Ready(_));
+        let Some(ready) = open.filter(is_ready) else { return Ok(None) };
+        let claim = AcquireRequest { wait: None, ..request.clone() };
+        match self.acquire(claim, in_flight, gone).await {
+            Err(Refusal::Lock(LockError::Held(_))) => {
+                ready.end(DeferredEnd::Expired);
+                Ok(None)
+            }
+            result => result.map(Some),
+        }
+    }
+
+    fn owner_of(&self, request: &AcquireRequest) -> Owner {
+        let AcquireRequest { target, principal, idempotency_key, .. } = request;
+        let key = idempotency_key.as_deref().unwrap_or_default();
+        tokens::owner_of_key(&self.cluster, target, principal.as_deref(), key)
     }
 
     /// Begins a request that is answered before it is granted, or finds the one with the same key.
@@ -55,9 +77,15 @@ impl Gateway {
         callback: Option<CallbackUrl>,
         notifier: impl GrantNotifier<Refusal> + 'static,
     ) -> Result<Arc<DeferredRequest<Refusal>>, Refusal> {
-        let key = request.idempotency_key.as_deref().unwrap_or_default();
+        let owner = self.owner_of(&request);
+        if let Some(known) = self.deferred.find(&RequestId::of(&owner))
+            && let DeferredStage::Ended(DeferredEnd::Refused(refusal)) = known.stage()
+            && matches!(*refusal, Refusal::Lock(LockError::Superseded))
+            && known.ended_at().is_some_and(|at| at.elapsed() < SUPERSEDED_FOR)
+        {
+            return Err(Refusal::clone(&refusal));
+        }
         let principal = request.principal.clone();
-        let owner = tokens::owner_of_key(&self.cluster, &request.target, principal.as_deref(), key);
         let limits = (self.wait_share.waiters, self.wait_share.deferred);
         let who = (principal, &request.client);
         let (deferred, is_new) = self.deferred.add(owner, request.target.clone(), who, limits)?;
@@ -129,7 +157,12 @@ impl DeferredTask {
             }
         };
         match result {
-            Err(refusal) => deferred.end(DeferredEnd::Refused(Arc::new(refusal))),
+            Err(refusal) => {
+                // Without a wait, the refusal is the answer to the client, unless the request ended
+                // before.
+                self.client_knows_id |= !deferred.is_open();
+                deferred.end(DeferredEnd::Refused(Arc::new(refusal)));
+            }
             Ok((view, guard)) => {
                 self.client_knows_id = true;
                 self.hold(&view, guard).await;
@@ -145,7 +178,9 @@ impl DeferredTask {
             // The guard releases the grant.
             return self.deferred.end(DeferredEnd::Revoked);
         }
-        self.deferred.advance(DeferredStage::Ready(ends));
+        if !self.deferred.advance(DeferredStage::Ready(ends)) {
+            return self.give_back(guard);
+        }
         let window = async {
             tokio::select! {
                 // After a claim, this undo leaves the grant in place.
@@ -158,7 +193,7 @@ impl DeferredTask {
             }
         };
         // A claim does not cut a callback that is under way.
-        tokio::join!(window, self.call_back(granted, begins, ends));
+        tokio::join!(window, self.call_back(view, granted, begins, ends));
     }
 
     /// Undoes the grant of a request that ended early. A claimed grant stays.
@@ -173,18 +208,27 @@ impl DeferredTask {
     }
 
     /// Calls the client until a callback is delivered, or all attempts have failed.
-    async fn call_back(&self, granted: SystemTime, begins: Instant, ends: Instant) {
+    async fn call_back(
+        &self,
+        view: &LeaseView,
+        granted: SystemTime,
+        begins: Instant,
+        ends: Instant,
+    ) {
         let (Some(url), Some(callbacks)) = (&self.callback, &self.gateway.callbacks) else {
             return;
         };
         let window = ends.saturating_duration_since(begins);
-        let id = format!("msg_{:032x}", fastrand::u128(..));
+        // Two gateways may announce the same grant. The receiver sees the same id.
+        let id = format!("msg_{}_{}", self.deferred.id, view.token.fencing());
         let body = || {
             let left = ends.saturating_duration_since(Instant::now());
-            self.notifier.message(self.deferred.id, granted, left)
+            let message = || self.notifier.message(self.deferred.id, granted, left);
+            self.deferred.is_open().then(message)
         };
         for at in ATTEMPTS {
             tokio::select! {
+                biased;
                 () = self.deferred.has_ended() => return,
                 () = sleep_until(TokioInstant::from_std(begins + window.mul_f64(at))) => {}
             }
@@ -196,6 +240,9 @@ impl DeferredTask {
             }
             let limit = window.mul_f64(ATTEMPT_TIME);
             let result = callbacks.send(&self.deferred.client, url, &id, body, limit).await;
+            if result == Err(CallbackError::NotNeeded) {
+                return;
+            }
             self.gateway.telemetry.callback(result.is_ok());
             self.notifier.callback_ended(&result);
             match result {
@@ -210,7 +257,8 @@ impl Drop for DeferredTask {
     fn drop(&mut self) {
         // Without an end, the task was stopped by a panic.
         self.deferred.end(DeferredEnd::Cancelled);
-        if let DeferredStage::Ended(end) = self.deferred.stage() {
+        // A refusal that answered the client has a record already.
+        if let (DeferredStage::Ended(end), true) = (self.deferred.stage(), self.client_knows_id) {
             self.notifier.ended(&end);
         }
         self.gateway.deferred.ended(&self.deferred, self.client_knows_id);

@@ -19,7 +19,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
@@ -44,7 +44,7 @@ pub struct RequestId([u8; 16]);
 
 impl RequestId {
     /// The owner is a part of the token, so the id must not show it.
-    fn of(owner: &Owner) -> Self {
+    pub(super) fn of(owner: &Owner) -> Self {
         Self(owner.public_id())
     }
 
@@ -123,6 +123,7 @@ pub struct DeferredRequest<R> {
     pub(super) client: Arc<Client>,
     stage: watch::Sender<DeferredStage<R>>,
     callback: Mutex<Option<CallbackOutcome>>,
+    ended_at: OnceLock<Instant>,
     /// Counts the request, for its client and for all, until it ends.
     permits: Mutex<Option<[Permit; 2]>>,
 }
@@ -140,17 +141,23 @@ impl<R> DeferredRequest<R> {
         *self.callback.lock()
     }
 
+    /// When the request ended.
+    pub(super) fn ended_at(&self) -> Option<Instant> {
+        self.ended_at.get().copied()
+    }
+
     pub(super) fn called(&self, outcome: CallbackOutcome) {
         *self.callback.lock() = Some(outcome);
     }
 
-    fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         !matches!(*self.stage.borrow(), DeferredStage::Ended(_))
     }
 
     /// Ends the request, unless it has ended.
     pub(super) fn end(&self, end: DeferredEnd<R>) {
         if self.advance(DeferredStage::Ended(end)) {
+            self.ended_at.get_or_init(Instant::now);
             self.permits.lock().take();
         }
     }
@@ -301,6 +308,7 @@ impl<R> DeferredRequests<R> {
             client: client.clone(),
             stage: watch::Sender::new(DeferredStage::Begun),
             callback: Mutex::default(),
+            ended_at: OnceLock::new(),
             permits: Mutex::new(Some([of_client, of_all])),
         });
         table.requests.insert(id, new.clone());
@@ -320,6 +328,11 @@ impl<R> DeferredRequests<R> {
     /// Notes that the client with this owner has the lock.
     pub(super) fn claimed(&self, owner: &Owner) {
         self.find_open(owner).into_iter().for_each(|request| request.end(DeferredEnd::Claimed));
+    }
+
+    /// Cancels the request of this owner.
+    pub(super) fn cancel(&self, owner: &Owner) {
+        self.find_open(owner).into_iter().for_each(|request| request.end(DeferredEnd::Cancelled));
     }
 
     pub(super) fn upkeep(&self) {

@@ -116,18 +116,14 @@ async fn acquire_later(
     let mut in_flight = access.enter(RequestClass::Other).await?;
     let names = std::slice::from_ref(name);
     let callback = requests::checked_callback(access, &head, body.callback_url.as_ref(), names)?;
-    let (mut request, asked) = Asked::read(lock, &head, body, started)?;
+    let (request, asked) = Asked::read(lock, &head, body, started)?;
     asked.charge(access).await?;
-    if !requests::is_claim(access, &request) {
-        return requests::begin(access, request, in_flight, callback, |refusal| {
-            lock.refused(refusal)
-        })
-        .await;
+    let refused = |refusal| lock.refused(refusal);
+    let claim = access.gateway().claim_deferred(&request, &mut in_flight, head.client_gone());
+    match claim.await.map_err(refused)? {
+        Some((view, guard)) => granted(lock, asked, &view, guard),
+        None => requests::begin(access, request, in_flight, callback, refused).await,
     }
-    request.wait = None;
-    let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
-    let (view, guard) = acquired.map_err(|refusal| lock.refused(refusal))?;
-    granted(lock, asked, &view, guard)
 }
 
 /// The answer with a grant.

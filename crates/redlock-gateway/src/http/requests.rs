@@ -57,14 +57,6 @@ pub(super) fn checked_callback(
     url.map(Some).map_err(|error| INVALID_CALLBACK.because(format!("callback_url: {error}")))
 }
 
-/// Whether an earlier deferred request with this key holds the lock ready. Then the request claims
-/// that lock.
-pub(super) fn is_claim(access: &Access, request: &AcquireRequest) -> bool {
-    let AcquireRequest { target, principal, idempotency_key, .. } = request;
-    let key = idempotency_key.as_deref().unwrap_or_default();
-    access.gateway().is_ready_for(target, principal.as_deref(), key)
-}
-
 /// Answers a deferred request when it waits, or is ready.
 pub(super) async fn begin(
     access: &Access,
@@ -132,10 +124,12 @@ pub(super) async fn cancel(
     let deferred = found(&access, id)?;
     access.note(|entry| {
         entry.what = Some("cancel");
-        entry.lock = Some(names(&deferred.target).join(" "));
         entry.changes = true;
     });
-    access.check_record(Verb::Release)?;
+    sets::note(&access, deferred.target.locks());
+    let result = access.check_record(Verb::Release);
+    sets::ended(&access, &result, StatusCode::NO_CONTENT);
+    result?;
     access.gateway().cancel(&deferred);
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -268,7 +262,7 @@ impl GrantNotifier<Refusal> for Notifier {
             Ok(()) => ("delivered", None),
             Err(CallbackError::Status(status)) => ("refused", Some(*status)),
             Err(CallbackError::Unreachable(_) | CallbackError::TimedOut) => ("unreachable", None),
-            Err(CallbackError::Busy) => ("not_sent", None),
+            Err(CallbackError::Busy | CallbackError::NotNeeded) => ("not_sent", None),
         };
         self.record("callback", outcome, status);
     }

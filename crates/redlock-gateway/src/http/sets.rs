@@ -106,7 +106,7 @@ async fn acquire(
     let (wait, applied) = head.wait(&body, &limits)?;
     let metadata = metadata(body, access.caller().principal())?;
     access.note(|entry| entry.owner.clone_from(&metadata.owner));
-    let mut request = AcquireRequest {
+    let request = AcquireRequest {
         target: Target::Set(set.clone()),
         ttl,
         info: stored(&metadata)?,
@@ -122,15 +122,23 @@ async fn acquire(
         priority,
         queue: QueueMode::default(),
     };
+    let gateway = access.gateway();
+    let mut claimed = None;
     if head.is_deferred {
-        if !requests::is_claim(access, &request) {
+        let claim = gateway.claim_deferred(&request, &mut in_flight, head.client_gone());
+        claimed = Box::pin(claim).await.map_err(|refusal| refused(access, set, refusal))?;
+        if claimed.is_none() {
             let refused = |refusal| refused(access, set, refusal);
             return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
         }
-        request.wait = None;
     }
-    let acquired = access.gateway().acquire(request, &mut in_flight, head.client_gone()).await;
-    let (view, guard) = acquired.map_err(|refusal| refused(access, set, refusal))?;
+    let (view, guard) = match claimed {
+        Some(claimed) => claimed,
+        None => {
+            let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
+            acquired.map_err(|refusal| refused(access, set, refusal))?
+        }
+    };
     // If the caller may no longer acquire these locks, the guard is dropped and releases them.
     check_again(access, Verb::Acquire, set.names())?;
 
@@ -141,7 +149,7 @@ async fn acquire(
 }
 
 /// Notes the outcome of the whole request in the audit entry of each lock that has none yet.
-fn ended<T>(access: &Access, result: &Result<T, ApiError>, success: StatusCode) {
+pub(super) fn ended<T>(access: &Access, result: &Result<T, ApiError>, success: StatusCode) {
     let end = match result {
         Ok(_) => (success.as_u16(), None),
         Err(error) => (error.status().as_u16(), Some(error.code().as_str())),
@@ -183,7 +191,7 @@ fn checked(name: &str) -> Result<LockName, ApiError> {
 }
 
 /// Notes the locks in the audit entry, as parts of the request.
-fn note(access: &Access, names: &[LockName]) {
+pub(super) fn note(access: &Access, names: &[LockName]) {
     access.note(|entry| {
         entry.changes = true;
         let part =
