@@ -277,7 +277,7 @@ func (e ProblemCode) Valid() bool {
 
 // AcquireBody What to acquire. Every field may be omitted; unknown fields are refused.
 type AcquireBody struct {
-	// CallbackURL With `Prefer: respond-async`: where the gateway announces that the lock is yours. Needs a key
+	// CallbackURL With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready. Needs a key
 	// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
 	CallbackURL *string `json:"callback_url,omitempty"`
 
@@ -332,8 +332,8 @@ type AcquireBodyQueue string
 // AcquireSetBody Which locks to acquire together. Every field but `names` may be omitted; unknown fields are
 // refused.
 type AcquireSetBody struct {
-	// CallbackURL With `Prefer: respond-async`: where the gateway announces that the locks are yours. Needs a key
-	// with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+	// CallbackURL With `Prefer: respond-async`: the URL that the gateway calls when the locks are ready. Needs a
+	// key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
 	CallbackURL *string `json:"callback_url,omitempty"`
 
 	// HoldAtLeastMs As for a single lock, for each of the locks.
@@ -712,10 +712,10 @@ type ReleaseSetResults struct {
 	Results []ReleaseResult `json:"results"`
 }
 
-// RequestStatus The fate of a request to acquire that was answered 202.
+// RequestStatus The state of a deferred request, which was answered 202.
 type RequestStatus struct {
-	// Callback Whether the callback has been received. Absent without `callback_url`, and before the first
-	// attempt has ended: `delivered`, `failed`.
+	// Callback `delivered`, or `failed` if no attempt has succeeded so far. Absent without `callback_url`,
+	// and until the first attempt ends.
 	Callback *string `json:"callback,omitempty"`
 
 	// ClaimWithinMs While `ready`: how long the lock may still be claimed, in milliseconds.
@@ -727,8 +727,8 @@ type RequestStatus struct {
 	// Names The lock, or all locks of the set.
 	Names []string `json:"names"`
 
-	// Position While `waiting`: the place in this gateway's queue; 1 is served next. Absent for a moment when
-	// the request begins, or changes from one lock of its set to another.
+	// Position While `waiting`: the place in this gateway's queue; 1 is served next. May be absent while the
+	// request starts, or moves to the next lock of its set.
 	Position *int64 `json:"position,omitempty"`
 
 	// Problem Why the request was refused.
@@ -1149,10 +1149,11 @@ type ClientInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1183,10 +1184,11 @@ type ClientInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1216,7 +1218,7 @@ type ClientInterface interface {
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// CancelRequest Give up a deferred request
+	// CancelRequest Cancel a deferred request
 	//
 	// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
 	// claimed lock stays: release it with its token.
@@ -1224,13 +1226,13 @@ type ClientInterface interface {
 	// Corresponds with DELETE /requests/{id} (the `CancelRequest` operationId).
 	CancelRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// GetRequest Follow a deferred request
+	// GetRequest Show a deferred request
 	//
-	// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-	// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-	// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-	// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-	// forgets them when it restarts; repeating the `POST` is always safe.
+	// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+	// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+	// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+	// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+	// requests, and forgets them when it restarts; repeating the `POST` is always safe.
 	//
 	// Corresponds with GET /requests/{id} (the `GetRequest` operationId).
 	GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -1534,10 +1536,11 @@ func (c *Client) ExtendLock(ctx context.Context, name string, params *ExtendLock
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1578,10 +1581,11 @@ func (c *Client) AcquireLockWithBody(ctx context.Context, name string, params *A
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -1641,7 +1645,7 @@ func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn
 	return c.Client.Do(req)
 }
 
-// CancelRequest Give up a deferred request
+// CancelRequest Cancel a deferred request
 //
 // The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
 // claimed lock stays: release it with its token.
@@ -1659,13 +1663,13 @@ func (c *Client) CancelRequest(ctx context.Context, id string, reqEditors ...Req
 	return c.Client.Do(req)
 }
 
-// GetRequest Follow a deferred request
+// GetRequest Show a deferred request
 //
-// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-// forgets them when it restarts; repeating the `POST` is always safe.
+// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+// requests, and forgets them when it restarts; repeating the `POST` is always safe.
 //
 // Corresponds with GET /requests/{id} (the `GetRequest` operationId).
 func (c *Client) GetRequest(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -2671,10 +2675,11 @@ type ClientWithResponsesInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -2705,10 +2710,11 @@ type ClientWithResponsesInterface interface {
 	// With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 	// lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 	//
-	// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-	// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-	// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-	// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+	// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+	// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+	// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+	// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+	// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 	//
 	// With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 	// `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -2742,7 +2748,7 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadinessWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetReadinessResponse, error)
 
-	// CancelRequestWithResponse Give up a deferred request
+	// CancelRequestWithResponse Cancel a deferred request
 	//
 	// The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
 	// claimed lock stays: release it with its token.
@@ -2752,13 +2758,13 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with DELETE /requests/{id} (the `CancelRequest` operationId).
 	CancelRequestWithResponse(ctx context.Context, id string, reqEditors ...RequestEditorFn) (*CancelRequestResponse, error)
 
-	// GetRequestWithResponse Follow a deferred request
+	// GetRequestWithResponse Show a deferred request
 	//
-	// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-	// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-	// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-	// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-	// forgets them when it restarts; repeating the `POST` is always safe.
+	// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+	// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+	// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+	// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+	// requests, and forgets them when it restarts; repeating the `POST` is always safe.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -4164,6 +4170,11 @@ type CancelRequestResponse429Headers struct {
 	RetryAfter *int32
 }
 
+// CancelRequestResponse503Headers the declared response headers of an HTTP 503 response for CancelRequest
+type CancelRequestResponse503Headers struct {
+	RetryAfter *int32
+}
+
 type CancelRequestResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -4181,12 +4192,16 @@ type CancelRequestResponse struct {
 	ApplicationProblemJSON429 *Problem
 	// ApplicationProblemJSON500 the response for an HTTP 500 `application/problem+json` response
 	ApplicationProblemJSON500 *Problem
+	// ApplicationProblemJSON503 the response for an HTTP 503 `application/problem+json` response
+	ApplicationProblemJSON503 *Problem
 	// Headers401 the parsed response headers for an HTTP 401 response
 	Headers401 *CancelRequestResponse401Headers
 	// Headers403 the parsed response headers for an HTTP 403 response
 	Headers403 *CancelRequestResponse403Headers
 	// Headers429 the parsed response headers for an HTTP 429 response
 	Headers429 *CancelRequestResponse429Headers
+	// Headers503 the parsed response headers for an HTTP 503 response
+	Headers503 *CancelRequestResponse503Headers
 }
 
 // GetApplicationProblemJSON400 returns the response for an HTTP 400 `application/problem+json` response
@@ -4222,6 +4237,11 @@ func (r CancelRequestResponse) GetApplicationProblemJSON429() *Problem {
 // GetApplicationProblemJSON500 returns the response for an HTTP 500 `application/problem+json` response
 func (r CancelRequestResponse) GetApplicationProblemJSON500() *Problem {
 	return r.ApplicationProblemJSON500
+}
+
+// GetApplicationProblemJSON503 returns the response for an HTTP 503 `application/problem+json` response
+func (r CancelRequestResponse) GetApplicationProblemJSON503() *Problem {
+	return r.ApplicationProblemJSON503
 }
 
 // GetBody returns the raw response body bytes
@@ -4626,10 +4646,11 @@ func (c *ClientWithResponses) ExtendLockWithResponse(ctx context.Context, name s
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -4666,10 +4687,11 @@ func (c *ClientWithResponses) AcquireLockWithBodyWithResponse(ctx context.Contex
 // With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
 // lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 //
-// With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-// waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-// gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-// lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+// With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+// waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+// keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+// `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+// `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 //
 // With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
 // `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -4721,7 +4743,7 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 	return ParseGetReadinessResponse(rsp)
 }
 
-// CancelRequestWithResponse Give up a deferred request
+// CancelRequestWithResponse Cancel a deferred request
 //
 // The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
 // claimed lock stays: release it with its token.
@@ -4737,13 +4759,13 @@ func (c *ClientWithResponses) CancelRequestWithResponse(ctx context.Context, id 
 	return ParseCancelRequestResponse(rsp)
 }
 
-// GetRequestWithResponse Follow a deferred request
+// GetRequestWithResponse Show a deferred request
 //
-// What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-// this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-// `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-// minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-// forgets them when it restarts; repeating the `POST` is always safe.
+// Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+// place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+// `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+// minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+// requests, and forgets them when it restarts; repeating the `POST` is always safe.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -6232,6 +6254,13 @@ func ParseCancelRequestResponse(rsp *http.Response) (*CancelRequestResponse, err
 		}
 		response.ApplicationProblemJSON500 = &dest
 
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 503:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSON503 = &dest
+
 	}
 
 	switch {
@@ -6265,6 +6294,16 @@ func ParseCancelRequestResponse(rsp *http.Response) (*CancelRequestResponse, err
 			headers.RetryAfter = &value
 		}
 		response.Headers429 = &headers
+	case rsp.StatusCode == 503:
+		var headers CancelRequestResponse503Headers
+		if values := rsp.Header.Values("Retry-After"); len(values) > 0 {
+			var value int32
+			if err := runtime.BindStyledParameterWithOptions("simple", "Retry-After", values[0], &value, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			}
+			headers.RetryAfter = &value
+		}
+		response.Headers503 = &headers
 	}
 
 	return response, nil

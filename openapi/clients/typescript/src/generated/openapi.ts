@@ -42,10 +42,11 @@ export interface paths {
          *     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
          *     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
          *
-         *     With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-         *     waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-         *     gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-         *     lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+         *     With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+         *     waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+         *     keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+         *     `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+         *     `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
          *
          *     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
          *     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -150,18 +151,18 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Follow a deferred request
-         * @description What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-         *     this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-         *     `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-         *     minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-         *     forgets them when it restarts; repeating the `POST` is always safe.
+         * Show a deferred request
+         * @description Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+         *     place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+         *     `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+         *     minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+         *     requests, and forgets them when it restarts; repeating the `POST` is always safe.
          */
         get: operations["getRequest"];
         put?: never;
         post?: never;
         /**
-         * Give up a deferred request
+         * Cancel a deferred request
          * @description The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
          *     claimed lock stays: release it with its token.
          */
@@ -267,7 +268,7 @@ export interface components {
          */
         AcquireBody: {
             /**
-             * @description With `Prefer: respond-async`: where the gateway announces that the lock is yours. Needs a key
+             * @description With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready. Needs a key
              *     with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
              * @example https://hooks.example.com/locks
              */
@@ -355,8 +356,8 @@ export interface components {
          */
         AcquireSetBody: {
             /**
-             * @description With `Prefer: respond-async`: where the gateway announces that the locks are yours. Needs a key
-             *     with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
+             * @description With `Prefer: respond-async`: the URL that the gateway calls when the locks are ready. Needs a
+             *     key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes.
              * @example https://hooks.example.com/locks
              */
             callback_url?: string;
@@ -1011,7 +1012,7 @@ export interface components {
             results: components["schemas"]["ReleaseResult"][];
         };
         /**
-         * @description The fate of a request to acquire that was answered 202.
+         * @description The state of a deferred request, which was answered 202.
          * @example {
          *       "id": "3f0c9a51b7e24d68a1c5e0b9d2f47a86",
          *       "state": "waiting",
@@ -1023,8 +1024,8 @@ export interface components {
          */
         RequestStatus: {
             /**
-             * @description Whether the callback has been received. Absent without `callback_url`, and before the first
-             *     attempt has ended: `delivered`, `failed`.
+             * @description `delivered`, or `failed` if no attempt has succeeded so far. Absent without `callback_url`,
+             *     and until the first attempt ends.
              */
             callback?: string;
             /**
@@ -1038,8 +1039,8 @@ export interface components {
             names: string[];
             /**
              * Format: int64
-             * @description While `waiting`: the place in this gateway's queue; 1 is served next. Absent for a moment when
-             *     the request begins, or changes from one lock of its set to another.
+             * @description While `waiting`: the place in this gateway's queue; 1 is served next. May be absent while the
+             *     request starts, or moves to the next lock of its set.
              */
             position?: number;
             /** @description Why the request was refused. */
@@ -2328,7 +2329,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description Given up, or ended already */
+            /** @description Cancelled, or already ended */
             204: {
                 headers: {
                     [name: string]: unknown;
@@ -2398,6 +2399,17 @@ export interface operations {
             /** @description internal_error */
             500: {
                 headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description audit_unavailable */
+            503: {
+                headers: {
+                    /** @description Seconds after which a retry makes sense */
+                    "Retry-After"?: number;
                     [name: string]: unknown;
                 };
                 content: {

@@ -24,7 +24,7 @@ class AcquireBody:
         {'ttl_ms': 30000, 'owner': 'nightly-report on host-7'}
 
     Attributes:
-        callback_url (str | Unset): With `Prefer: respond-async`: where the gateway announces that the lock is yours.
+        callback_url (str | Unset): With `Prefer: respond-async`: the URL that the gateway calls when the lock is ready.
             Needs a key
             with the `callback` permission, and an origin that the operator allows. At most 2048 bytes. Example:
             https://hooks.example.com/locks.

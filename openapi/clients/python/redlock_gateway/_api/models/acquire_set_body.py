@@ -25,9 +25,9 @@ class AcquireSetBody:
 
         Attributes:
             names (list[str]): From 1 to 32 names, each of them once. The order decides nothing.
-            callback_url (str | Unset): With `Prefer: respond-async`: where the gateway announces that the locks are yours.
-                Needs a key
-                with the `callback` permission, and an origin that the operator allows. At most 2048 bytes. Example:
+            callback_url (str | Unset): With `Prefer: respond-async`: the URL that the gateway calls when the locks are
+                ready. Needs a
+                key with the `callback` permission, and an origin that the operator allows. At most 2048 bytes. Example:
                 https://hooks.example.com/locks.
             hold_at_least_ms (int | Unset): As for a single lock, for each of the locks. Example: 60000.
             metadata (AcquireSetBodyMetadata | Unset): As for a single lock. Stored beside each of the locks.

@@ -18,7 +18,7 @@ T = TypeVar("T", bound="RequestStatus")
 
 @_attrs_define
 class RequestStatus:
-    """The fate of a request to acquire that was answered 202.
+    """The state of a deferred request, which was answered 202.
 
     Example:
         {'id': '3f0c9a51b7e24d68a1c5e0b9d2f47a86', 'state': 'waiting', 'names': ['reports/nightly'], 'position': 3}
@@ -28,13 +28,13 @@ class RequestStatus:
         names (list[str]): The lock, or all locks of the set.
         state (str): `waiting`; `ready`: claim the lock now; `claimed`; `expired`: the lock was not claimed in
             time; `cancelled`; `refused`: see `problem`. Other states may be added.
-        callback (str | Unset): Whether the callback has been received. Absent without `callback_url`, and before the
-            first
-            attempt has ended: `delivered`, `failed`.
+        callback (str | Unset): `delivered`, or `failed` if no attempt has succeeded so far. Absent without
+            `callback_url`,
+            and until the first attempt ends.
         claim_within_ms (int | Unset): While `ready`: how long the lock may still be claimed, in milliseconds.
-        position (int | Unset): While `waiting`: the place in this gateway's queue; 1 is served next. Absent for a
-            moment when
-            the request begins, or changes from one lock of its set to another.
+        position (int | Unset): While `waiting`: the place in this gateway's queue; 1 is served next. May be absent
+            while the
+            request starts, or moves to the next lock of its set.
         problem (Problem | Unset): An error, as in RFC 9457. Programs use `code`. Example: {'type':
             'urn:redlock:problem:lock_held', 'title': 'The lock is held', 'status': 409, 'code': 'lock_held', 'detail':
             '"nightly-report on host-7" has held it since 2025-11-21T11:39:25.123Z; it may expire in 21400 ms; 3rd in line,

@@ -155,10 +155,11 @@ def sync_detailed(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -222,10 +223,11 @@ def sync(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -284,10 +286,11 @@ async def asyncio_detailed(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest
@@ -349,10 +352,11 @@ async def asyncio(
     With `Accept: text/event-stream` the answer is a stream of events, and the gateway extends the
     lock while the stream is open. With a `Lock-Token`, the stream continues an existing hold.
 
-    With `Prefer: respond-async` and an `Idempotency-Key`, the answer is 202 as soon as the request
-    waits or is granted; `GET /requests/{id}` shows what becomes of it. When its turn comes, the
-    gateway keeps the lock for 10 s, and sends a signed `LockReady` to `callback_url`. To claim the
-    lock, repeat the request with the same key, without `Prefer` and `callback_url`.
+    With `Prefer: respond-async` and an `Idempotency-Key`, the gateway answers 202 once the request
+    waits or is granted. `GET /requests/{id}` shows its state. When the lock is ready, the gateway
+    keeps it for 10 s (or the configured maximum of `ttl_ms`, if shorter) and sends a signed
+    `LockReady` to `callback_url`. To claim the lock, repeat the request with the same key, without
+    `Prefer` and `callback_url`. A repetition with `Prefer` claims the lock too, and is answered 201.
 
     With `slots`, a lock has that number of slots, and each slot has one holder. The request takes
     `take` of the slots, all or none. Give the same `slots` in every request for a lock: the largest

@@ -67,6 +67,11 @@ def _parse_response(
 
         return response_500
 
+    if response.status_code == 503:
+        response_503 = Problem.from_dict(response.json())
+
+        return response_503
+
     if client.raise_on_unexpected_status:
         raise errors.UnexpectedStatus(response.status_code, response.content)
     else:
@@ -89,7 +94,7 @@ def sync_detailed(
     *,
     client: AuthenticatedClient | Client,
 ) -> Response[Any | Problem]:
-    """Give up a deferred request
+    """Cancel a deferred request
 
      The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
     claimed lock stays: release it with its token.
@@ -121,7 +126,7 @@ def sync(
     *,
     client: AuthenticatedClient | Client,
 ) -> Any | Problem | None:
-    """Give up a deferred request
+    """Cancel a deferred request
 
      The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
     claimed lock stays: release it with its token.
@@ -148,7 +153,7 @@ async def asyncio_detailed(
     *,
     client: AuthenticatedClient | Client,
 ) -> Response[Any | Problem]:
-    """Give up a deferred request
+    """Cancel a deferred request
 
      The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
     claimed lock stays: release it with its token.
@@ -178,7 +183,7 @@ async def asyncio(
     *,
     client: AuthenticatedClient | Client,
 ) -> Any | Problem | None:
-    """Give up a deferred request
+    """Cancel a deferred request
 
      The request leaves the queue. If its lock is `ready` and was not claimed, the lock is released. A
     claimed lock stays: release it with its token.

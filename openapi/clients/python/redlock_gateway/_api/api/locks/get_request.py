@@ -91,13 +91,13 @@ def sync_detailed(
     *,
     client: AuthenticatedClient | Client,
 ) -> Response[Problem | RequestStatus]:
-    """Follow a deferred request
+    """Show a deferred request
 
-     What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-    this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-    minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-    forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+    requests, and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
@@ -126,13 +126,13 @@ def sync(
     *,
     client: AuthenticatedClient | Client,
 ) -> Problem | RequestStatus | None:
-    """Follow a deferred request
+    """Show a deferred request
 
-     What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-    this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-    minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-    forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+    requests, and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
@@ -156,13 +156,13 @@ async def asyncio_detailed(
     *,
     client: AuthenticatedClient | Client,
 ) -> Response[Problem | RequestStatus]:
-    """Follow a deferred request
+    """Show a deferred request
 
-     What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-    this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-    minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-    forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+    requests, and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
@@ -189,13 +189,13 @@ async def asyncio(
     *,
     client: AuthenticatedClient | Client,
 ) -> Problem | RequestStatus | None:
-    """Follow a deferred request
+    """Show a deferred request
 
-     What became of a request that was answered 202. While it is `waiting`, `position` is its place in
-    this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
-    `Idempotency-Key`, without `Prefer`, at any gateway. The end of a request is shown for about a
-    minute. Only the key that sent the request sees it. A gateway knows only its own requests, and
-    forgets them when it restarts; repeating the `POST` is always safe.
+     Shows the state of a request that was answered 202. While it is `waiting`, `position` is its
+    place in this gateway's queue. When it is `ready`, claim the lock: repeat the `POST` with the same
+    `Idempotency-Key`, without `Prefer`, at any gateway. An ended request stays visible for up to a
+    minute. With API keys, only the key that sent the request sees it. A gateway knows only its own
+    requests, and forgets them when it restarts; repeating the `POST` is always safe.
 
     Args:
         id (str):
