@@ -193,8 +193,8 @@ async fn an_invalid_origin_is_refused_at_the_start() {
         ("*", "every page"),
         ("https://*.example.com", "every page"),
         ("ops.example.com", "exact origin"),
-        ("https://ops.example.com/", "browsers send it as https://ops.example.com"),
-        ("HTTPS://ops.example.com", "browsers send it as https://ops.example.com"),
+        ("https://ops.example.com/", "write it as https://ops.example.com"),
+        ("HTTPS://ops.example.com", "write it as https://ops.example.com"),
     ] {
         for launch in [
             Launch::embedded().more("--cors-origin", PAGE).more("--cors-origin", origin),

@@ -319,7 +319,12 @@ async fn deferred_requests_are_checked_before_they_wait() {
     let off = Launch::embedded().start().await;
     let url = |url: &str| json!({ "callback_url": url });
     let no_key = gateway.call(Method::POST, "/locks/a").header("prefer", "respond-async");
-    no_key.send().await.problem(400, "invalid_parameter");
+    let no_key = no_key.send().await;
+    assert_eq!(no_key.header("preference-applied"), "", "the preference is ignored");
+    freed(&gateway, "a", &Lease::from(&no_key)).await;
+    let no_key = gateway.call(Method::POST, "/locks/a").header("prefer", "respond-async");
+    let no_key = no_key.json(&url(&receiver.url())).send().await;
+    no_key.problem(400, "invalid_callback");
     let no_preference = gateway.post("a", url(&receiver.url())).await;
     no_preference.problem(400, "invalid_callback");
     let answer = deferred(&off, "a", &key_of(1), url(&receiver.url())).await;
@@ -332,7 +337,7 @@ async fn deferred_requests_are_checked_before_they_wait() {
         ("hooks.example.com", "expected a URL"),
         ("ftp://hooks.example.com", "expected a URL"),
         ("https://hooks.example.com/locks", "its origin is not allowed; allowed are http"),
-        (&*with_user, "a user name or a password"),
+        (&*with_user, "a user name or password"),
         (&*long, "allowed are 2048"),
     ] {
         let answer = deferred(&gateway, "a", &key_of(1), url(bad)).await;

@@ -365,7 +365,7 @@ async fn invalid_or_too_long_waiting_times_are_refused() {
     assert!(answer.json()["detail"].as_str().unwrap().len() < 300, "the whole text is quoted");
 
     let preferring = |value: &str| gateway.call(Method::POST, "/locks/job").header("prefer", value);
-    for value in ["wait=21", "handling=lenient, wait=21", "wait=\"21\"; foo=bar", "WAIT = 21"] {
+    for value in ["wait=21", "respond-async, wait=21", "wait=\"21\"; foo=bar", "WAIT = 21"] {
         let words = &["Prefer: wait is 21", "allowed are 0 to 20 whole seconds"];
         assert_bad(value, &preferring(value).send().await, 400, "invalid_wait", words);
     }

@@ -1,9 +1,11 @@
-//! What several routes share: reading a request to acquire, and finding the grant of a token.
+//! What several routes share: reading a request to acquire, finding the grant of a token, and requests
+//! about several locks.
 
 use std::time::Instant;
 
-use redlock_api::{AcquireBody, Lease};
-use redlock_core::{LockName, LockToken, SlotSet, Slots};
+use http::StatusCode;
+use redlock_api::{AcquireBody, HeldLock, Lease};
+use redlock_core::{HeldBy, LockError, LockName, LockSet, LockToken, SlotSet, Slots};
 
 use super::access::{Access, LockAccess};
 use super::error::ApiError;
@@ -12,9 +14,10 @@ use super::extract::{
     requested_ttl, stored,
 };
 use super::wire::lease;
+use crate::audit::AuditPart;
 use crate::auth::{Caller, Verb};
-use crate::gateway::{AcquireRequest, LeaseView, PresentedToken, ResolvedToken, Target};
-use crate::info::LockMetadata;
+use crate::gateway::{AcquireRequest, LeaseView, PresentedToken, Refusal, ResolvedToken, Target};
+use crate::info::{LockMetadata, label_of};
 
 /// Parts of a request to acquire a lock that its answer repeats.
 pub(super) struct Asked {
@@ -135,4 +138,44 @@ pub(super) async fn resolve(
     // Boxed, because an unboxed future would make the future of every request larger.
     let resolved = Box::pin(access.gateway().resolve(name, presented)).await;
     resolved.map_err(|refusal| access.refused_on(name, refusal))
+}
+
+/// Notes the locks in the audit entry, as parts of the request.
+pub(super) fn note_parts(access: &Access, names: &[LockName]) {
+    access.note(|entry| {
+        entry.changes = true;
+        let part =
+            |name: &LockName| AuditPart { lock: Some(name.to_string()), ..AuditPart::default() };
+        entry.parts = names.iter().map(part).collect();
+    });
+}
+
+/// Notes the outcome of the whole request in the audit entry of each lock that has none yet.
+pub(super) fn end_parts<T>(access: &Access, result: &Result<T, ApiError>, success: StatusCode) {
+    let end = match result {
+        Ok(_) => (success.as_u16(), None),
+        Err(error) => (error.status().as_u16(), Some(error.code().as_str())),
+    };
+    access.note(|entry| {
+        let open = entry.parts.iter_mut().filter(|part| part.end.is_none());
+        open.for_each(|part| part.end = Some(end));
+    });
+}
+
+/// The error for a refusal of a set, with the lock that refused it.
+pub(super) fn refused_set(access: &Access, set: &LockSet, refusal: Refusal) -> ApiError {
+    let by = match &refusal {
+        Refusal::Lock(LockError::Held(by)) => by.clone(),
+        _ => return access.refused_on(&set.names()[0], refusal),
+    };
+    let name = &set.names()[usize::from(by.lock_of_set).min(set.names().len() - 1)];
+    access.refused_on(name, refusal).held(vec![held_lock(name, &by)]).about(name.as_str())
+}
+
+fn held_lock(name: &LockName, by: &HeldBy) -> HeldLock {
+    HeldLock {
+        name: name.to_string(),
+        holder: label_of(&by.info),
+        expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
+    }
 }

@@ -49,10 +49,13 @@ impl FromRequestParts<Route> for AcquireHead {
 
     async fn from_request_parts(parts: &mut Parts, route: &Route) -> Result<Self, ApiError> {
         no_query(&parts.uri)?;
-        let is_deferred = prefers_async(&parts.headers);
+        let idempotency_key = idempotency_key(&parts.headers)?;
+        // The client gets the lock by repeating the request, so it needs a key. Without a key the
+        // preference is ignored, as RFC 7240 says of preferences that cannot be followed.
+        let is_deferred = idempotency_key.is_some() && prefers_async(&parts.headers);
         let limits = waiting_limits(&route.limits(), is_deferred);
         Ok(Self {
-            idempotency_key: idempotency_key(&parts.headers)?,
+            idempotency_key,
             is_deferred,
             preferred_seconds: preferred_wait(&parts.headers, &limits)?,
             client: parts.extensions.get().cloned(),

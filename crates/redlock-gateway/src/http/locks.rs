@@ -59,7 +59,7 @@ use crate::overload::in_flight::RequestClass;
     params(
         LockPath,
         ("Idempotency-Key" = Option<String>, Header, nullable = false, description = "16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.", min_length = 16, max_length = 255, pattern = "^[!-~]+$"),
-        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`: the answer is 202 as soon as the request waits or is granted. The answer has Preference-Applied."),
+        ("Prefer" = Option<String>, Header, nullable = false, description = "`wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async` with an Idempotency-Key: the answer is 202 once the request waits or is granted. The answer has Preference-Applied."),
     ),
     request_body(content = AcquireBody, description = "May be omitted."),
     responses(

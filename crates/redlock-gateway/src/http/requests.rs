@@ -14,11 +14,11 @@ use redlock_core::LockName;
 use serde_json::Value;
 
 use super::access::{Access, Standing};
+use super::asked::{end_parts, note_parts, refused_set};
 use super::error::{ApiError, INVALID_CALLBACK, INVALID_PARAMETER};
 use super::extract::{AcquireHead, no_query};
 use super::openapi::CommonErrors;
 use super::render::{header_value, json_response};
-use super::sets;
 use crate::audit::AuditContext;
 use crate::auth::Verb;
 use crate::callbacks::{CallbackError, CallbackUrl};
@@ -40,14 +40,10 @@ pub(super) fn checked_callback(
             "an event stream cannot be deferred; leave out Prefer: respond-async and callback_url";
         return Err(INVALID_PARAMETER.because(detail));
     }
-    if head.is_deferred && head.idempotency_key.is_none() {
-        let detail = "Prefer: respond-async needs an Idempotency-Key; repeat the request with the same key to get \
-                      the lock";
-        return Err(INVALID_PARAMETER.because(detail));
-    }
     let Some(url) = callback_url else { return Ok(None) };
     if !head.is_deferred {
-        return Err(INVALID_CALLBACK.because("callback_url needs the header Prefer: respond-async"));
+        let detail = "callback_url needs the headers Prefer: respond-async and Idempotency-Key";
+        return Err(INVALID_CALLBACK.because(detail));
     }
     let Some(url) = url.as_str() else {
         return Err(INVALID_CALLBACK.because("callback_url must be a string"));
@@ -126,9 +122,9 @@ pub(super) async fn cancel(
         entry.what = Some("cancel");
         entry.changes = true;
     });
-    sets::note(&access, deferred.target.locks());
+    note_parts(&access, deferred.target.locks());
     let result = access.check_record(Verb::Release);
-    sets::ended(&access, &result, StatusCode::NO_CONTENT);
+    end_parts(&access, &result, StatusCode::NO_CONTENT);
     result?;
     access.gateway().cancel(&deferred);
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -207,7 +203,7 @@ fn ended_state(end: &DeferredEnd<Refusal>) -> RequestState {
 fn refused(access: &Access, target: &Target, refusal: Refusal) -> ApiError {
     match target {
         Target::Lock(name) | Target::Slots(name, _) => access.refused_on(name, refusal),
-        Target::Set(set) => sets::refused(access, set, refusal),
+        Target::Set(set) => refused_set(access, set, refusal),
     }
 }
 

@@ -9,14 +9,13 @@ use http::request::Parts;
 use http::{StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 use redlock_api::{
-    AcquireBody, AcquireSetBody, HeldLock, ReleaseResult, ReleaseSetResults, RequestStatus,
-    SetLease,
+    AcquireBody, AcquireSetBody, ReleaseResult, ReleaseSetResults, RequestStatus, SetLease,
 };
-use redlock_core::{HeldBy, LockError, LockName, LockSet, QueueMode, SetError};
+use redlock_core::{LockName, LockSet, QueueMode, SetError};
 use serde_json::Value;
 
 use super::access::{Access, lock_name, no_secret};
-use super::asked::resolve;
+use super::asked::{end_parts, note_parts, refused_set, resolve};
 use super::error::{ApiError, INVALID_BODY, INVALID_NAME, INVALID_PARAMETER};
 use super::extract::{
     AcquireHead, Json, TokenOrKey, metadata, requested_hold, requested_priority, requested_ttl,
@@ -27,10 +26,8 @@ use super::openapi::{BodyErrors, CommonErrors};
 use super::render::{grant_response, json_response};
 use super::requests;
 use super::wire::lease;
-use crate::audit::AuditPart;
 use crate::auth::Verb;
-use crate::gateway::{AcquireRequest, LeaseView, Refusal, Target};
-use crate::info::label_of;
+use crate::gateway::{AcquireRequest, LeaseView, Target};
 use crate::overload::in_flight::RequestClass;
 
 /// Acquire a set of locks
@@ -79,10 +76,10 @@ pub(super) async fn acquire_set(
     let started = Instant::now();
     let AcquireSetBody { names, .. } = &body;
     let set = named(names)?;
-    note(&access, set.names());
+    note_parts(&access, set.names());
     let result = acquire(&access, &head, &set, body, started).await;
     let success = result.as_ref().map_or(StatusCode::CREATED, Response::status);
-    ended(&access, &result, success);
+    end_parts(&access, &result, success);
     result
 }
 
@@ -126,9 +123,9 @@ async fn acquire(
     let mut claimed = None;
     if head.is_deferred {
         let claim = gateway.claim_deferred(&request, &mut in_flight, head.client_gone());
-        claimed = Box::pin(claim).await.map_err(|refusal| refused(access, set, refusal))?;
+        claimed = Box::pin(claim).await.map_err(|refusal| refused_set(access, set, refusal))?;
         if claimed.is_none() {
-            let refused = |refusal| refused(access, set, refusal);
+            let refused = |refusal| refused_set(access, set, refusal);
             return Box::pin(requests::begin(access, request, in_flight, callback, refused)).await;
         }
     }
@@ -136,7 +133,7 @@ async fn acquire(
         Some(claimed) => claimed,
         None => {
             let acquired = gateway.acquire(request, &mut in_flight, head.client_gone()).await;
-            acquired.map_err(|refusal| refused(access, set, refusal))?
+            acquired.map_err(|refusal| refused_set(access, set, refusal))?
         }
     };
     // If the caller may no longer acquire these locks, the guard is dropped and releases them.
@@ -146,18 +143,6 @@ async fn acquire(
     let mut response = grant_response(StatusCode::CREATED, &lease, Some(guard))?;
     add_grant_headers(response.headers_mut(), lease.token, view.replayed, applied)?;
     Ok(response)
-}
-
-/// Notes the outcome of the whole request in the audit entry of each lock that has none yet.
-pub(super) fn ended<T>(access: &Access, result: &Result<T, ApiError>, success: StatusCode) {
-    let end = match result {
-        Ok(_) => (success.as_u16(), None),
-        Err(error) => (error.status().as_u16(), Some(error.code().as_str())),
-    };
-    access.note(|entry| {
-        let open = entry.parts.iter_mut().filter(|part| part.end.is_none());
-        open.for_each(|part| part.end = Some(end));
-    });
 }
 
 /// The names of a body.
@@ -190,38 +175,10 @@ fn checked(name: &str) -> Result<LockName, ApiError> {
     lock_name(name)
 }
 
-/// Notes the locks in the audit entry, as parts of the request.
-pub(super) fn note(access: &Access, names: &[LockName]) {
-    access.note(|entry| {
-        entry.changes = true;
-        let part =
-            |name: &LockName| AuditPart { lock: Some(name.to_string()), ..AuditPart::default() };
-        entry.parts = names.iter().map(part).collect();
-    });
-}
-
 fn check_again(access: &Access, verb: Verb, names: &[LockName]) -> Result<(), ApiError> {
     names.iter().try_for_each(|name| {
         access.check_again(verb, name).map(drop).map_err(|error| error.about(name.as_str()))
     })
-}
-
-/// The error for a refusal of a set, with the lock that refused it.
-pub(super) fn refused(access: &Access, set: &LockSet, refusal: Refusal) -> ApiError {
-    let by = match &refusal {
-        Refusal::Lock(LockError::Held(by)) => by.clone(),
-        _ => return access.refused_on(&set.names()[0], refusal),
-    };
-    let name = &set.names()[usize::from(by.lock_of_set).min(set.names().len() - 1)];
-    access.refused_on(name, refusal).held(vec![held_lock(name, &by)]).about(name.as_str())
-}
-
-fn held_lock(name: &LockName, by: &HeldBy) -> HeldLock {
-    HeldLock {
-        name: name.to_string(),
-        holder: label_of(&by.info),
-        expires_in_ms: by.expires_in.map(|left| left.as_millis() as u64),
-    }
 }
 
 fn set_lease(set: &LockSet, view: &LeaseView, owner: Option<String>) -> SetLease {
@@ -266,9 +223,9 @@ pub(super) async fn release_set(
     access: Access,
     ReleaseSet { set, by }: ReleaseSet,
 ) -> Result<Response, ApiError> {
-    note(&access, set.names());
+    note_parts(&access, set.names());
     let result = release_each(&access, &set, &by).await;
-    ended(&access, &result, StatusCode::OK);
+    end_parts(&access, &result, StatusCode::OK);
     result
 }
 

@@ -881,7 +881,7 @@ type AcquireLockParams struct {
 	// IdempotencyKey 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed.
 	IdempotencyKey *string `json:"Idempotency-Key,omitempty"`
 
-	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`: the answer is 202 as soon as the request waits or is granted. The answer has Preference-Applied.
+	// Prefer `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async` with an Idempotency-Key: the answer is 202 once the request waits or is granted. The answer has Preference-Applied.
 	Prefer *string `json:"Prefer,omitempty"`
 }
 

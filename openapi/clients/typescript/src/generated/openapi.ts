@@ -1288,7 +1288,7 @@ export interface operations {
             header?: {
                 /** @description 16 to 255 visible characters. While the grant stands, a repeated request with the same key gets it again: the same token and fencing token, with a full TTL from now, and the header Idempotency-Replayed. */
                 "Idempotency-Key"?: string;
-                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async`: the answer is 202 as soon as the request waits or is granted. The answer has Preference-Applied. */
+                /** @description `wait=SECONDS`, an alias of wait_ms; the body takes precedence. `respond-async` with an Idempotency-Key: the answer is 202 once the request waits or is granted. The answer has Preference-Applied. */
                 Prefer?: string;
             };
             path: {
