@@ -199,8 +199,11 @@ pub async fn run(
     drop(end);
     match tokio::time::timeout_at(deadline, &mut server).await {
         Ok(ended) => ended??,
-        // Cuts the connections that are left.
-        Err(_) => server.abort(),
+        // Cuts the connections that are left, and waits until their requests have been recorded.
+        Err(_) => {
+            server.abort();
+            drop(server.await);
+        }
     }
     sum_up(&app, &refusals);
     flush_pending(&audit, telemetry).await;

@@ -27,8 +27,8 @@ pub(super) struct TlsFlags {
     tls_client_ca: Option<PathBuf>,
     /// Offer HTTP/2 to HTTPS clients, next to HTTP/1.1
     ///
-    /// `--http2=false` leaves HTTP/1.1 only, for example until an update when an attack on HTTP/2
-    /// becomes known. Browsers then open at most 6 event streams to the gateway.
+    /// With `--http2=false` the gateway offers only HTTP/1.1. Use it when a vulnerability in HTTP/2 is
+    /// known and not yet fixed here. Browsers then open at most 6 event streams to one gateway.
     #[arg(long, env = "REDLOCK_HTTP2", action = ArgAction::Set)]
     #[arg(num_args = 0..=1, default_value = "true", default_missing_value = "true", require_equals = true)]
     http2: bool,

@@ -160,8 +160,8 @@ impl ApiError {
     pub(super) fn beyond_share() -> Self {
         OVERLOADED
             .because(
-                "as many requests of this client are under way, through a proxy or over HTTP/2, as one \
-                 client may have connections (--max-connections-per-client)",
+                "this client has reached --max-connections-per-client; each concurrent request through a proxy \
+                 or over HTTP/2 counts as a connection",
             )
             .retry_after(SOON)
     }

@@ -99,14 +99,12 @@ pub(super) async fn begin(
         }
     });
     decision.await.map_err(ApiError::internal)??;
-    let mut guard_of_last = None;
     let pieces = stream::poll_fn(move |context| {
-        // The connection asks for the next piece when it has taken the one before. Over HTTP/2, a
-        // piece may first wait for the client's window.
-        guard_of_last.take().into_iter().for_each(GrantGuard::delivered);
         sent.poll_recv(context).map(|piece| {
             piece.map(|Piece(bytes, guard)| {
-                guard_of_last = guard;
+                // From here on, the client may get the grant. So it must not be released, also if the
+                // connection ends before.
+                guard.into_iter().for_each(GrantGuard::delivered);
                 Ok::<_, Infallible>(bytes)
             })
         })

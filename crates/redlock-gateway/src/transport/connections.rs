@@ -396,6 +396,11 @@ impl ConnectionSlot {
         &self.open.client
     }
 
+    /// Whether the other end is a trusted proxy, so that the connection has requests of many clients.
+    pub(crate) fn is_of_proxy(&self) -> bool {
+        self.open.is_of_proxy
+    }
+
     /// The proxies that are trusted to name a client's address.
     pub(crate) fn proxies(&self) -> &TrustedProxies {
         &self.all.limit.proxies

@@ -1,14 +1,18 @@
 //! Counts the frames of an HTTP/2 client that carry no request (RFC 9113, section 4.1).
 //!
 //! A PING, a SETTINGS or an unknown frame of 9 to 17 bytes costs the gateway as much work as
-//! hundreds of bytes of a request, and no queue or limit counts it. So the reader counts frames: a
-//! client may send a few thousand, and later a few for each answer. Beyond that the connection is
-//! cut. The library bounds DATA and CONTINUATION frames itself, and a HEADERS frame begins a request.
+//! hundreds of bytes of a request, and no queue or limit counts it. So the reader counts frames. A
+//! client may send 2,000 at once, 100 more each second, and one more for each 50 bytes that the
+//! gateway sends. Beyond that the connection is cut. The library bounds DATA and CONTINUATION frames
+//! itself. A HEADERS frame counts too, because the library ignores some of them. A request that
+//! begins gives its frame back.
 //!
 //! This module does not know streams.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -18,7 +22,6 @@ use tokio::time::Instant;
 const PREFACE: u64 = 24;
 const HEAD: usize = 9;
 const DATA: u8 = 0;
-const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 /// Frames that a client may send at once, and per second later. A page that closes 100 streams
 /// sends 100.
@@ -34,6 +37,8 @@ pub(crate) struct CountedFrames<S, F> {
     stream: S,
     parser: Parser,
     budget: Budget,
+    /// Requests that have begun, and whose frames were not given back yet.
+    begun: Arc<AtomicU64>,
     /// Called before the reader fails.
     exceeded: F,
 }
@@ -65,7 +70,7 @@ impl Parser {
                 let [high, middle, low, kind, ..] = self.head;
                 self.skip = u64::from(u32::from_be_bytes([0, high, middle, low]));
                 self.filled = 0;
-                count += u64::from(!matches!(kind, DATA | HEADERS | CONTINUATION));
+                count += u64::from(!matches!(kind, DATA | CONTINUATION));
             }
         }
     }
@@ -80,12 +85,14 @@ struct Budget {
 }
 
 impl Budget {
-    /// Takes this many frames. Returns whether there were as many.
-    fn take(&mut self, count: u64) -> bool {
+    /// Takes this many frames. Returns whether there were as many. `begun`: the number of requests
+    /// that have begun.
+    fn take(&mut self, count: u64, begun: &AtomicU64) -> bool {
         if count > self.frames {
             let now = Instant::now();
             let millis = now.duration_since(self.refilled).as_millis() as u64;
-            self.add(millis * FRAMES_PER_SECOND / 1_000 + self.sent / BYTES_PER_FRAME);
+            let begun = begun.swap(0, Ordering::Relaxed);
+            self.add(millis * FRAMES_PER_SECOND / 1_000 + self.sent / BYTES_PER_FRAME + begun);
             (self.sent, self.refilled) = (0, now);
         }
         let left = self.frames.checked_sub(count);
@@ -99,10 +106,10 @@ impl Budget {
 }
 
 impl<S, F> CountedFrames<S, F> {
-    pub(crate) fn new(stream: S, exceeded: F) -> Self {
+    pub(crate) fn new(stream: S, begun: Arc<AtomicU64>, exceeded: F) -> Self {
         let parser = Parser { skip: PREFACE, head: [0; HEAD], filled: 0 };
         let budget = Budget { frames: FRAMES, sent: 0, refilled: Instant::now() };
-        Self { stream, parser, budget, exceeded }
+        Self { stream, parser, budget, begun, exceeded }
     }
 }
 
@@ -115,8 +122,9 @@ impl<S: AsyncRead + Unpin, F: Fn() + Unpin> AsyncRead for CountedFrames<S, F> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         let count = self.parser.read(&buffer.filled()[before..]);
-        if count > 0 && !self.budget.take(count) {
-            (self.exceeded)();
+        let Self { budget, begun, exceeded, .. } = &mut *self;
+        if count > 0 && !budget.take(count, begun) {
+            exceeded();
             let error = "the client sent too many frames without requests";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, error)));
         }
@@ -162,6 +170,8 @@ impl<S: AsyncWrite + Unpin, F: Unpin> AsyncWrite for CountedFrames<S, F> {
 mod tests {
     use super::*;
 
+    const HEADERS: u8 = 1;
+
     fn frame(kind: u8, length: usize) -> Vec<u8> {
         let head = [&(length as u32).to_be_bytes()[1..], &[kind, 0, 0, 0, 0, 1]].concat();
         [head, vec![0xff; length]].concat()
@@ -175,7 +185,7 @@ mod tests {
         for length in [1, 2, 7, 9, 10, 64, bytes.len()] {
             let mut parser = Parser { skip: PREFACE, head: [0; HEAD], filled: 0 };
             let count: u64 = bytes.chunks(length).map(|chunk| parser.read(chunk)).sum();
-            assert_eq!(count, 3, "in chunks of {length}");
+            assert_eq!(count, 4, "in chunks of {length}");
         }
     }
 
@@ -184,9 +194,11 @@ mod tests {
         let budget = || Budget { frames: 0, sent: 0, refilled: Instant::now() };
         let mut client = budget();
         client.sent = 250;
-        assert!(client.take(2), "windows for one event");
+        let none = AtomicU64::new(0);
+        assert!(client.take(2, &none), "windows for one event");
         let mut flood = budget();
         flood.sent = 100 * 17;
-        assert!(!flood.take(100), "answers to 100 PINGs");
+        assert!(!flood.take(100, &none), "answers to 100 PINGs");
+        assert!(budget().take(100, &AtomicU64::new(100)), "the heads of 100 requests");
     }
 }

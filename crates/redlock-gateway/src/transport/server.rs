@@ -53,7 +53,10 @@ impl<A: Application> Server<A> {
         let mut tasks = JoinSet::new();
         loop {
             let (stream, address) = tokio::select! {
+                // Biased: a flood of connections delays neither the end nor the removal of ended tasks.
                 biased;
+                _ = end.changed() => break,
+                Some(_) = tasks.join_next() => continue,
                 accepted = listener.accept() => match accepted {
                     Ok(accepted) => accepted,
                     Err(_) => {
@@ -61,8 +64,6 @@ impl<A: Application> Server<A> {
                         continue;
                     }
                 },
-                Some(_) = tasks.join_next() => continue,
-                _ = end.changed() => break,
             };
             let Some(slot) = server.connections.enter(address.ip()).await else { continue };
             let (server, acceptor, http1) = (server.clone(), acceptor.clone(), http1.clone());
@@ -107,7 +108,10 @@ impl<A: Application> Server<A> {
             let streams = Arc::new(Streams::new(peer.slot().clone()));
             let protocol = Protocol::Http2(streams.clone());
             let flooded = streams.clone();
-            let io = TokioIo::new(CountedFrames::new(stream, move || flooded.ended_for_frames()));
+            let counted = CountedFrames::new(stream, streams.begun_requests(), move || {
+                flooded.ended_for_frames();
+            });
+            let io = TokioIo::new(counted);
             let connection = Connection::new(self.app.clone(), peer, protocol);
             let mut http2 = http2::Builder::new(StreamTasks(streams.clone()));
             streams::bound(&mut http2);

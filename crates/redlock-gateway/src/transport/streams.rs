@@ -59,12 +59,12 @@ const RESETS: u64 = 200;
 const RESETS_PER_SECOND: u64 = 20;
 /// Streams that may be reset before the gateway has seen them.
 const PENDING_RESETS: usize = MAX_STREAMS as usize;
-/// Streams of one connection that the library may reset for the client's protocol errors. A client
-/// without faults causes none.
-const ERROR_RESETS: usize = 32;
+/// Streams of one connection that the library may reset for errors of the client. A body that
+/// arrives after an early answer also counts. Requests that have begun are bounded by [`RESETS`].
+const ERROR_RESETS: usize = 1_024;
 /// A silent client is sent a PING after this time, and must answer within [`PING_TIMEOUT`].
 const PING_INTERVAL: Duration = Duration::from_secs(20);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection may take to end after it was asked to, once it has no stream.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -99,6 +99,8 @@ pub(crate) struct Streams {
     /// Notified when the task has something to do.
     news: Notify,
     state: AtomicU64,
+    /// Requests that have begun, for the count of frames.
+    begun_requests: Arc<AtomicU64>,
 }
 
 /// The connection takes no new requests.
@@ -137,13 +139,20 @@ impl Streams {
             begun: Mutex::default(),
             news: Notify::new(),
             state: AtomicU64::new(0),
+            begun_requests: Arc::default(),
         }
+    }
+
+    /// The number of requests that have begun. The reader of frames resets it.
+    pub(crate) fn begun_requests(&self) -> Arc<AtomicU64> {
+        self.begun_requests.clone()
     }
 
     /// Begins a request.
     pub(crate) fn begin(self: &Arc<Self>) -> Stream {
         let progress = Arc::new(Progress { handed_over: Mutex::default(), changed: Notify::new() });
         *self.begun.lock() = Some(progress.clone());
+        self.begun_requests.fetch_add(1, Ordering::Relaxed);
         Stream { streams: self.clone(), progress, is_complete: false }
     }
 
@@ -165,7 +174,8 @@ impl Streams {
                 self.slot.misused(Misuse::Resets);
                 self.end();
             }
-            if count > 2 * RESETS {
+            // A connection of a trusted proxy has requests of many clients, who must not suffer.
+            if count > 2 * RESETS && !self.slot.is_of_proxy() {
                 self.state.fetch_or(CUT, Ordering::AcqRel);
             }
         }
@@ -270,7 +280,6 @@ pub(crate) async fn drive<I, S, B>(
     let mut connection = pin!(connection);
     let mut idle = pin!(tokio::time::sleep(idle_timeout));
     let mut is_ending = false;
-    let mut is_last_chance = false;
     loop {
         tokio::select! {
             biased;
@@ -279,19 +288,16 @@ pub(crate) async fn drive<I, S, B>(
             () = streams.news.notified() => {}
             _ = end.changed(), if !is_ending => streams.end(),
             () = idle.as_mut() => {
-                let idle_since = streams.idle_since();
-                let due = idle_since + idle_timeout;
+                let due = streams.idle_since() + idle_timeout;
                 if streams.slot.is_busy() {
-                    is_last_chance = false;
-                    idle.as_mut().reset(Instant::now() + idle_timeout);
+                    let pause = if is_ending { GOAWAY_TIMEOUT } else { idle_timeout };
+                    idle.as_mut().reset(Instant::now() + pause);
+                } else if is_ending {
+                    return;
                 } else if Instant::now() < due {
                     idle.as_mut().reset(due);
-                } else if is_last_chance {
-                    return;
                 } else {
-                    is_last_chance = true;
                     streams.end();
-                    idle.as_mut().reset(Instant::now() + GOAWAY_TIMEOUT.min(idle_timeout));
                 }
             }
         }
@@ -301,6 +307,8 @@ pub(crate) async fn drive<I, S, B>(
         if streams.is(ENDING) && !is_ending {
             is_ending = true;
             connection.as_mut().graceful_shutdown();
+            // The client may ignore that.
+            idle.as_mut().reset(Instant::now() + GOAWAY_TIMEOUT.min(idle_timeout));
         }
     }
 }
