@@ -46,6 +46,9 @@ def before_call(context, case, kwargs):
     # A request takes at most as many slots as the lock has.
     is_right = case.meta is not None and case.meta.generation.mode.is_positive
     fit_slots(body, is_right)
+    # Callbacks go only to origins that the operator allows. The document cannot name them.
+    if is_right:
+        body.pop("callback_url", None)
     # A cursor comes from the previous page of the same listing, so an invented one is refused.
     # Without a cursor, the first page is listed.
     if case.query and case.query.get("cursor"):
