@@ -237,7 +237,7 @@ async fn giving_up_a_lock_that_was_claimed_elsewhere_keeps_it() {
         let give_up = one.call(Method::DELETE, path.as_str()).send();
         let (claim, given_up) = tokio::join!(claim, give_up);
         assert_eq!(given_up.status, 204);
-        // Whichever came first: a lease that was returned holds.
+        // The claim or the cancellation may come first. If the claim was answered 201, its lease holds.
         if claim.status == 201 {
             let claimed = Lease::from(&claim);
             assert_eq!(other.patch(&name, &claimed.token, 60_000).await.status, 200, "{claim:?}");

@@ -213,7 +213,7 @@ async fn resets_of_begun_requests_are_bounded_and_few_are_allowed() {
     assert_eq!(released.status, 204);
     assert_eq!(answered(kept).await.status, 201);
     attacker.ended().await.expect("GOAWAY without an error");
-    stage.metric_is("redlock_connections_misused_total", 1.0).await;
+    stage.metric_is("redlock_http2_floods_total", 1.0).await;
     bystander.end(&stage, "resets of waiters").await;
 }
 

@@ -16,7 +16,7 @@ pub struct RequestStatus {
     /// time; `cancelled`; `refused`: see `problem`. Other states may be added.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub state: RequestState,
-    /// The lock, or all locks of the set.
+    /// The names of the requested locks: several only for a set.
     pub names: Vec<String>,
     /// While `waiting`: the place in this gateway's queue; 1 is served next. May be absent while the
     /// request starts, or moves to the next lock of its set.
@@ -94,7 +94,7 @@ pub struct LockReady {
 pub struct LockReadyData {
     /// The id of the request.
     pub id: String,
-    /// The lock, or all locks of the set.
+    /// The names of the requested locks: several only for a set.
     pub names: Vec<String>,
     /// How long the lock may be claimed, in milliseconds from the moment when this was sent.
     #[cfg_attr(feature = "openapi", schema(format = "int64"))]

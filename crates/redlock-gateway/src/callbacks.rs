@@ -230,13 +230,6 @@ impl Callbacks {
     }
 }
 
-impl CallbackUrl {
-    /// Scheme, host and port.
-    pub fn origin(&self) -> String {
-        self.0.origin().ascii_serialization()
-    }
-}
-
 /// An error with its causes.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

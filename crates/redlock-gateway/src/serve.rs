@@ -270,7 +270,7 @@ fn serve_operators(
     });
     let server = Server { app, connections, idle_timeout: config.settings.idle_timeout };
     tasks.spawn(async move {
-        let (_never_ends, end) = watch::channel(());
+        let (_sender, end) = watch::channel(());
         drop(server.serve(listener, Plain, end).await);
     });
     Ok(address)

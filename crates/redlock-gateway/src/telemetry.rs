@@ -27,7 +27,7 @@ use redlock_core::node::{
 };
 use redlock_core::{LockName, Waiting};
 
-pub use self::connections::{ConnectionMetrics, ConnectionRefused, Misuse};
+pub use self::connections::{ConnectionMetrics, ConnectionRefused, Flood};
 use self::groups::{GroupSet, Groups};
 use self::labels::{OPERATIONS, OUTCOMES, WAIT_ENDS, outcomes_of, vote_index, vote_words};
 pub use self::labels::{Operation, OutcomeLabel, WaitEnd};

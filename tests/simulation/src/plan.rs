@@ -105,7 +105,8 @@ pub struct Plan {
     pub slots_percent: u64,
     /// Percentage of requests that are answered before they are granted.
     pub deferred_percent: u64,
-    /// Whether gateways wrongly release a deferred grant by its token at the end of its window.
+    /// A fault for a test: at the end of its window, a gateway releases a deferred grant by its token,
+    /// whether the client has claimed it or not.
     pub releases_unclaimed: bool,
     /// Percentage of requests after which the lock is kept for a least time.
     pub hold_percent: u64,

@@ -62,7 +62,7 @@ pub enum TlsFlagsError {
     NoTlsNode(&'static str),
 }
 
-/// The files for HTTPS, and what is offered to clients.
+/// The files for HTTPS, and whether HTTP/2 is offered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
     pub cert: PathBuf,

@@ -1,5 +1,6 @@
 //! Carries deferred requests out: waits for the lock, holds it for the accept window, and calls the
-//! client. What they are, and why this is sound: [`super::requests`].
+//! client. [`super::requests`] says what a deferred request is, and why two clients never hold its
+//! lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};

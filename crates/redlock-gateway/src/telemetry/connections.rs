@@ -27,23 +27,23 @@ impl ConnectionRefused {
     }
 }
 
-/// How a client misuses a connection of HTTP/2.
+/// With what a client floods an HTTP/2 connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Misuse {
-    /// Too many of its requests ended before their answers.
+pub enum Flood {
+    /// Too many requests ended before their answers.
     Resets,
-    /// It sent too many frames without requests.
+    /// Too many frames without requests.
     Frames,
 }
 
 /// In the order of the enum.
-const MISUSES: [Misuse; 2] = [Misuse::Resets, Misuse::Frames];
+const FLOODS: [Flood; 2] = [Flood::Resets, Flood::Frames];
 
-impl Misuse {
+impl Flood {
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Resets => "http2_resets",
-            Self::Frames => "http2_frames",
+            Self::Resets => "resets",
+            Self::Frames => "frames",
         }
     }
 }
@@ -54,7 +54,7 @@ pub struct ConnectionMetrics {
     limit: Gauge,
     refused: [Counter; REFUSED.len()],
     evicted: Counter,
-    misused: [Counter; MISUSES.len()],
+    flooded: [Counter; FLOODS.len()],
 }
 
 impl ConnectionMetrics {
@@ -66,17 +66,17 @@ impl ConnectionMetrics {
             refused: REFUSED
                 .map(|why| metrics::counter!("redlock_connections_refused_total", "reason" => why.as_str())),
             evicted: metrics::counter!("redlock_connections_evicted_total"),
-            misused: MISUSES
-                .map(|how| metrics::counter!("redlock_connections_misused_total", "reason" => how.as_str())),
+            flooded: FLOODS
+                .map(|how| metrics::counter!("redlock_http2_floods_total", "reason" => how.as_str())),
         }
     }
 
     /// Metrics that are not exported.
     pub fn uncounted() -> Self {
         let refused = REFUSED.map(|_| Counter::noop());
-        let misused = MISUSES.map(|_| Counter::noop());
+        let flooded = FLOODS.map(|_| Counter::noop());
         let evicted = Counter::noop();
-        Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted, misused }
+        Self { open: Gauge::noop(), limit: Gauge::noop(), refused, evicted, flooded }
     }
 
     pub fn open(&self, count: usize) {
@@ -95,8 +95,8 @@ impl ConnectionMetrics {
         self.evicted.increment(1);
     }
 
-    pub fn misused(&self, how: Misuse) {
-        self.misused[how as usize].increment(1);
+    pub fn flooded(&self, how: Flood) {
+        self.flooded[how as usize].increment(1);
     }
 }
 
@@ -113,7 +113,7 @@ fn describe() {
         "Idle connections that were closed to make room for others."
     );
     counter!(
-        "redlock_connections_misused_total",
-        "HTTP/2 connections that were ended because their client misused them, by reason."
+        "redlock_http2_floods_total",
+        "HTTP/2 connections that the gateway ended, because the client reset too many requests or sent too many frames."
     );
 }

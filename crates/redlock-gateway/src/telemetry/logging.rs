@@ -111,7 +111,7 @@ impl Write for Counting {
 
 /// Turns off the warnings of the HTTP/2 library, unless the filter names it. Any client can cause
 /// one with each frame that it sends.
-fn without_lines_of_strangers(filter: EnvFilter) -> EnvFilter {
+fn silence_h2(filter: EnvFilter) -> EnvFilter {
     match Directive::from_str("h2=off") {
         Ok(off) if !filter.to_string().contains("h2") => filter.add_directive(off),
         _ => filter,
@@ -123,7 +123,7 @@ fn without_lines_of_strangers(filter: EnvFilter) -> EnvFilter {
 pub fn start_logging(format: LogFormat) -> Log {
     let asked = asked().and_then(|text| EnvFilter::try_new(text).ok());
     let filter = asked.unwrap_or_else(|| EnvFilter::new("info,fred=off,rustls=off"));
-    let filter = without_lines_of_strangers(filter);
+    let filter = silence_h2(filter);
     // Audit lines, which report denied requests, are always logged, whatever the filter.
     let filter = match Directive::from_str(&format!("{}=info", audit::TARGET)) {
         Ok(directive) => filter.add_directive(directive),

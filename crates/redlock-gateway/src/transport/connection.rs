@@ -85,8 +85,9 @@ fn ends_by_itself(request: &http::Request<Incoming>) -> bool {
 
 /// What a request holds until its answer is written. Until then, the connection is not closed to
 /// make room for others.
-struct UnderWay {
-    // Dropped before the stream: the end of the stream wakes the task that looks at the slot.
+struct RequestPermits {
+    // Dropped before the stream, whose end wakes the connection's task. That task then reads the
+    // state of the slot.
     _busy: Busy,
     /// Counts the connection for the client behind a proxy.
     _of_client: Option<Permit>,
@@ -124,9 +125,9 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
         Box::pin(async move {
             let busy =
                 busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
-            let under_way = UnderWay { _busy: busy, _of_client: of_client, stream };
+            let permits = RequestPermits { _busy: busy, _of_client: of_client, stream };
             let mut response = app.answer(request.map(Body::new)).await;
-            match &under_way.stream {
+            match &permits.stream {
                 // HTTP/2 has no such headers. The connection itself announces its end (GOAWAY).
                 Some(stream) if slot.is_last_answer() => stream.end_connection(),
                 Some(_) => {}
@@ -140,31 +141,31 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
                     }
                 }
             }
-            Ok(response.map(|body| Answer::new(body, under_way)))
+            Ok(response.map(|body| Answer::new(body, permits)))
         })
     }
 }
 
 /// The body of an answer.
 ///
-/// Over HTTP/2, the library passes on a piece of the body when the client's window has room for the
-/// first byte of it, and keeps the rest of the piece. So pieces are small, and the last byte of the
-/// body is a piece of its own: when the library passes it on, the window has had room for all that
-/// was before. So the answer does not end while the library keeps a large part of it. Events are not
-/// split, because clients count small pieces as an attack.
+/// Over HTTP/2, the library accepts a piece as soon as the client's window has room for its first
+/// byte, and buffers the rest. Therefore a piece has at most [`PIECE`] bytes, and the last byte is a
+/// piece of its own. The library accepts that byte only when the window has admitted everything
+/// before it. An answer thus ends only when the library buffers almost nothing of it. Events are not
+/// split, because some clients treat many small DATA frames as an attack.
 pub(crate) struct Answer {
     body: Body,
     /// The rest of a chunk of which pieces were handed over.
     rest: Bytes,
-    under_way: UnderWay,
+    permits: RequestPermits,
 }
 
 impl Answer {
-    fn new(body: Body, mut under_way: UnderWay) -> Self {
-        if let Some(stream) = &mut under_way.stream {
+    fn new(body: Body, mut permits: RequestPermits) -> Self {
+        if let Some(stream) = &mut permits.stream {
             stream.is_complete = http_body::Body::is_end_stream(&body);
         }
-        Self { body, rest: Bytes::new(), under_way }
+        Self { body, rest: Bytes::new(), permits }
     }
 }
 
@@ -176,8 +177,8 @@ impl http_body::Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let Self { body, rest, under_way } = &mut *self;
-        let Some(stream) = &mut under_way.stream else {
+        let Self { body, rest, permits } = &mut *self;
+        let Some(stream) = &mut permits.stream else {
             return Pin::new(body).poll_frame(context);
         };
         stream.progress.asked();
@@ -250,7 +251,8 @@ impl Accept for Plain {
     }
 }
 
-/// Shares the stream with its peer. Disables the delay of small packets (`TCP_NODELAY`).
+/// Makes a stream that its [`Peer`] can watch for the client's hang-up. Disables the delay of small
+/// packets (`TCP_NODELAY`).
 fn shared(stream: TcpStream, slot: Arc<ConnectionSlot>) -> io::Result<(SharedStream, Peer)> {
     stream.set_nodelay(true)?;
     SharedStream::new(stream, slot)

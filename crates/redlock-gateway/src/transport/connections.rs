@@ -33,7 +33,7 @@ use tokio::sync::Notify;
 use crate::overload::clients::{Client, Clients, Counter, Permit};
 use crate::overload::refusals::Refusals;
 use crate::proxies::TrustedProxies;
-use crate::telemetry::{ConnectionMetrics, ConnectionRefused, Misuse};
+use crate::telemetry::{ConnectionMetrics, ConnectionRefused, Flood};
 
 /// Slots beyond the limit. Connections in them get answers to probes, and 503 for all other
 /// requests.
@@ -84,7 +84,7 @@ pub(crate) struct Connections {
     /// Whether the process is about to end, so that no client should reuse its connection.
     ending: AtomicBool,
     /// Requests of HTTP/2 beyond the first of each connection.
-    further_requests: Counter,
+    extra_streams: Counter,
 }
 
 #[derive(Default)]
@@ -171,7 +171,8 @@ pub(crate) struct ConnectionSlot {
     all: Arc<Connections>,
     is_spare: bool,
     address: IpAddr,
-    /// How many slots the client may have.
+    /// Limit on the slots of this client: for its connections, and for further concurrent requests on
+    /// HTTP/2 connections.
     client_limit: usize,
     _of_client: Option<Permit>,
 }
@@ -180,11 +181,11 @@ pub(crate) struct ConnectionSlot {
 /// and the answer is flushed.
 pub(crate) struct Busy {
     slot: Arc<ConnectionSlot>,
-    _further: Option<FurtherSlot>,
+    _stream: Option<StreamSlot>,
 }
 
 /// The slot of a request beyond the first of its connection.
-struct FurtherSlot {
+struct StreamSlot {
     _of_all: Permit,
     _of_client: Permit,
 }
@@ -210,7 +211,7 @@ impl Connections {
         let closed = Notify::new();
         let accepted = AtomicU64::new(0);
         let ending = AtomicBool::new(false);
-        let further_requests = Counter::default();
+        let extra_streams = Counter::default();
         Arc::new(Self {
             limit,
             clients,
@@ -220,7 +221,7 @@ impl Connections {
             closed,
             accepted,
             ending,
-            further_requests,
+            extra_streams,
         })
     }
 
@@ -297,12 +298,12 @@ impl Connections {
 
     /// The slots that are taken.
     fn taken(&self, table: &Table) -> usize {
-        table.open.len() + self.further_requests.count()
+        table.open.len() + self.extra_streams.count()
     }
 
-    /// Takes a slot for a request beyond the first of its connection. For such a request, no recent
-    /// connection is closed: a client with many requests must not keep newcomers out.
-    fn enter_further(&self, slot: &ConnectionSlot) -> Result<FurtherSlot, NoSlot> {
+    /// Takes a slot for a request beyond the first of its connection. Recent connections are not
+    /// closed for such a request. Otherwise a client with many requests could keep newcomers out.
+    fn take_stream_slot(&self, slot: &ConnectionSlot) -> Result<StreamSlot, NoSlot> {
         let client = slot.client();
         let before = self.accepted.load(Ordering::Relaxed).saturating_sub(self.recent());
         let mut table = locked(&self.table);
@@ -315,8 +316,8 @@ impl Connections {
         {
             return Err(NoSlot::Full);
         }
-        let of_all = self.further_requests.take(usize::MAX).ok_or(NoSlot::Full)?;
-        Ok(FurtherSlot { _of_all: of_all, _of_client: of_client })
+        let of_all = self.extra_streams.take(usize::MAX).ok_or(NoSlot::Full)?;
+        Ok(StreamSlot { _of_all: of_all, _of_client: of_client })
     }
 
     fn refuse<T>(&self, address: IpAddr, why: ConnectionRefused) -> Option<T> {
@@ -452,19 +453,20 @@ impl ConnectionSlot {
     /// Marks that the head of a request was read. `None` if the connection was closed for another
     /// one, so that the answer could not arrive.
     pub(crate) fn begin(self: &Arc<Self>) -> Option<Busy> {
-        self.count_request().map(|_| Busy { slot: self.clone(), _further: None })
+        self.count_request().map(|_| Busy { slot: self.clone(), _stream: None })
     }
 
     /// Like [`Self::begin`], for a request of HTTP/2. If other requests of the connection are under
-    /// way, this one needs a slot of its own, and is to be refused without it.
+    /// way, this one needs a slot of its own. The caller must refuse the request if the second value
+    /// is set.
     pub(crate) fn begin_stream(self: &Arc<Self>) -> Option<(Busy, Option<NoSlot>)> {
         let others = self.count_request()?;
-        let further = (others > 0).then(|| self.all.enter_further(self)).transpose();
-        let refused = further.as_ref().err().copied();
+        let of_stream = (others > 0).then(|| self.all.take_stream_slot(self)).transpose();
+        let refused = of_stream.as_ref().err().copied();
         if refused == Some(NoSlot::Client) {
             self.all.metrics.refused(ConnectionRefused::Client);
         }
-        Some((Busy { slot: self.clone(), _further: further.ok().flatten() }, refused))
+        Some((Busy { slot: self.clone(), _stream: of_stream.ok().flatten() }, refused))
     }
 
     /// Counts one more request under way. Returns how many others there are.
@@ -501,12 +503,12 @@ impl ConnectionSlot {
         self.all.handshake_failed(address, error);
     }
 
-    /// Reports that the gateway ends the connection, because its client misuses HTTP/2.
-    pub(crate) fn misused(&self, how: Misuse) {
-        self.all.metrics.misused(how);
+    /// Reports that the gateway ends an HTTP/2 connection, because its client floods it.
+    pub(crate) fn flooded(&self, how: Flood) {
+        self.all.metrics.flooded(how);
         if self.all.refusals.is_first(self.address, None, how.as_str()) {
             let (address, reason) = (self.address, how.as_str());
-            tracing::warn!(%address, reason, "an HTTP/2 connection was ended, because its client misuses it");
+            tracing::warn!(%address, reason, "closed an HTTP/2 connection: too many resets or frames");
         }
     }
 }

@@ -27,9 +27,9 @@ const CONTINUATION: u8 = 9;
 /// sends 100.
 const FRAMES: u64 = 2_000;
 const FRAMES_PER_SECOND: u64 = 100;
-/// Bytes that the gateway sends for each further frame of the client. A client answers each piece of
-/// an answer with two frames at most, which open the windows. An event has more than 200 bytes. The
-/// answer to a PING has 17.
+/// Bytes that the gateway sends for each further frame of the client. A client sends at most two
+/// WINDOW_UPDATE frames for each DATA frame. An event has over 200 bytes, so it earns four frames. The
+/// answer to a PING has 17 bytes, so it earns none by itself.
 const BYTES_PER_FRAME: u64 = 50;
 
 /// A stream whose reader fails when the client has sent too many frames.

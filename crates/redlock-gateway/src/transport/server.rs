@@ -1,8 +1,8 @@
 //! Accepts connections, speaks HTTP/1.1 or HTTP/2 on each, and ends them at a shutdown.
 //!
 //! A TLS connection speaks the protocol that the handshake agreed on (ALPN, RFC 7301). A plain
-//! connection speaks HTTP/1.1 only: browsers speak HTTP/2 only over TLS. The first bytes never
-//! decide, because the library would wait for them without a time limit.
+//! connection speaks HTTP/1.1 only: browsers speak HTTP/2 only over TLS. The gateway does not detect
+//! the protocol from the first bytes, because the library waits for them without a time limit.
 
 use std::io;
 use std::pin::pin;
@@ -37,7 +37,7 @@ pub(crate) struct Server<A> {
 impl<A: Application> Server<A> {
     /// Accepts connections until the sender of `end` is dropped. Then ends each connection after
     /// its requests under way, and returns when none is left. If the returned future is dropped,
-    /// all connections are cut.
+    /// all connections are cut soon after.
     ///
     /// # Errors
     /// The listener cannot be used.
@@ -53,7 +53,7 @@ impl<A: Application> Server<A> {
         let mut tasks = JoinSet::new();
         loop {
             let (stream, address) = tokio::select! {
-                // Biased: a flood of connections delays neither the end nor the removal of ended tasks.
+                // Biased: new connections delay neither the end nor the removal of ended tasks.
                 biased;
                 _ = end.changed() => break,
                 Some(_) = tasks.join_next() => continue,

@@ -1,15 +1,15 @@
 //! The streams of one HTTP/2 connection, and what bounds them (RFC 9113).
 //!
-//! Each stream carries one request. Every limit of the gateway counts requests, so it applies to a
-//! stream as to a request of HTTP/1.1. What only HTTP/2 has is bounded here:
+//! Each stream carries one request. The gateway's limits count requests, so they apply to both
+//! protocols. The table lists the attacks that only HTTP/2 allows:
 //!
 //! | attack | bound |
 //! | --- | --- |
 //! | many streams | [`MAX_STREAMS`] of one connection; each after the first takes a connection slot |
 //! | large or endless request heads | the head limit of HTTP/1.1; `h2` also counts CONTINUATION frames |
 //! | unread or tiny bodies | the windows; `h2` also counts tiny DATA frames |
-//! | requests that the client resets, or makes `h2` reset | [`RESETS`], refilled slowly |
-//! | an answer whose window the client never opens | [`STALLED`], then that stream is reset |
+//! | resets by the client, or provoked by it | [`RESETS`], refilled slowly |
+//! | a client that never opens the window of an answer | [`STALLED`], then that stream is reset |
 //! | PING, SETTINGS and other frames without requests | counted by `frames` |
 //! | silence | a PING after [`PING_INTERVAL`]; the idle timeout while there is no stream |
 //!
@@ -34,7 +34,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::overload::capacity;
-use crate::telemetry::Misuse;
+use crate::telemetry::Flood;
 use crate::transport::connections::ConnectionSlot;
 
 /// Requests that one connection may have under way. A client that needs more opens another
@@ -53,8 +53,8 @@ pub(crate) const PIECE: usize = 4 * 1024;
 /// How long the client's window may hold up one piece of an answer. Then the stream is reset. The
 /// same time bounds unacknowledged bytes (`disconnect`).
 const STALLED: Duration = Duration::from_secs(30);
-/// Requests that may end before their answers do: this many at once, and [`RESETS_PER_SECOND`]
-/// later. Beyond them, the connection takes no new requests; beyond twice as many, it is cut.
+/// A client may reset this many requests in a burst, and [`RESETS_PER_SECOND`] after that. Beyond
+/// this limit the connection takes no new requests. Beyond twice the limit it is cut.
 const RESETS: u64 = 200;
 const RESETS_PER_SECOND: u64 = 20;
 /// Streams that may be reset before the gateway has seen them.
@@ -86,7 +86,7 @@ pub(crate) fn bound<E: Clone>(http2: &mut http2::Builder<E>) {
         .keep_alive_timeout(PING_TIMEOUT);
 }
 
-/// What the requests of a connection tell the task that serves it.
+/// State that the requests of one connection share with the task that serves it.
 pub(crate) struct Streams {
     slot: Arc<ConnectionSlot>,
     began: Instant,
@@ -96,8 +96,8 @@ pub(crate) struct Streams {
     /// The progress of the request that the service has just begun. The library starts its task
     /// next, on the same thread.
     begun: Mutex<Option<Arc<Progress>>>,
-    /// Notified when the task has something to do.
-    news: Notify,
+    /// Wakes the task.
+    wakeup: Notify,
     state: AtomicU64,
     /// Requests that have begun, for the count of frames.
     begun_requests: Arc<AtomicU64>,
@@ -137,7 +137,7 @@ impl Streams {
             last_end: AtomicU64::new(0),
             resets: Mutex::new(Resets { count: 0, forgiven: now }),
             begun: Mutex::default(),
-            news: Notify::new(),
+            wakeup: Notify::new(),
             state: AtomicU64::new(0),
             begun_requests: Arc::default(),
         }
@@ -159,10 +159,10 @@ impl Streams {
     /// Lets the connection take no new requests. Those under way go on.
     pub(crate) fn end(&self) {
         self.state.fetch_or(ENDING, Ordering::AcqRel);
-        self.news.notify_one();
+        self.wakeup.notify_one();
     }
 
-    fn is(&self, state: u64) -> bool {
+    fn has_state(&self, state: u64) -> bool {
         self.state.load(Ordering::Acquire) & state != 0
     }
 
@@ -170,8 +170,8 @@ impl Streams {
         self.last_end.store(self.began.elapsed().as_millis() as u64, Ordering::Release);
         if !is_complete {
             let count = self.resets.lock().add(Instant::now());
-            if count > RESETS && !self.is(ENDING) {
-                self.slot.misused(Misuse::Resets);
+            if count > RESETS && !self.has_state(ENDING) {
+                self.slot.flooded(Flood::Resets);
                 self.end();
             }
             // A connection of a trusted proxy has requests of many clients, who must not suffer.
@@ -179,12 +179,12 @@ impl Streams {
                 self.state.fetch_or(CUT, Ordering::AcqRel);
             }
         }
-        self.news.notify_one();
+        self.wakeup.notify_one();
     }
 
     /// Reports that the connection is cut, because the client sent too many frames.
     pub(crate) fn ended_for_frames(&self) {
-        self.slot.misused(Misuse::Frames);
+        self.slot.flooded(Flood::Frames);
     }
 
     /// When the connection last had a request.
@@ -216,13 +216,13 @@ impl Drop for Stream {
 
 /// Whether the client takes the pieces of an answer.
 pub(crate) struct Progress {
-    /// When the last piece was handed to the library, unless the library has asked for the next.
+    /// When the last piece was handed to the library. `None` once the library asks for the next one.
     handed_over: Mutex<Option<Instant>>,
     changed: Notify,
 }
 
 impl Progress {
-    /// The library has passed on all pieces so far, and asks for the next one.
+    /// The library asks for the next piece. It may still buffer most of the one before.
     pub(crate) fn asked(&self) {
         *self.handed_over.lock() = None;
     }
@@ -264,8 +264,8 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for StreamTasks {
     }
 }
 
-/// Serves a connection until it ends, is cut, or is idle for too long. After the sender of `end` is
-/// dropped, or [`Streams::end`], the connection takes no new requests.
+/// Serves a connection until it ends, is cut, or is idle for too long. When the sender of `end` is
+/// dropped, or [`Streams::end`] is called, the connection sends GOAWAY and takes no new requests.
 pub(crate) async fn drive<I, S, B>(
     connection: http2::Connection<I, S, StreamTasks>,
     streams: &Streams,
@@ -285,7 +285,7 @@ pub(crate) async fn drive<I, S, B>(
             biased;
             _ = connection.as_mut() => return,
             // The next turn polls the connection, which then flushes the end of the answer.
-            () = streams.news.notified() => {}
+            () = streams.wakeup.notified() => {}
             _ = end.changed(), if !is_ending => streams.end(),
             () = idle.as_mut() => {
                 let due = streams.idle_since() + idle_timeout;
@@ -301,10 +301,10 @@ pub(crate) async fn drive<I, S, B>(
                 }
             }
         }
-        if streams.is(CUT) {
+        if streams.has_state(CUT) {
             return;
         }
-        if streams.is(ENDING) && !is_ending {
+        if streams.has_state(ENDING) && !is_ending {
             is_ending = true;
             connection.as_mut().graceful_shutdown();
             // The client may ignore that.

@@ -724,7 +724,7 @@ type RequestStatus struct {
 	// ID The id of the request, as in the path `/requests/{id}`.
 	ID string `json:"id"`
 
-	// Names The lock, or all locks of the set.
+	// Names The names of the requested locks: several only for a set.
 	Names []string `json:"names"`
 
 	// Position While `waiting`: the place in this gateway's queue; 1 is served next. May be absent while the

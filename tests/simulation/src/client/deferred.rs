@@ -32,7 +32,8 @@ impl Client {
         let is_heard = self.chance.percent(75);
         let late = self.chance.millis(0, WINDOW_MS + 300);
         if is_heard && rung.await.is_err() {
-            // The wait ended without a grant, or the gateway died. A repeated request is safe.
+            // The gateway refused the request or died. Half of the clients give up. The others ask
+            // once more with the same owner.
             if self.chance.percent(50) {
                 return;
             }

@@ -713,7 +713,7 @@ export interface components {
             claim_within_ms: number;
             /** @description The id of the request. */
             id: string;
-            /** @description The lock, or all locks of the set. */
+            /** @description The names of the requested locks: several only for a set. */
             names: string[];
         };
         /**
@@ -1035,7 +1035,7 @@ export interface components {
             claim_within_ms?: number;
             /** @description The id of the request, as in the path `/requests/{id}`. */
             id: string;
-            /** @description The lock, or all locks of the set. */
+            /** @description The names of the requested locks: several only for a set. */
             names: string[];
             /**
              * Format: int64

@@ -20,7 +20,7 @@ class LockReadyData:
     Attributes:
         claim_within_ms (int): How long the lock may be claimed, in milliseconds from the moment when this was sent.
         id (str): The id of the request.
-        names (list[str]): The lock, or all locks of the set.
+        names (list[str]): The names of the requested locks: several only for a set.
     """
 
     claim_within_ms: int

@@ -25,7 +25,7 @@ class RequestStatus:
 
     Attributes:
         id (str): The id of the request, as in the path `/requests/{id}`.
-        names (list[str]): The lock, or all locks of the set.
+        names (list[str]): The names of the requested locks: several only for a set.
         state (str): `waiting`; `ready`: claim the lock now; `claimed`; `expired`: the lock was not claimed in
             time; `cancelled`; `refused`: see `problem`. Other states may be added.
         callback (str | Unset): `delivered`, or `failed` if no attempt has succeeded so far. Absent without
