@@ -274,6 +274,34 @@ async fn a_holder_that_lost_one_slot_keeps_none() {
     assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
 }
 
+/// A slot of three was taken by force. A repetition of the request learns what it still holds, at
+/// once, and the key releases the rest.
+#[tokio::test]
+async fn a_repetition_does_not_get_what_is_left_of_its_slots() {
+    let gateway = Launch::embedded().start().await;
+    let ask = |more| asking(&gateway, 4, 3, more).header("idempotency-key", KEY).send();
+    let first = Lease::from(&ask(json!({})).await);
+    let slot = numbers(&gateway.inspect("pool").await["holders"])[1];
+    let forced = format!("/locks/pool?force=true&slot={slot}");
+    assert_eq!(gateway.call(Method::DELETE, forced).send().await.status, 204);
+    for more in [json!({}), json!({ "wait_ms": 20_000 })] {
+        let began = std::time::Instant::now();
+        let refused = ask(more).await.problem(409, "lock_held");
+        let detail = refused["detail"].as_str().unwrap();
+        assert!(detail.contains("still holds a part of what it was granted"), "{detail}");
+        assert!(refused["expires_in_ms"].as_u64().unwrap() > 30_000, "{refused}");
+        assert!(began.elapsed() < Duration::from_secs(10), "it waited for its own slots");
+    }
+    // Another request of the lock is told about holders, not about a key that it does not have.
+    let other = asking(&gateway, 4, 3, json!({ "wait_ms": 50 })).send().await;
+    let detail = other.problem(409, "lock_held")["detail"].as_str().unwrap().to_owned();
+    assert!(!detail.contains("Idempotency-Key"), "{detail}");
+    let by_key = gateway.call(Method::DELETE, "/locks/pool?slots=4&take=3".to_owned());
+    assert_eq!(by_key.header("idempotency-key", KEY).send().await.status, 204);
+    let again = Lease::from(&ask(json!({})).await);
+    assert!(again.fencing > first.fencing);
+}
+
 #[tokio::test]
 async fn rights_are_about_the_lock_and_force_is_about_a_slot() {
     let builds = key("builds", HOLDER, "pool").await;

@@ -33,6 +33,9 @@ pub(crate) enum Choice {
     Free(SlotSet),
     /// An earlier grant of the same owner has these slots.
     Own(SlotSet),
+    /// An earlier grant of the same owner has fewer slots than the request takes: the others were
+    /// released, or are being released.
+    PartOfOwn(HeldBy),
     /// Several grants of the owner may have a majority. The requests that made them will give up all
     /// but one.
     SeveralOwn,
@@ -62,11 +65,6 @@ impl SlottedLock {
         let mut keys = numbers.iter().filter_map(|slot| self.keys.get(usize::from(*slot) - 1));
         let lead = keys.next().unwrap_or(&self.keys[0]).clone();
         lead.with(keys.cloned())
-    }
-
-    /// How many slots a request takes.
-    pub(crate) fn take(&self) -> u16 {
-        self.take
     }
 
     /// As many slots as a request takes, held ones first, and the first of them.
@@ -111,7 +109,14 @@ impl SlottedLock {
         });
         let (slots, outcome) = read.await?;
         if is_shared && let Some((own, _, more)) = own_slots(quorum, &slots, owner, None) {
-            return Ok(if more { Choice::SeveralOwn } else { Choice::Own(own) });
+            let first = own.iter().next().and_then(|slot| slots.get(usize::from(slot) - 1));
+            return Ok(match first {
+                _ if more => Choice::SeveralOwn,
+                Some(votes) if own.count() != self.take => {
+                    Choice::PartOfOwn(held_by(quorum, votes))
+                }
+                _ => Choice::Own(own),
+            });
         }
         let count = slots.len();
         let turn = owner.spread() % count;

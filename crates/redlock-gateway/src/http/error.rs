@@ -406,6 +406,13 @@ impl ApiError {
                               is being released";
                 NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
+            // Every failure of nodes comes with their reports.
+            LockError::Unknown(nodes) if nodes.is_empty() => OUTCOME_UNKNOWN
+                .because(
+                    "another request with this Idempotency-Key may have been granted the lock at the same time; sending \
+                     it again is safe",
+                )
+                .retry_after(SOON),
             LockError::Unknown(nodes) => {
                 let detail = "too few nodes answered to tell whether this was done; a deadline from an earlier answer still stands, and \
                               trying again is safe";

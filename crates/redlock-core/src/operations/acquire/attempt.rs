@@ -187,9 +187,7 @@ impl Attempt {
         let limit = self.shared.round_limit(ttl);
         let choice = slotted.choose(&self.shared, &owner, owner_is_shared, limit).await;
         match choice.map_err(|error| self.failed(error, false))? {
-            Choice::Own(slots) if slots.count() != slotted.take() => {
-                return Err(self.part_of_slots());
-            }
+            Choice::PartOfOwn(by) => return Err(self.part_of_slots(by)),
             Choice::Own(slots) => self.take_slots(slots, 1),
             Choice::SeveralOwn => return Err(self.failed(LockError::Unknown(Vec::new()), true)),
             Choice::Free(_) if self.is_for_own => {
@@ -386,7 +384,7 @@ impl Attempt {
         }
         if standing < keys.count() {
             return Err(match is_slotted {
-                true => self.part_of_slots(),
+                true => self.part_of_slots(part),
                 false => self.failed(LockError::Held(part), false),
             });
         }
@@ -429,7 +427,7 @@ impl Attempt {
             (Some(LockError::Held(_)), _) if lost == keys.count() => {
                 Err(self.failed(LockError::Held(HeldBy::default()), true))
             }
-            (Some(LockError::Held(_)), _) if is_slotted => Err(self.part_of_slots()),
+            (Some(LockError::Held(by)), _) if is_slotted => Err(self.part_of_slots(by)),
             (Some(LockError::Held(by)), _) => Err(self.failed(LockError::Held(by), false)),
             (Some(error), _) => Err(self.failed(error, false)),
             (None, None) => unreachable!("a set has a lock"),
@@ -460,8 +458,9 @@ impl Attempt {
     /// repetitions of the request would keep it for ever. It is not released either: its holder may
     /// not know yet that it lost the rest. Another request may be giving the grant up just now, so
     /// the attempt is repeated a few times.
-    fn part_of_slots(&mut self) -> AttemptError {
-        self.failed(LockError::Unknown(Vec::new()), true)
+    fn part_of_slots(&mut self, by: HeldBy) -> AttemptError {
+        let part = HeldBy { is_part_of_own_set: true, lock_of_set: 0, ..by };
+        self.failed(LockError::Held(part), true)
     }
 
     fn failed(&mut self, error: LockError, split: bool) -> AttemptError {
