@@ -94,6 +94,7 @@ mod http {
     mod sets;
     mod sites;
     mod slots;
+    mod stalls;
     mod tls;
     mod waiting;
     mod waiting_gateways;

@@ -512,7 +512,7 @@ async fn three_hung_masters_are_503_and_keep_no_orphaned_lock() {
             .problem(503, "quorum_unavailable");
         for node in &problem["nodes"].as_array().unwrap()[..3] {
             assert_eq!(node["state"], "timeout", "{problem:#}");
-            assert_eq!(node["detail"], "no answer within 300ms");
+            assert_eq!(node["detail"], "no answer within 800ms");
         }
         servers[..3].iter().for_each(RedisServer::cont);
         let clean = clean_for_good(&servers, &job, before + 1);

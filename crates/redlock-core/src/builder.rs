@@ -96,8 +96,9 @@ impl RedlockBuilder {
         self
     }
 
-    /// How long a round waits for the nodes' answers, 50 ms by default. A round never waits longer
-    /// than a tenth of its TTL.
+    /// How long a round waits for the other nodes once a majority has answered, 50 ms by default. For
+    /// the answers of a majority it waits for up to 800 ms. A round never waits longer than a tenth
+    /// of its TTL.
     pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
         self.settings.node_timeout = node_timeout;
         self

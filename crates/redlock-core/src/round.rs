@@ -6,6 +6,7 @@
 //! outlives the asker, because late votes still arrive, and may have to be undone.
 
 pub(crate) mod pending_releases;
+mod tests;
 pub(crate) mod times;
 pub(crate) mod votes;
 
@@ -23,12 +24,25 @@ use crate::node::{
     Effect, Failure, Keys, Node, Observer, Op, Reason, Reply, RoundTrace, Task, Vote, Voter,
 };
 
+/// How long the asker of a round waits for votes.
+///
+/// A few hung nodes must not delay a round, so the wait for them is short. But if fewer nodes than a
+/// quorum have answered, an early end could only be a failure. All disks may be slow at the same
+/// time, for instance. So that wait is longer. It does not delay request after request: a node that
+/// leaves a call unanswered for about a second loses its connection, and then fails at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RoundLimits {
+    /// The wait for the other nodes, once a quorum has answered.
+    pub(crate) rest: Duration,
+    /// The wait for the answers of a quorum; at least `rest`.
+    pub(crate) quorum: Duration,
+}
+
 pub(crate) struct Round {
     quorum: Quorum,
     op: Arc<Op>,
-    /// How long the asker waits for the outcome; `deadline` is the end of that time.
-    limit: Duration,
-    deadline: Instant,
+    limits: RoundLimits,
+    began: Instant,
     /// A node must not begin the operation after this time.
     not_after: Instant,
     observer: Arc<dyn Observer>,
@@ -46,8 +60,18 @@ pub(crate) struct Round {
 struct Ballot {
     votes: Vec<Option<Vote>>,
     decision: Decision,
+    /// Whether the asker waits for the answers of a quorum, beyond [`RoundLimits::rest`].
+    is_late: bool,
     /// Undoes grants that arrive after the attempt was abandoned.
     undo: Option<Abandoned>,
+}
+
+impl Ballot {
+    /// How many nodes have answered. A failure is no answer.
+    fn answers(&self) -> usize {
+        let is_answer = |vote: &&Vote| !matches!(vote, Vote::Failed(_));
+        self.votes.iter().flatten().filter(is_answer).count()
+    }
 }
 
 struct Abandoned {
@@ -119,27 +143,27 @@ pub(crate) struct RoundOutcome {
 }
 
 impl Round {
-    /// An operation that needs an outcome within `limit` from now.
+    /// An operation that needs an outcome within these limits from now.
     pub(crate) fn prepare(
         quorum: Quorum,
         op: Op,
-        limit: Duration,
+        limits: RoundLimits,
         observer: &Arc<dyn Observer>,
         when_missing: Option<Arc<dyn WhenMissing>>,
     ) -> PreparedRound {
         PreparedRound(Arc::new(Self {
             when_missing,
-            ..Self::open(quorum, Arc::new(op), (limit, limit), observer)
+            ..Self::open(quorum, Arc::new(op), (limits, limits.quorum), observer)
         }))
     }
 
-    /// A release. Its asker waits for the outcome for `limits.0`, and a node may begin the release
-    /// within `limits.1` from now. The release is retried on a node that fails to answer. With
+    /// A release. Its asker waits for the outcome within `limits`, and a node may begin the release
+    /// within `life` from now. The release is retried on a node that fails to answer. With
     /// `owe_clock` it is also retried on a node that refuses its T as too far ahead.
     pub(crate) fn prepare_release(
         quorum: Quorum,
         op: Arc<Op>,
-        limits: (Duration, Duration),
+        (limits, life): (RoundLimits, Duration),
         observer: &Arc<dyn Observer>,
         pending: &Arc<PendingReleases>,
         owe_clock: bool,
@@ -147,25 +171,25 @@ impl Round {
         PreparedRound(Arc::new(Self {
             pending: Some(pending.clone()),
             owe_clock,
-            ..Self::open(quorum, op, limits, observer)
+            ..Self::open(quorum, op, (limits, life), observer)
         }))
     }
 
     fn open(
         quorum: Quorum,
         op: Arc<Op>,
-        (limit, life): (Duration, Duration),
+        (limits, life): (RoundLimits, Duration),
         observer: &Arc<dyn Observer>,
     ) -> Self {
         let now = Instant::now();
-        let ballot =
-            Ballot { votes: vec![None; quorum.nodes()], decision: Decision::Open, undo: None };
+        let votes = vec![None; quorum.nodes()];
+        let ballot = Ballot { votes, decision: Decision::Open, is_late: false, undo: None };
         Self {
             quorum,
             trace: observer.round(&op),
             op,
-            limit,
-            deadline: now + limit,
+            limits,
+            began: now,
             not_after: now + life,
             observer: observer.clone(),
             pending: None,
@@ -197,42 +221,63 @@ impl Round {
         }
     }
 
-    /// Waits for the deciding vote, until the deadline at most. A node without an answer by then
-    /// counts as timed out, which is "unknown" and not a refusal.
+    /// Waits for the deciding vote, within the limits. A node without an answer by then counts as
+    /// timed out, which is "unknown" and not a refusal.
     pub(crate) async fn outcome(&self) -> RoundOutcome {
-        let decision = std::future::poll_fn(|cx| {
-            // Registered before the check: a vote in between would otherwise wake nobody.
-            self.decided.register(cx.waker());
-            match self.lock().decision {
-                Decision::Open => Poll::Pending,
-                decision => Poll::Ready(decision),
-            }
-        });
-        let in_time = tokio::time::timeout_at(self.deadline, decision).await.ok();
+        let mut waited = self.limits.rest;
+        let in_time = tokio::time::timeout_at(self.began + waited, self.decision(false)).await;
+        let mut decision = in_time.unwrap_or(Decision::Open);
+        if decision == Decision::Open && self.limits.quorum > waited && self.is_late() {
+            waited = self.limits.quorum;
+            let in_time = tokio::time::timeout_at(self.began + waited, self.decision(true)).await;
+            decision = in_time.unwrap_or(Decision::Open);
+        }
         let ballot = self.lock();
         let mut votes = ballot.votes.clone();
-        let decision = match in_time {
-            Some(decision) => decision,
-            None => {
-                for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
-                    let detail = format!("no answer within {:?}", self.limit);
-                    *vote =
-                        Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
-                }
-                if let Some(trace) = &self.trace {
-                    trace.decided("timeout");
-                }
-                match self.quorum.decide(tally(&self.op, &votes)) {
-                    Decision::Open => Decision::Neither,
-                    decision => decision,
-                }
+        if decision == Decision::Open {
+            for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
+                let detail = format!("no answer within {waited:?}");
+                *vote = Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
             }
-        };
+            if let Some(trace) = &self.trace {
+                trace.decided("timeout");
+            }
+            decision = match self.quorum.decide(tally(&self.op, &votes)) {
+                Decision::Open => Decision::Neither,
+                decision => decision,
+            };
+        }
         RoundOutcome { decision, votes }
     }
 
-    /// The votes as soon as they are `wanted`, or complete, or at the deadline. Votes after the
-    /// deciding one are included.
+    /// Waits for the decision. If the round is late, the answers of a quorum end the wait without
+    /// one.
+    async fn decision(&self, is_late: bool) -> Decision {
+        std::future::poll_fn(|cx| {
+            // Registered before the check: a vote in between would otherwise wake nobody.
+            self.decided.register(cx.waker());
+            let ballot = self.lock();
+            match ballot.decision {
+                Decision::Open if is_late && ballot.answers() >= self.quorum.size() => {
+                    Poll::Ready(Decision::Open)
+                }
+                Decision::Open => Poll::Pending,
+                decision => Poll::Ready(decision),
+            }
+        })
+        .await
+    }
+
+    /// Whether the asker waits on, because fewer nodes than a quorum have answered. From then on,
+    /// each vote wakes it.
+    fn is_late(&self) -> bool {
+        let mut ballot = self.lock();
+        ballot.is_late = ballot.answers() < self.quorum.size();
+        ballot.is_late
+    }
+
+    /// The votes as soon as they are `wanted`, or complete, or after [`RoundLimits::rest`]. Votes
+    /// after the deciding one are included.
     pub(crate) async fn votes_until(
         &self,
         wanted: impl Fn(&[Option<Vote>]) -> bool,
@@ -243,7 +288,7 @@ impl Round {
             let enough = wanted(&ballot.votes) || ballot.votes.iter().all(Option::is_some);
             if enough { Poll::Ready(()) } else { Poll::Pending }
         });
-        let _ = tokio::time::timeout_at(self.deadline, reached).await;
+        let _ = tokio::time::timeout_at(self.began + self.limits.rest, reached).await;
         self.lock().votes.clone()
     }
 
@@ -303,7 +348,7 @@ impl Voter for Round {
             ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));
         }
         let decision = ballot.decision;
-        let decided = decision != Decision::Open;
+        let wakes = decision != Decision::Open || ballot.is_late;
         let lost = match &self.when_missing {
             Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let all = 0..ballot.votes.len();
@@ -331,7 +376,7 @@ impl Voter for Round {
         if let (Some(word), Some(trace), true) = (decision.word(), &self.trace, was_open) {
             trace.decided(word);
         }
-        if decided {
+        if wakes {
             // Also after the decision: a waiter in `votes_until` may need this vote.
             self.decided.wake();
         }

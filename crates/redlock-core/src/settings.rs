@@ -29,8 +29,9 @@ pub struct Settings {
     /// Settings for each node, including `max_clock_skew`: how far a fencing token may be from the
     /// node's own time.
     pub node: NodeSettings,
-    /// How long a round waits for the nodes' answers. A round never waits longer than a tenth of
-    /// its TTL.
+    /// How long a round waits for the other nodes once a majority has answered. For the answers of
+    /// a majority it waits for up to 800 ms, if `node_timeout` is not longer. A round never waits
+    /// longer than a tenth of its TTL.
     pub node_timeout: Duration,
     /// The part of a TTL, 0.0 to 0.5, that is reserved for clocks that run at different rates.
     pub drift_factor: f64,

@@ -17,12 +17,16 @@ use crate::node::{Effect, Failure, Keys, Node, Op, Reason, Vote};
 use crate::round::pending_releases::PendingReleases;
 use crate::round::times::RoundTimes;
 use crate::round::votes::{self, can_hold, holds};
-use crate::round::{PreparedRound, Round, RoundOutcome};
+use crate::round::{PreparedRound, Round, RoundLimits, RoundOutcome};
 use crate::settings::{Env, Settings, SettingsError};
 use crate::wait::fairness::Fairness;
 
 /// The bits of all nodes, for the `mask` of [`Shared::release_on`].
 pub(crate) const ALL_NODES: u32 = u32::MAX;
+/// How long a round waits for the answers of a quorum, if its TTL allows it. A disk may take some
+/// hundred milliseconds for a write (fsync) beside other work. A node that leaves a call unanswered
+/// for a second loses its connection.
+const QUORUM_PATIENCE: Duration = Duration::from_millis(800);
 
 pub(crate) struct Shared {
     pub(crate) nodes: Arc<[Arc<dyn Node>]>,
@@ -115,9 +119,8 @@ impl Shared {
     /// Refuses a TTL of which a tenth is too short for a round at the present speed of rounds.
     pub(crate) fn check_rounds(&self, asked: Ttl) -> Result<(), LockError> {
         let limit = asked.duration() / 10;
-        // A round is already limited by `node_timeout`, so a longer TTL would not give it more
-        // time.
-        if limit >= self.settings.node_timeout {
+        // A longer TTL would not give rounds more time.
+        if limit >= self.untimed_limits().quorum {
             return Ok(());
         }
         match self.round_times.too_long_for(limit, || self.env.clock.monotonic()) {
@@ -128,10 +131,18 @@ impl Shared {
         }
     }
 
-    /// The time limit of a round: at most a tenth of the TTL, so that a round with hung nodes
+    /// The time limits of a round: at most a tenth of the TTL, so that a round with hung nodes
     /// leaves most of the lease.
-    pub(crate) fn round_limit(&self, ttl: Ttl) -> Duration {
-        self.settings.node_timeout.min(ttl.duration() / 10)
+    pub(crate) fn round_limits(&self, ttl: Ttl) -> RoundLimits {
+        let RoundLimits { rest, quorum } = self.untimed_limits();
+        let tenth = ttl.duration() / 10;
+        RoundLimits { rest: rest.min(tenth), quorum: quorum.min(tenth) }
+    }
+
+    /// The time limits of a round that uses up no lease.
+    pub(crate) fn untimed_limits(&self) -> RoundLimits {
+        let rest = self.settings.node_timeout;
+        RoundLimits { rest, quorum: rest.max(QUORUM_PATIENCE) }
     }
 
     /// Whether answers to a request that began at `started` still count at `now`. Recovery makes
@@ -142,8 +153,8 @@ impl Shared {
     }
 
     /// Asks all nodes what they store for a lock.
-    pub(crate) fn inspect(&self, keys: Keys, limit: Duration) -> Arc<Round> {
-        Round::prepare(self.quorum, Op::Inspect { keys }, limit, &self.env.observer, None)
+    pub(crate) fn inspect(&self, keys: Keys, limits: RoundLimits) -> Arc<Round> {
+        Round::prepare(self.quorum, Op::Inspect { keys }, limits, &self.env.observer, None)
             .ask(&self.nodes, ALL_NODES)
     }
 
@@ -173,7 +184,7 @@ impl Shared {
         let owe_clock = t.is_some_and(|t| self.tokens.is_credible(t));
         // A release is useful even if it arrives late, so nodes may run it for as long as a lock
         // may live.
-        let limits = (self.settings.node_timeout, self.settings.max_ttl.duration());
+        let limits = (self.untimed_limits(), self.settings.max_ttl.duration());
         Round::prepare_release(
             self.quorum,
             op,

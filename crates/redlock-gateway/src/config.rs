@@ -96,7 +96,8 @@ pub struct Settings {
     config: Option<PathBuf>,
     #[command(flatten)]
     pub limits: Limits,
-    /// How long a request waits for the answer of a node; if a tenth of its TTL is less, that long
+    /// How long a request waits for the other nodes once a majority has answered; for the answers of
+    /// a majority it waits for up to 800 ms; both waits end after a tenth of its TTL
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]
     pub node_timeout: Duration,

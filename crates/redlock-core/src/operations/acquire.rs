@@ -192,7 +192,7 @@ pub(crate) fn acquire_within<T: Into<PlacePermit>>(
     let deadline = Instant::now() + patience.min(MAX_PATIENCE);
     let shared_owner = params.owner_is_shared.then_some(params.owner);
     let of_queue = AcquireParams { nonce: None, ..params.clone() };
-    let round_limit = shared.round_limit(params.ttl);
+    let round_limit = shared.round_limits(params.ttl).quorum;
     let is_slotted = params.slotted.is_some();
     let terms = PlaceTerms { shared_owner, round_limit, priority, mode, is_slotted };
     let (ticket, first_try) = waiters.enter(&params.keys.lock, of_queue, terms);

@@ -98,8 +98,8 @@ pub(crate) async fn extend(
         }) as Arc<dyn WhenMissing>
     });
     let op = Op::Extend { keys, record: Record::new(token, &Info::default()), ttl };
-    let limit = shared.round_limit(ttl);
-    let round = Round::prepare(shared.quorum, op, limit, &shared.env.observer, repair)
+    let limits = shared.round_limits(ttl);
+    let round = Round::prepare(shared.quorum, op, limits, &shared.env.observer, repair)
         .ask(&shared.nodes, ALL_NODES);
     let outcome = round.outcome().await;
     match outcome.decision {

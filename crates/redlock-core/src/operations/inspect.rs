@@ -59,7 +59,7 @@ impl NodeView {
 }
 
 pub(crate) async fn inspect(shared: &Shared, name: &LockName) -> Inspection {
-    let outcome = shared.inspect(shared.keys(name), shared.settings.node_timeout).outcome().await;
+    let outcome = shared.inspect(shared.keys(name), shared.untimed_limits()).outcome().await;
     seen(shared, outcome.decision, &outcome.votes, (Vec::new(), Vec::new()))
 }
 

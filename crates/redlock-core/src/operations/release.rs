@@ -118,7 +118,7 @@ pub(crate) async fn force_release(
     on_found: impl FnOnce(&HeldBy) + Send,
 ) -> Result<(), LockError> {
     let keys = shared.keys_of_slot(slot);
-    let round = shared.inspect(keys, shared.settings.node_timeout);
+    let round = shared.inspect(keys, shared.untimed_limits());
     round.votes_until(|_| false).await;
     let outcome = round.outcome().await;
     let keeps_free = |holding: &&Holding| holding.record.is_placeholder();
@@ -211,7 +211,7 @@ pub(crate) async fn release_owner(
 ) -> Result<FencingToken, LockError> {
     let minted = shared.tokens.mint();
     let keys = shared.keys_of_slot(slot);
-    let round = shared.inspect(keys, shared.settings.node_timeout);
+    let round = shared.inspect(keys, shared.untimed_limits());
     let votes = round.votes_until(|_| false).await;
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);

@@ -16,7 +16,7 @@ use crate::model::slots::{SlotSet, Slots};
 use crate::model::types::{LockName, LockToken, Owner};
 use crate::node::{Holding, Keys, Op, Vote};
 use crate::round::votes::{LockState, count, found, held_by, holds, unheard};
-use crate::round::{Round, RoundOutcome, tally};
+use crate::round::{Round, RoundLimits, RoundOutcome, tally};
 use crate::shared::Shared;
 
 /// A lock with several slots, and how many of them a request takes.
@@ -95,14 +95,14 @@ impl SlottedLock {
         shared: &Shared,
         owner: &Owner,
         is_shared: bool,
-        limit: Duration,
+        limits: RoundLimits,
     ) -> Result<Choice, LockError> {
         let (quorum, take) = (shared.quorum, usize::from(self.take));
         let is_full = |slots: &[Vec<Option<Vote>>]| {
             let taken = slots.iter().filter(|votes| holds(quorum, votes)).count();
             slots.len() - taken < take
         };
-        let read = self.read(shared, limit, |slots| {
+        let read = self.read(shared, limits, |slots| {
             let own = if is_shared { own_slots(quorum, slots, owner, None) } else { None };
             let free = slots.iter().filter(|votes| is_free(quorum, votes)).count();
             own.is_none_or(|(_, stands, _)| stands) && (free >= take || is_full(slots))
@@ -148,12 +148,12 @@ impl SlottedLock {
         &self,
         shared: &Shared,
         token: &LockToken,
-        limit: Duration,
+        limits: RoundLimits,
     ) -> Result<bool, LockError> {
         let other = |slots: &[Vec<Option<Vote>>]| {
             own_slots(shared.quorum, slots, token.owner(), Some(token)).is_some()
         };
-        let (slots, _) = self.read(shared, limit, |slots| !other(slots)).await?;
+        let (slots, _) = self.read(shared, limits, |slots| !other(slots)).await?;
         Ok(other(&slots))
     }
 
@@ -164,10 +164,10 @@ impl SlottedLock {
     async fn read(
         &self,
         shared: &Shared,
-        limit: Duration,
+        limits: RoundLimits,
         clear: impl Fn(&[Vec<Option<Vote>>]) -> bool,
     ) -> Result<(Vec<Vec<Option<Vote>>>, RoundOutcome), LockError> {
-        let round = self.ask(shared, limit);
+        let round = self.ask(shared, limits);
         let outcome = round.outcome().await;
         let is_heard = |vote: &Vote| matches!(vote, Vote::FoundOfSet(_));
         if count(&outcome.votes, is_heard) < shared.quorum.size() {
@@ -177,8 +177,8 @@ impl SlottedLock {
         Ok((self.votes_of_each(&votes), RoundOutcome { votes, ..outcome }))
     }
 
-    fn ask(&self, shared: &Shared, limit: Duration) -> Arc<Round> {
-        shared.inspect(self.keys[0].clone().with(self.keys[1..].iter().cloned()), limit)
+    fn ask(&self, shared: &Shared, limits: RoundLimits) -> Arc<Round> {
+        shared.inspect(self.keys[0].clone().with(self.keys[1..].iter().cloned()), limits)
     }
 
     /// The votes of a reading as votes about each slot.
@@ -225,13 +225,15 @@ pub(crate) async fn holders(
 ) -> (Vec<Option<Vote>>, Vec<SlotHolder>, Vec<u16>) {
     let keys: Box<[Keys]> = (1..=count).map(|slot| shared.keys(&name.of_slot(slot))).collect();
     let slotted = SlottedLock { keys, take: 1 };
-    let round = slotted.ask(shared, shared.settings.node_timeout);
+    let round = slotted.ask(shared, shared.untimed_limits());
     let quorum = shared.quorum;
     let question = Op::Inspect { keys: slotted.keys[0].clone() };
     let decision = |votes: &[Option<Vote>]| quorum.decide(tally(&question, votes));
     let is_clear = |votes: &[Option<Vote>]| {
         slotted.votes_of_each(votes).iter().all(|votes| decision(votes) != Decision::Open)
     };
+    // Waits for the answers of a majority, also of slow nodes.
+    round.outcome().await;
     let votes = round.votes_until(is_clear).await;
     let mut slots = slotted.votes_of_each(&votes);
     let (mut holders, mut unknown) = (Vec::new(), Vec::new());

@@ -10,8 +10,8 @@ use crate::node::NodeSettings;
 use crate::node::eligibility::ClusterConfig;
 
 /// The least time limit of a request or call; the limit is at least twice the node time-out. A
-/// request that reaches the limit ends the session. Rounds wait only for the node time-out, so they
-/// have ended by then.
+/// request that reaches the limit ends the session. Rounds wait for 800 ms or the node time-out, so
+/// they have ended by then.
 const CALL_DEADLINE: Duration = Duration::from_secs(1);
 
 /// The settings of one master, from [`Settings::of_masters`](crate::Settings::of_masters). There

@@ -184,8 +184,8 @@ impl Attempt {
             return Ok(());
         };
         let AcquireParams { owner, owner_is_shared, ttl, .. } = self.params;
-        let limit = self.shared.round_limit(ttl);
-        let choice = slotted.choose(&self.shared, &owner, owner_is_shared, limit).await;
+        let limits = self.shared.round_limits(ttl);
+        let choice = slotted.choose(&self.shared, &owner, owner_is_shared, limits).await;
         match choice.map_err(|error| self.failed(error, false))? {
             Choice::PartOfOwn(by) => return Err(self.part_of_slots(by)),
             Choice::Own(slots) => self.take_slots(slots, 1),
@@ -233,8 +233,8 @@ impl Attempt {
             ttl: *ttl,
             tell: self.hint.clone(),
         };
-        let limit = shared.round_limit(*ttl);
-        let prepared = Round::prepare(shared.quorum, op, limit, &shared.env.observer, None);
+        let limits = shared.round_limits(*ttl);
+        let prepared = Round::prepare(shared.quorum, op, limits, &shared.env.observer, None);
         let round = prepared.round().clone();
         self.proposals += 1;
         Ok((Proposal { record, token, round }, prepared))
@@ -349,8 +349,8 @@ impl Attempt {
         if !self.params.owner_is_shared {
             return Ok(());
         }
-        let limit = self.shared.round_limit(self.params.ttl);
-        match slotted.has_another_grant(&self.shared, token, limit).await {
+        let limits = self.shared.round_limits(self.params.ttl);
+        match slotted.has_another_grant(&self.shared, token, limits).await {
             Ok(false) => Ok(()),
             Ok(true) => Err(LockError::Unknown(Vec::new())),
             Err(LockError::NoQuorum(reports)) => Err(LockError::Unknown(reports)),
@@ -438,7 +438,7 @@ impl Attempt {
     /// all of them. Otherwise an undo between two readings could make a whole grant look like a part.
     async fn may_stand(&self, keys: &Keys, grant: &LockToken) -> usize {
         let shared = &self.shared;
-        let round = shared.inspect(keys.clone(), shared.round_limit(self.params.ttl));
+        let round = shared.inspect(keys.clone(), shared.round_limits(self.params.ttl));
         let votes = round.outcome().await.votes;
         let unheard = unheard(&votes);
         let is_it = |at: usize, holding: &Holding| {

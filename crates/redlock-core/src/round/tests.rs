@@ -1,0 +1,94 @@
+#![cfg(test)]
+
+use super::*;
+use crate::model::types::{FencingToken, LockName, LockToken, Nonce, Owner, Ttl};
+use crate::node::{Env, Record};
+
+const MS: Duration = Duration::from_millis(1);
+const LIMITS: RoundLimits = RoundLimits { rest: Duration::from_millis(50), quorum: QUORUM };
+const QUORUM: Duration = Duration::from_millis(800);
+
+fn fencing() -> FencingToken {
+    FencingToken::new(1_763_725_165_123_456).expect("a T")
+}
+
+/// An acquire over five nodes, whose votes the test gives.
+fn round() -> Arc<Round> {
+    let name: LockName = "job".parse().expect("a name");
+    let token = LockToken::new(Owner::from_bytes([1; 16]), Nonce::from_bytes([1; 4]), fencing());
+    let op = Op::Acquire {
+        keys: Keys::new("lock:", &name),
+        record: Record::new(&token, &Default::default()),
+        ttl: Ttl::from_millis(30_000).expect("a TTL"),
+        tell: None,
+    };
+    let quorum = Quorum::new(5).expect("five nodes");
+    Round::prepare(quorum, op, LIMITS, &Env::default().observer, None).ask(&[], 0)
+}
+
+fn down() -> Vote {
+    Vote::Failed(Failure::new(Reason::Down, Effect::None, "nobody listens".to_owned()))
+}
+
+/// Gives votes at these times after the start of the round. Returns the decision, and when it was
+/// known.
+async fn outcome(votes: Vec<(Duration, Vote)>) -> (Decision, Duration) {
+    let (round, began) = (round(), Instant::now());
+    let asker = tokio::spawn({
+        let round = round.clone();
+        async move { (round.outcome().await.decision, began.elapsed()) }
+    });
+    for (node, (at, vote)) in votes.into_iter().enumerate() {
+        tokio::time::sleep_until(began + at).await;
+        round.vote(node, vote);
+    }
+    asker.await.expect("an outcome")
+}
+
+fn about(millis: u64) -> std::ops::RangeInclusive<Duration> {
+    let at = Duration::from_millis(millis);
+    at..=at + 2 * MS
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_quorum_is_waited_for() {
+    let grants = [300, 310, 400].map(|at| (at * MS, Vote::Granted));
+    let (decision, at) = outcome(grants.into()).await;
+    assert_eq!(decision, Decision::Yes);
+    assert!(about(400).contains(&at), "{at:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_quorum_ends_the_round_at_its_limit() {
+    let (decision, at) = outcome(vec![(MS, Vote::Granted), (MS, Vote::Granted)]).await;
+    assert_eq!(decision, Decision::Neither);
+    assert!(about(800).contains(&at), "{at:?}");
+}
+
+/// A hung minority delays a round by the short limit only.
+#[tokio::test(start_paused = true)]
+async fn answers_of_a_quorum_end_the_longer_wait() {
+    let stale = || Vote::Stale { fence: fencing() };
+    let early = vec![(MS, Vote::Granted), (2 * MS, Vote::Granted), (3 * MS, stale())];
+    let (decision, at) = outcome(early).await;
+    assert_eq!(decision, Decision::Neither);
+    assert!(about(50).contains(&at), "{at:?}");
+    let late = vec![(MS, Vote::Granted), (2 * MS, Vote::Granted), (200 * MS, stale())];
+    let (decision, at) = outcome(late).await;
+    assert_eq!(decision, Decision::Neither);
+    assert!(about(200).contains(&at), "{at:?}");
+}
+
+/// A node that fails has not answered. When too few others are left, nothing is waited for.
+#[tokio::test(start_paused = true)]
+async fn failed_nodes_are_no_answers() {
+    let one_down = vec![(MS, down()), (2 * MS, Vote::Granted), (3 * MS, Vote::Granted)];
+    let late = [one_down.clone(), vec![(300 * MS, Vote::Granted)]].concat();
+    let (decision, at) = outcome(late).await;
+    assert_eq!(decision, Decision::Yes);
+    assert!(about(300).contains(&at), "{at:?}");
+    let three_down = [one_down, vec![(300 * MS, down()), (300 * MS, down())]].concat();
+    let (decision, at) = outcome(three_down).await;
+    assert_eq!(decision, Decision::Neither);
+    assert!(about(300).contains(&at), "{at:?}");
+}
