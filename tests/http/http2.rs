@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
+use crate::http::keys::{HOLDER, file, key, with_keys};
 use crate::support::certificates::{Authority, Client};
 use crate::support::client::{Answer, Lease};
 use crate::support::gateway::{Gateway, Launch, Scratch};
@@ -123,6 +124,34 @@ async fn curl_locks_over_both_protocols() {
         let released = stage.curl(&["-X", "DELETE", "-H", &token, version], "/locks/job").await;
         assert!(released.starts_with(&format!("{status_line}204")), "{released}");
     }
+}
+
+/// A request without a key is refused by its head. curl loses the answer if its stream is reset while
+/// the body is on its way.
+#[tokio::test]
+async fn curl_sees_an_answer_that_does_not_need_its_body() {
+    let ci = key("ci", HOLDER, "*").await;
+    let file = file(&[&ci]);
+    let stage = Stage::of(with_keys(&file)).await;
+    for _ in 0..20 {
+        for (path, status) in [("/locks/job", 401), ("/livez", 405)] {
+            let answer = stage.curl(&["--json", r#"{"ttl_ms": 60000}"#, "--http2"], path).await;
+            assert!(answer.starts_with(&format!("HTTP/2 {status}")), "{path}: {answer}");
+        }
+    }
+}
+
+/// The answer waits for a second at most. The stream is reset then, as RFC 9113 permits.
+#[tokio::test]
+async fn a_body_that_never_ends_delays_its_refusal_by_a_second() {
+    let stage = Stage::start().await;
+    let connection = stage.open().await;
+    let request = Request::post("https://localhost/livez").body(()).expect("a request");
+    let began = Instant::now();
+    let (answer, mut stream) = connection.begin_open(request, "{".into()).await;
+    assert_eq!(answered(answer).await.status, 405);
+    assert_eq!(reset_of(&mut stream).await, h2::Reason::NO_ERROR);
+    assert!(began.elapsed() >= Duration::from_millis(990), "{:?}", began.elapsed());
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ pub(crate) mod connection;
 pub(crate) mod connections;
 pub(crate) mod disconnect;
 pub(crate) mod frames;
+pub(crate) mod rest;
 pub(crate) mod server;
 pub(crate) mod streams;
 pub(crate) mod tls;

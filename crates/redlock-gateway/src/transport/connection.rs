@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 use crate::overload::clients::Permit;
 use crate::transport::connections::{Busy, ConnectionSlot};
 use crate::transport::disconnect::{Peer, SharedStream};
+use crate::transport::rest::{Returning, read_rest};
 use crate::transport::streams::{PIECE, Stream, Streams};
 use crate::transport::tls::{self, CurrentConfig, TlsStream, client_certificate, speaks_http2};
 
@@ -126,7 +127,20 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
             let busy =
                 busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
             let permits = RequestPermits { _busy: busy, _of_client: of_client, stream };
-            let mut response = app.answer(request.map(Body::new)).await;
+            let has_rest =
+                permits.stream.is_some() && !http_body::Body::is_end_stream(request.body());
+            let (head, body) = request.into_parts();
+            let (body, rest) = if has_rest {
+                let (body, rest) = Returning::new(body);
+                (Body::new(body), Some(rest))
+            } else {
+                (Body::new(body), None)
+            };
+            let mut response = app.answer(http::Request::from_parts(head, body)).await;
+            if let Some(Ok(rest)) = rest.map(|mut rest| rest.try_recv()) {
+                // Boxed, because it is rare and would make the future of every request larger.
+                Box::pin(read_rest(rest)).await;
+            }
             match &permits.stream {
                 // HTTP/2 has no such headers. The connection itself announces its end (GOAWAY).
                 Some(stream) if slot.is_last_answer() => stream.end_connection(),

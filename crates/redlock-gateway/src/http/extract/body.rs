@@ -13,15 +13,13 @@ use super::super::error::{
 };
 use crate::auth::holds_secret;
 use crate::config::show;
+use crate::transport::rest::read_rest;
 
 /// Limit on a body, in bytes. Legal bodies are far smaller. The largest has a label and 1 KiB of
 /// metadata, with every character escaped.
 const MAX_BODY: usize = 16 * 1024;
 /// Time limit for a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many more bytes are read of a body that is too large, so that its sender sees the answer.
-const MAX_REST: usize = 1024 * 1024;
-const REST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Limit on the description of an error in a body, in characters.
 const LONGEST_ERROR: usize = 500;
 
@@ -46,8 +44,10 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
             }
             Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
             Ok(Ok(None)) => {
-                // Boxed, because an unboxed future would make the future of every request larger.
-                let _ = tokio::time::timeout(REST_TIMEOUT, Box::pin(read_rest(body))).await;
+                // The connection would otherwise be closed while the client still sends. The client
+                // would get a reset and never see the answer. Boxed, because an unboxed future
+                // would make the future of every request larger.
+                Box::pin(read_rest(body)).await;
                 return Err(
                     BODY_TOO_LARGE.because(format!("the request body is larger than {MAX} bytes"))
                 );
@@ -94,18 +94,6 @@ async fn collected(body: &mut Body, max: usize) -> Result<Option<Vec<u8>>, axum:
         }
     }
     Ok(Some(bytes))
-}
-
-/// Reads the rest of a body, up to [`MAX_REST`] bytes, and discards it. Without this, the
-/// connection would be closed while the client still sends. The client would get a reset and never
-/// see the answer.
-async fn read_rest(mut body: Body) {
-    let mut left = MAX_REST;
-    while let Some(Ok(frame)) = body.frame().await {
-        let count = frame.into_data().map_or(0, |chunk| chunk.len());
-        let Some(less) = left.checked_sub(count) else { return };
-        left = less;
-    }
 }
 
 /// Describes why a body could not be read. The parser's error may quote any part of the body. So an

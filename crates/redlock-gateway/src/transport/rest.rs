@@ -1,0 +1,82 @@
+//! Reads what a handler left of a request's body, so that the client sees the answer.
+//!
+//! A handler may answer before it has read the body: a request without a key is refused by its head.
+//! HTTP/2 then ends the stream by RST_STREAM with NO_ERROR (RFC 9113, section 8.1). Some clients
+//! report that as a failure and lose the answer, curl 7.88 among them.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::sync::oneshot;
+
+/// How many bytes are read of a rest.
+const MAX_REST: usize = 1024 * 1024;
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reads the rest of a body, up to [`MAX_REST`] bytes and for up to [`REST_TIMEOUT`], and discards
+/// it.
+pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B) {
+    let rest = async {
+        let mut left = MAX_REST;
+        while let Some(Ok(frame)) = body.frame().await {
+            let count = frame.into_data().map_or(0, |chunk| chunk.len());
+            let Some(less) = left.checked_sub(count) else { return };
+            left = less;
+        }
+    };
+    let _ = tokio::time::timeout(REST_TIMEOUT, rest).await;
+}
+
+/// A request's body that hands back what is left when the handler drops it.
+pub(crate) struct Returning {
+    /// `None` only while the body is dropped.
+    body: Option<Incoming>,
+    rest: Option<oneshot::Sender<Incoming>>,
+}
+
+impl Returning {
+    /// The body for the handler, and where its rest arrives.
+    pub(crate) fn new(body: Incoming) -> (Self, oneshot::Receiver<Incoming>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self { body: Some(body), rest: Some(sender) }, receiver)
+    }
+}
+
+impl Body for Returning {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match &mut self.body {
+            Some(body) => Pin::new(body).poll_frame(context),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map(Body::size_hint).unwrap_or_default()
+    }
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        if let (Some(body), Some(rest)) = (self.body.take(), self.rest.take())
+            && !body.is_end_stream()
+        {
+            // Nobody waits for the rest if the request was cancelled.
+            let _ = rest.send(body);
+        }
+    }
+}
