@@ -14,6 +14,7 @@ mod events;
 pub(super) mod poll;
 pub(super) mod seen;
 mod state;
+mod turns;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use tokio::sync::{Notify, broadcast};
 pub use self::events::{Change, Event, Watched};
 use self::seen::{End, Seen};
 use self::state::{BUFFERED_OF_ALL, BUFFERED_OF_NAME, State, Topic};
+use self::turns::Turns;
 use crate::overload::clients::{Client, Counter, NamePermit, Permit};
 
 /// Limit on event streams, of watchers and holders together.
@@ -61,6 +63,8 @@ pub(super) struct Watches {
     state: Mutex<State>,
     /// Wakes the poller.
     wake: Notify,
+    /// Lets requests run between deliveries.
+    turns: Turns,
     /// A random number of this process. It distinguishes event ids of this process from those of
     /// others.
     process: u32,
@@ -104,6 +108,7 @@ impl Default for Watches {
                 to_read: HashSet::new(),
             }),
             wake: Notify::new(),
+            turns: Turns::default(),
             process: fastrand::u32(1..),
         }
     }
@@ -308,6 +313,7 @@ impl Watches {
         self.wake.notify_one();
         Ok(Watcher {
             changes,
+            received: None,
             missed,
             watches: self.clone(),
             watched,
@@ -341,6 +347,8 @@ impl Watches {
 #[derive(Debug)]
 pub struct Watcher {
     changes: broadcast::Receiver<Arc<Change>>,
+    /// A received change that waits for its turn.
+    received: Option<Next>,
     /// The changes since the last event of an earlier stream. `None`: they are not known, and the
     /// watcher needs a snapshot.
     missed: Option<Vec<Arc<Change>>>,
@@ -385,16 +393,21 @@ impl Watcher {
         }
     }
 
-    /// Waits for the next change of what is watched.
+    /// Waits for the next change of what is watched, and for a turn to deliver it. Nothing is lost
+    /// if the call is cancelled.
     pub async fn next(&mut self) -> Next {
         loop {
-            let next = match self.changes.recv().await {
-                Err(broadcast::error::RecvError::Lagged(missed)) => Next::Lagged(missed),
-                Ok(change) => Next::Change(change),
-                // The sender lives as long as this watcher.
-                Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
-            };
-            if self.concerns(&next) {
+            while self.received.is_none() {
+                let next = match self.changes.recv().await {
+                    Err(broadcast::error::RecvError::Lagged(missed)) => Next::Lagged(missed),
+                    Ok(change) => Next::Change(change),
+                    // The sender lives as long as this watcher.
+                    Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+                };
+                self.received = self.concerns(&next).then_some(next);
+            }
+            self.watches.turns.next().await;
+            if let Some(next) = self.received.take() {
                 return next;
             }
         }
@@ -402,6 +415,9 @@ impl Watcher {
 
     /// The next change, if it is there already.
     pub fn try_next(&mut self) -> Option<Next> {
+        if let Some(next) = self.received.take() {
+            return Some(next);
+        }
         loop {
             let next = match self.changes.try_recv() {
                 Err(broadcast::error::TryRecvError::Lagged(missed)) => Next::Lagged(missed),
@@ -428,6 +444,7 @@ impl Watcher {
 
     /// Discards buffered changes. The next snapshot includes them.
     pub(super) fn skip_to_now(&mut self) {
+        self.received = None;
         self.changes = self.changes.resubscribe();
     }
 

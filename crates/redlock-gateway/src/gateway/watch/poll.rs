@@ -30,9 +30,10 @@ const PAGE_LOCKS: usize = 1_000;
 /// How many locks are compared at a time. In between, requests get on.
 const COMPARED_AT_ONCE: usize = 256;
 
-/// Polls for ever.
+/// Polls, and gives turns to streams, for ever.
 pub(crate) async fn poll(watches: &Watches, locks: &Redlock) {
-    tokio::join!(poll_names(watches, locks), poll_prefixes(watches, locks));
+    let turns = watches.turns.give();
+    tokio::join!(poll_names(watches, locks), poll_prefixes(watches, locks), turns);
 }
 
 async fn poll_names(watches: &Watches, locks: &Redlock) {
