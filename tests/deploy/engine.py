@@ -273,8 +273,9 @@ class Daemon:
         assert self.process.poll() is None, f"dockerd ended with {self.process.returncode}:\n{self.output_text()[-3000:]}"
 
 
-def import_redis(image):
-    run(["docker", "import", "--change", "WORKDIR /data", "--change", "VOLUME /data", redis_tar(image), image], 120)
+def import_redis(image, name):
+    """Makes an image with this name, as a stand-in for the image `redis:`."""
+    run(["docker", "import", "--change", "WORKDIR /data", "--change", "VOLUME /data", redis_tar(image), name], 120)
 
 
 def import_prometheus(image, image_root, folder):
