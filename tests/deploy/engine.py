@@ -70,8 +70,9 @@ def needed(what, words, limit, **options):
     try:
         return run(words, limit, **options)
     except (AssertionError, OSError) as error:
-        last = str(error).strip().splitlines()[-1]
-        raise LeftOut(f"{what}: {last}") from None
+        # The last line of Go's answer in JSON is a brace.
+        said = [line.strip() for line in str(error).splitlines() if re.search("[a-z]", line)]
+        raise LeftOut(f"{what}: {said[-1]}") from None
 
 
 # ---- preparing -------------------------------------------------------------------------------------------------------
