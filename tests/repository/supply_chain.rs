@@ -236,7 +236,8 @@ fn no_file_names_a_registry_host() {
     let hosts = hosts.into_iter().chain([
         "static.crates.io",
         "crates.io-index",
-        "docker.io",
+        // With a slash: Debian's package of Docker has the name of the host.
+        "docker.io/",
         "gcr.io",
         "ghcr.io",
         "quay.io",
