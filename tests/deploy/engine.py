@@ -121,7 +121,7 @@ def namespaces():
         raise LeftOut("a Docker engine that runs, or root to start one")
     needed("namespaces with iptables", [*UNSHARE, "iptables", "-t", "nat", "-L", "-n"], 20)
     try:
-        for folder in cgroups("redlock-try"):
+        for folder in cgroups(f"redlock-try-{os.getpid()}"):
             folder.mkdir()
             folder.rmdir()
     except OSError as error:
@@ -223,15 +223,20 @@ def in_namespaces(words, folder):
     finally:
         # The end of the first process in the namespaces ends all others. unshare returns after that.
         if process.poll() is None:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            try:
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            except FileNotFoundError:
+                children = []
             for pid in children or [process.pid]:
                 os.kill(int(pid), signal.SIGKILL)
-        process.wait(30)
-        for top in cgroups(name):
-            for inner in sorted(top.rglob("*/"), reverse=True) if top.exists() else []:
-                until(f"the cgroup {inner} is empty", lambda: removed(inner), 10)
-            until(f"the cgroup {top} is empty", lambda: removed(top), 10)
-        shutil.rmtree(folder)
+        try:
+            process.wait(30)
+            for top in cgroups(name):
+                for inner in sorted(top.rglob("*/"), reverse=True) if top.exists() else []:
+                    until(f"the cgroup {inner} is empty", lambda: removed(inner), 10)
+                until(f"the cgroup {top} is empty", lambda: removed(top), 10)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def removed(cgroup):
@@ -251,7 +256,12 @@ class Daemon:
     run. Volumes are on the disk, so that masters wait for a real fsync."""
 
     def __init__(self, folder):
+        # The first process of a PID namespace. Anywhere else, the mounts would hide the machine's own folders.
+        assert os.getpid() == 1, "an engine is started in namespaces of its own only: see in_namespaces"
         run(["mount", "-t", "tmpfs", "tmpfs", "/run"])
+        # dockerd writes a key into this folder.
+        if Path("/etc/docker").is_dir():
+            run(["mount", "-t", "tmpfs", "tmpfs", "/etc/docker"])
         run(["ip", "link", "set", "lo", "up"])
         data, disk = folder / "docker", folder / "volumes"
         data.mkdir()

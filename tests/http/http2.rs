@@ -141,9 +141,9 @@ async fn curl_sees_an_answer_that_does_not_need_its_body() {
     }
 }
 
-/// The answer waits for a second at most. The stream is reset then, as RFC 9113 permits.
+/// The gateway waits 300 ms for the rest. Then it resets the stream, as RFC 9113 permits.
 #[tokio::test]
-async fn a_body_that_never_ends_delays_its_refusal_by_a_second() {
+async fn endless_body_delays_a_refusal_only_for_a_moment() {
     let stage = Stage::start().await;
     let connection = stage.open().await;
     let request = Request::post("https://localhost/livez").body(()).expect("a request");
@@ -151,7 +151,8 @@ async fn a_body_that_never_ends_delays_its_refusal_by_a_second() {
     let (answer, mut stream) = connection.begin_open(request, "{".into()).await;
     assert_eq!(answered(answer).await.status, 405);
     assert_eq!(reset_of(&mut stream).await, h2::Reason::NO_ERROR);
-    assert!(began.elapsed() >= Duration::from_millis(990), "{:?}", began.elapsed());
+    let took = began.elapsed();
+    assert!(took > Duration::from_millis(290) && took < Duration::from_secs(5), "{took:?}");
 }
 
 #[tokio::test]

@@ -274,10 +274,10 @@ async fn a_holder_that_lost_one_slot_keeps_none() {
     assert_eq!(gateway.delete("pool", &all.token).await.status, 204);
 }
 
-/// A slot of three was taken by force. A repetition of the request learns what it still holds, at
-/// once, and the key releases the rest.
+/// Somebody released one of three slots by force. A repetition of the request is refused at once, and
+/// the key releases the other slots.
 #[tokio::test]
-async fn a_repetition_does_not_get_what_is_left_of_its_slots() {
+async fn repetition_with_part_of_its_slots_is_refused() {
     let gateway = Launch::embedded().start().await;
     let ask = |more| asking(&gateway, 4, 3, more).header("idempotency-key", KEY).send();
     let first = Lease::from(&ask(json!({})).await);

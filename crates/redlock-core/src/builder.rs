@@ -97,8 +97,8 @@ impl RedlockBuilder {
     }
 
     /// How long a round waits for the other nodes once a majority has answered, 50 ms by default. For
-    /// the answers of a majority it waits for up to 800 ms. A round never waits longer than a tenth
-    /// of its TTL.
+    /// the answers of a majority it waits for 800 ms, or for this long if that is longer. A round
+    /// never waits longer than a tenth of its TTL.
     pub fn node_timeout(mut self, node_timeout: Duration) -> Self {
         self.settings.node_timeout = node_timeout;
         self

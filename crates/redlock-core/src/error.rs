@@ -132,8 +132,8 @@ pub struct HeldBy {
     pub expires_in: Option<Duration>,
     /// Which lock of a set is held, from 0, in the order of the request. Others may be held too.
     pub lock_of_set: u8,
-    /// Whether the holder is an earlier request for the same set or as many slots, with the same
-    /// owner, and the rest of what it was granted is no longer held.
+    /// Whether the holder is an earlier request with the same owner, for the same set or the same
+    /// number of slots. The rest of its grant is no longer held.
     pub is_part_of_own_set: bool,
     /// The place in line of the request that was refused; `None` unless the request waited.
     pub line: Option<Box<LinePlace>>,

@@ -6,7 +6,6 @@
 //! outlives the asker, because late votes still arrive, and may have to be undone.
 
 pub(crate) mod pending_releases;
-mod tests;
 pub(crate) mod times;
 pub(crate) mod votes;
 
@@ -26,13 +25,15 @@ use crate::node::{
 
 /// How long the asker of a round waits for votes.
 ///
-/// A few hung nodes must not delay a round, so the wait for them is short. But if fewer nodes than a
-/// quorum have answered, an early end could only be a failure. All disks may be slow at the same
-/// time, for instance. So that wait is longer. It does not delay request after request: a node that
-/// leaves a call unanswered for about a second loses its connection, and then fails at once.
+/// A few hung nodes must not delay a round, so the wait for them is short. While fewer nodes than a
+/// quorum have answered, an early end could only be a failure. For example, all disks may be slow at
+/// the same time. So the wait for a quorum is longer. Hung nodes do not hold up one request after
+/// the other in this way: a node that leaves a call unanswered for about a second loses its
+/// connection, and then fails at once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoundLimits {
-    /// The wait for the other nodes, once a quorum has answered.
+    /// The wait for the other nodes, once a quorum has answered. It begins with the round, or with
+    /// the last answer of the quorum if that comes later than this.
     pub(crate) rest: Duration,
     /// The wait for the answers of a quorum; at least `rest`.
     pub(crate) quorum: Duration,
@@ -60,6 +61,8 @@ pub(crate) struct Round {
 struct Ballot {
     votes: Vec<Option<Vote>>,
     decision: Decision,
+    /// When the asker stops to wait.
+    deadline: Instant,
     /// Whether the asker waits for the answers of a quorum, beyond [`RoundLimits::rest`].
     is_late: bool,
     /// Undoes grants that arrive after the attempt was abandoned.
@@ -183,7 +186,9 @@ impl Round {
     ) -> Self {
         let now = Instant::now();
         let votes = vec![None; quorum.nodes()];
-        let ballot = Ballot { votes, decision: Decision::Open, is_late: false, undo: None };
+        let deadline = now + limits.rest;
+        let ballot =
+            Ballot { votes, decision: Decision::Open, deadline, is_late: false, undo: None };
         Self {
             quorum,
             trace: observer.round(&op),
@@ -224,60 +229,63 @@ impl Round {
     /// Waits for the deciding vote, within the limits. A node without an answer by then counts as
     /// timed out, which is "unknown" and not a refusal.
     pub(crate) async fn outcome(&self) -> RoundOutcome {
-        let mut waited = self.limits.rest;
-        let in_time = tokio::time::timeout_at(self.began + waited, self.decision(false)).await;
-        let mut decision = in_time.unwrap_or(Decision::Open);
-        if decision == Decision::Open && self.limits.quorum > waited && self.is_late() {
-            waited = self.limits.quorum;
-            let in_time = tokio::time::timeout_at(self.began + waited, self.decision(true)).await;
-            decision = in_time.unwrap_or(Decision::Open);
-        }
+        let decision = loop {
+            let deadline = self.lock().deadline;
+            match tokio::time::timeout_at(deadline, self.decision(deadline)).await {
+                Ok(Some(decision)) => break decision,
+                Ok(None) => {}
+                Err(_) if self.waits_on() => {}
+                Err(_) => break Decision::Open,
+            }
+        };
         let ballot = self.lock();
         let mut votes = ballot.votes.clone();
-        if decision == Decision::Open {
-            for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
-                let detail = format!("no answer within {waited:?}");
-                *vote = Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
-            }
-            if let Some(trace) = &self.trace {
-                trace.decided("timeout");
-            }
-            decision = match self.quorum.decide(tally(&self.op, &votes)) {
-                Decision::Open => Decision::Neither,
-                decision => decision,
-            };
+        if decision != Decision::Open {
+            return RoundOutcome { decision, votes };
         }
+        let waited = Duration::from_millis((ballot.deadline - self.began).as_millis() as u64);
+        for vote in votes.iter_mut().filter(|vote| vote.is_none()) {
+            let detail = format!("no answer within {waited:?}");
+            *vote = Some(Vote::Failed(Failure::new(Reason::Timeout, Effect::Possible, detail)));
+        }
+        if let Some(trace) = &self.trace {
+            trace.decided("timeout");
+        }
+        let decision = match self.quorum.decide(tally(&self.op, &votes)) {
+            Decision::Open => Decision::Neither,
+            decision => decision,
+        };
         RoundOutcome { decision, votes }
     }
 
-    /// Waits for the decision. If the round is late, the answers of a quorum end the wait without
-    /// one.
-    async fn decision(&self, is_late: bool) -> Decision {
+    /// Waits for the decision. `None` if the deadline is another one now.
+    async fn decision(&self, deadline: Instant) -> Option<Decision> {
         std::future::poll_fn(|cx| {
             // Registered before the check: a vote in between would otherwise wake nobody.
             self.decided.register(cx.waker());
             let ballot = self.lock();
             match ballot.decision {
-                Decision::Open if is_late && ballot.answers() >= self.quorum.size() => {
-                    Poll::Ready(Decision::Open)
-                }
-                Decision::Open => Poll::Pending,
-                decision => Poll::Ready(decision),
+                Decision::Open if ballot.deadline == deadline => Poll::Pending,
+                Decision::Open => Poll::Ready(None),
+                decision => Poll::Ready(Some(decision)),
             }
         })
         .await
     }
 
-    /// Whether the asker waits on, because fewer nodes than a quorum have answered. From then on,
-    /// each vote wakes it.
-    fn is_late(&self) -> bool {
+    /// At the deadline: whether the asker waits on, because fewer nodes than a quorum have answered.
+    fn waits_on(&self) -> bool {
         let mut ballot = self.lock();
-        ballot.is_late = ballot.answers() < self.quorum.size();
+        let last = self.began + self.limits.quorum;
+        ballot.is_late = ballot.deadline < last && ballot.answers() < self.quorum.size();
+        if ballot.is_late {
+            ballot.deadline = last;
+        }
         ballot.is_late
     }
 
-    /// The votes as soon as they are `wanted`, or complete, or after [`RoundLimits::rest`]. Votes
-    /// after the deciding one are included.
+    /// The votes as soon as they are `wanted`, or complete, or at the deadline. Votes after the
+    /// deciding one are included. Ask for the outcome first: it waits for the answers of a quorum.
     pub(crate) async fn votes_until(
         &self,
         wanted: impl Fn(&[Option<Vote>]) -> bool,
@@ -288,7 +296,8 @@ impl Round {
             let enough = wanted(&ballot.votes) || ballot.votes.iter().all(Option::is_some);
             if enough { Poll::Ready(()) } else { Poll::Pending }
         });
-        let _ = tokio::time::timeout_at(self.began + self.limits.rest, reached).await;
+        let deadline = self.lock().deadline;
+        let _ = tokio::time::timeout_at(deadline, reached).await;
         self.lock().votes.clone()
     }
 
@@ -348,7 +357,12 @@ impl Voter for Round {
             ballot.decision = self.quorum.decide(tally(&self.op, &ballot.votes));
         }
         let decision = ballot.decision;
-        let wakes = decision != Decision::Open || ballot.is_late;
+        let mut wakes = decision != Decision::Open;
+        if ballot.is_late && ballot.answers() >= self.quorum.size() {
+            ballot.is_late = false;
+            ballot.deadline = ballot.deadline.min(Instant::now() + self.limits.rest);
+            wakes = true;
+        }
         let lost = match &self.when_missing {
             Some(when_missing) if ballot.decision == Decision::Yes && (was_open || missing) => {
                 let all = 0..ballot.votes.len();
@@ -428,3 +442,6 @@ pub(crate) fn tally(op: &Op, votes: &[Option<Vote>]) -> Tally {
     }
     tally
 }
+
+#[cfg(test)]
+mod tests;

@@ -119,7 +119,7 @@ impl Shared {
     /// Refuses a TTL of which a tenth is too short for a round at the present speed of rounds.
     pub(crate) fn check_rounds(&self, asked: Ttl) -> Result<(), LockError> {
         let limit = asked.duration() / 10;
-        // A longer TTL would not give rounds more time.
+        // With such a TTL, a round already gets its full time.
         if limit >= self.untimed_limits().quorum {
             return Ok(());
         }

@@ -96,8 +96,9 @@ pub struct Settings {
     config: Option<PathBuf>,
     #[command(flatten)]
     pub limits: Limits,
-    /// How long a request waits for the other nodes once a majority has answered; for the answers of
-    /// a majority it waits for up to 800 ms; both waits end after a tenth of its TTL
+    /// How long a request waits for the other nodes once a majority has answered. For the answers of
+    /// a majority it waits for 800 ms, or for this long if that is longer. Both waits end after a
+    /// tenth of its TTL
     #[arg(long, value_name = "DURATION", env = "REDLOCK_NODE_TIMEOUT", default_value = "50ms")]
     #[arg(value_parser = duration(SECOND / 1000..=SECOND * 10))]
     pub node_timeout: Duration,

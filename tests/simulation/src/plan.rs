@@ -129,7 +129,7 @@ pub struct Plan {
     pub marker_names_skew: bool,
     /// How long a watermark outlives its lock or release, if not for the core's own time.
     pub fence_grace: Option<Duration>,
-    /// How long a round waits for the answer of a master.
+    /// How long a round waits for the other masters, once a majority has answered.
     pub node_timeout: Duration,
     /// A master that answers more slowly than this counts as distant. Gateways send it several
     /// calls at once.

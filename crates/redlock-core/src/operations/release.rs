@@ -187,6 +187,7 @@ async fn release_kept_free(
     }
     let token = LockToken::new(Owner::NOBODY, Nonce::ZERO, t);
     let round = release_and_hand_off(shared, waiters, slot, &token, ReleaseScope::Holder);
+    round.outcome().await;
     let votes = round.votes_until(|_| false).await;
     let is_gone =
         |vote: &Option<Vote>| matches!(vote, Some(Vote::Released | Vote::Missing | Vote::Held(_)));
@@ -212,6 +213,7 @@ pub(crate) async fn release_owner(
     let minted = shared.tokens.mint();
     let keys = shared.keys_of_slot(slot);
     let round = shared.inspect(keys, shared.untimed_limits());
+    round.outcome().await;
     let votes = round.votes_until(|_| false).await;
     let tokens = found(&votes).filter_map(|holding| holding.record.parse()).map(|(token, _)| token);
     let granted = tokens.filter(|token| token.owner() == owner).max_by_key(LockToken::fencing);

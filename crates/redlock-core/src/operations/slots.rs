@@ -36,6 +36,9 @@ pub(crate) enum Choice {
     /// An earlier grant of the same owner has fewer slots than the request takes: the others were
     /// released, or are being released.
     PartOfOwn(HeldBy),
+    /// An earlier grant of the owner may stand, with fewer slots than the request takes. Too few nodes
+    /// answered to tell.
+    PerhapsOwn(Vec<NodeReport>),
     /// Several grants of the owner may have a majority. The requests that made them will give up all
     /// but one.
     SeveralOwn,
@@ -108,13 +111,13 @@ impl SlottedLock {
             own.is_none_or(|(_, stands, _)| stands) && (free >= take || is_full(slots))
         });
         let (slots, outcome) = read.await?;
-        if is_shared && let Some((own, _, more)) = own_slots(quorum, &slots, owner, None) {
+        if is_shared && let Some((own, stands, more)) = own_slots(quorum, &slots, owner, None) {
+            let is_part = own.count() != self.take;
             let first = own.iter().next().and_then(|slot| slots.get(usize::from(slot) - 1));
             return Ok(match first {
                 _ if more => Choice::SeveralOwn,
-                Some(votes) if own.count() != self.take => {
-                    Choice::PartOfOwn(held_by(quorum, votes))
-                }
+                _ if is_part && !stands => Choice::PerhapsOwn(shared.reports(&outcome)),
+                Some(votes) if is_part => Choice::PartOfOwn(held_by(quorum, votes)),
                 _ => Choice::Own(own),
             });
         }
@@ -232,7 +235,6 @@ pub(crate) async fn holders(
     let is_clear = |votes: &[Option<Vote>]| {
         slotted.votes_of_each(votes).iter().all(|votes| decision(votes) != Decision::Open)
     };
-    // Waits for the answers of a majority, also of slow nodes.
     round.outcome().await;
     let votes = round.votes_until(is_clear).await;
     let mut slots = slotted.votes_of_each(&votes);

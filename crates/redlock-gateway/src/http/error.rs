@@ -406,7 +406,7 @@ impl ApiError {
                               is being released";
                 NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
-            // Every failure of nodes comes with their reports.
+            // Without reports, the nodes answered, but several grants of one owner may stand.
             LockError::Unknown(nodes) if nodes.is_empty() => OUTCOME_UNKNOWN
                 .because(
                     "another request with this Idempotency-Key may have been granted the lock at the same time; sending \

@@ -30,6 +30,9 @@ const HANDSHAKE_BYTES: usize = 16 * 1024;
 /// Limit on encrypted bytes that wait for the client to take them. The library's own limit is 64
 /// KB.
 const UNSENT: usize = 16 * 1024;
+/// How long the rest of a body is read before an answer that did not need it. Meanwhile the request
+/// counts as busy, so its connection is not closed for another one.
+const REST_TIMEOUT: Duration = Duration::from_millis(300);
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 /// Answers the requests of all connections.
@@ -127,9 +130,11 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
             let busy =
                 busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
             let permits = RequestPermits { _busy: busy, _of_client: of_client, stream };
-            let has_rest =
-                permits.stream.is_some() && !http_body::Body::is_end_stream(request.body());
             let (head, body) = request.into_parts();
+            // A client that expects "100 Continue" sends nothing before the answer.
+            let has_rest = permits.stream.is_some()
+                && !http_body::Body::is_end_stream(&body)
+                && !head.headers.contains_key(header::EXPECT);
             let (body, rest) = if has_rest {
                 let (body, rest) = Returning::new(body);
                 (Body::new(body), Some(rest))
@@ -139,7 +144,7 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
             let mut response = app.answer(http::Request::from_parts(head, body)).await;
             if let Some(Ok(rest)) = rest.map(|mut rest| rest.try_recv()) {
                 // Boxed, because it is rare and would make the future of every request larger.
-                Box::pin(read_rest(rest)).await;
+                Box::pin(read_rest(rest, REST_TIMEOUT)).await;
             }
             match &permits.stream {
                 // HTTP/2 has no such headers. The connection itself announces its end (GOAWAY).

@@ -1,26 +1,25 @@
-//! Reads what a handler left of a request's body, so that the client sees the answer.
+//! Reads the part of a request's body that a handler did not read. Otherwise some clients lose the
+//! answer.
 //!
-//! A handler may answer before it has read the body: a request without a key is refused by its head.
-//! HTTP/2 then ends the stream by RST_STREAM with NO_ERROR (RFC 9113, section 8.1). Some clients
+//! A handler may answer before it has read the body. For example, it refuses a request without a key
+//! by its head. HTTP/2 then ends the stream by RST_STREAM with NO_ERROR (RFC 9113, section 8.1). Some clients
 //! report that as a failure and lose the answer, curl 7.88 among them.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::Bytes;
+use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 
-/// How many bytes are read of a rest.
+/// Limit on the bytes that are read of a rest.
 const MAX_REST: usize = 1024 * 1024;
-const REST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reads the rest of a body, up to [`MAX_REST`] bytes and for up to [`REST_TIMEOUT`], and discards
-/// it.
-pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B) {
+/// Reads the rest of a body, up to [`MAX_REST`] bytes and for up to `limit`, and discards it.
+pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: Duration) {
     let rest = async {
         let mut left = MAX_REST;
         while let Some(Ok(frame)) = body.frame().await {
@@ -29,7 +28,7 @@ pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B) {
             left = less;
         }
     };
-    let _ = tokio::time::timeout(REST_TIMEOUT, rest).await;
+    let _ = tokio::time::timeout(limit, rest).await;
 }
 
 /// A request's body that hands back what is left when the handler drops it.

@@ -11,9 +11,11 @@ use crate::history::{Answer, Grant, History, OpKind, Request, VoteKind};
 /// How late an answer may come: 10 ms that the core allows a running attempt after the waiter's
 /// patience, and 5 ms for the simulation's timers.
 const GRACE: Duration = Duration::from_millis(10 + 5);
-/// Every request gets one whole attempt, however short its patience is. If the masters store larger
-/// tokens, an attempt takes up to eight rounds of 50 ms.
-const ATTEMPT: Duration = Duration::from_millis(8 * 50 + 15);
+/// The longest round.
+const ROUND: Duration = Duration::from_millis(800);
+/// How many rounds an attempt takes at most: eight, if the masters store larger tokens, and two more
+/// for slots.
+const ROUNDS: u32 = 8 + 2;
 /// How long a lock may stay free while a client waits. The longest pause between two polls is 800
 /// ms. The rest allows for three things: the rounds themselves, votes split between gateways, and
 /// the time that a lock lives on masters after its holder's deadline.
@@ -61,19 +63,23 @@ fn order(history: &History, found: &mut Vec<Violation>) {
 /// Every waiter gets its answer in time. At the end no gateway counts a waiter any more.
 fn answered(history: &History, found: &mut Vec<Violation>) {
     for operation in &history.operations {
-        let Request::Acquire { owner, patience_ms: Some(patience), .. } = operation.request else {
+        let Request::Acquire { owner, patience_ms: Some(patience), ttl_ms } = operation.request
+        else {
             continue;
         };
+        // Every request gets one whole attempt, however short its patience is. A round takes a
+        // tenth of the TTL at most.
+        let attempt = ROUNDS * ROUND.min(Duration::from_millis(ttl_ms / 10)) + GRACE;
         // A request that names its owner may make one attempt before it enters the queue: it asks
         // whether the owner has the lock already.
         let attempts = if owner.is_some() { 2 } else { 1 };
         let mut due =
-            operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * ATTEMPT);
+            operation.start.at + (Duration::from_millis(patience) + GRACE).max(attempts * attempt);
         // During a freeze no answer comes. Afterwards an attempt that was running may need its
         // whole time again.
         for (from, until) in &history.freezes {
             if *from <= due && *until >= operation.start.at {
-                due += (*until - *from) + ATTEMPT;
+                due += (*until - *from) + attempt;
             }
         }
         let end = operation.end.map_or(history.end, |end| end.at);

@@ -187,6 +187,9 @@ impl Attempt {
         let limits = self.shared.round_limits(ttl);
         let choice = slotted.choose(&self.shared, &owner, owner_is_shared, limits).await;
         match choice.map_err(|error| self.failed(error, false))? {
+            Choice::PerhapsOwn(reports) => {
+                return Err(self.failed(LockError::Unknown(reports), true));
+            }
             Choice::PartOfOwn(by) => return Err(self.part_of_slots(by)),
             Choice::Own(slots) => self.take_slots(slots, 1),
             Choice::SeveralOwn => return Err(self.failed(LockError::Unknown(Vec::new()), true)),

@@ -25,6 +25,10 @@ const LONG_OUTAGE: (Duration, Duration) =
 /// quickly.
 const MAX_SPLITS: u32 = 8;
 
+/// A pause after split votes is computed as if a round took at most this long. Slow nodes may take
+/// most of a second, and the pauses of a request would add up to many seconds.
+const LONGEST_ROUND: Duration = Duration::from_millis(100);
+
 /// Draws pauses of random length, so that contenders do not collide again.
 pub(super) struct Backoff<'a>(pub(super) &'a dyn Entropy);
 
@@ -33,7 +37,7 @@ impl Backoff<'_> {
     /// length of one to three rounds. When the first contender wakes, the others have undone their
     /// grants and are still asleep.
     pub(super) fn after_split(&self, round: Duration, splits: u32) -> Duration {
-        round.mul_f64(1.0 + 2.0 * self.0.unit()) * splits
+        round.min(LONGEST_ROUND).mul_f64(1.0 + 2.0 * self.0.unit()) * splits
     }
 
     /// When to try a lock that expires at `expiry` unless it is extended or released.

@@ -222,8 +222,8 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         }
         // Another lock of the set is held. The request leaves this queue, so that the waiters
         // behind it can have this lock, and waits for the other lock. Or a part of an earlier
-        // grant of this very request is held, for which it must not wait, once attempts show that
-        // the part is not just being released.
+        // grant of this very request is held. The request must not wait for that part. A few
+        // attempts first show that the part is not just being released.
         let is_tried = !failed.split || self.splits >= MAX_SPLIT_TRIES;
         if let LockError::Held(by) = &failed.error
             && (by.lock_of_set != 0 || by.is_part_of_own_set && is_tried)
@@ -241,6 +241,7 @@ impl<F: FnOnce() -> Result<T, LockError> + Send, T: Into<PlacePermit>> RetrySche
         self.splits = if failed.split { self.splits + 1 } else { 0 };
         let standing = self.ticket.standing();
         let round = round.max(SHORTEST_ROUND);
+        self.own_error = None;
         // The queue shows its last refusal to every waiter, but the part is this request's own.
         let error = match failed.error {
             LockError::Held(by) if by.is_part_of_own_set => {

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 /// How many streams get a turn at once, for each thread of the runtime. A delivery takes about 20 µs
 /// (measured), so a request waits for about 300 µs at most at each of its steps.
 const AT_ONCE: usize = 16;
-/// The share of the time that deliveries may take is one in so many. The time in which requests run
-/// between deliveries counts too. So a busy gateway delivers later.
+/// Deliveries may take one part in `SHARE` of the time. The time of requests that run between
+/// deliveries counts too, so a busy gateway delivers later.
 const SHARE: u32 = 4;
 /// How much of the time is saved up while nothing is delivered: enough for some 1,000 deliveries.
 const MAX_CREDIT: Duration = Duration::from_millis(25);
@@ -50,7 +50,7 @@ impl Turns {
         }
     }
 
-    /// Gives turns for ever.
+    /// Gives turns to waiting streams until it is dropped.
     pub(super) async fn give(&self) {
         let at_once = AT_ONCE * Handle::current().metrics().num_workers();
         let mut credit = Credit::full(Instant::now());
@@ -160,7 +160,11 @@ mod tests {
             Poll::Ready(())
         })
         .await;
+        // The turn is given, and its stream ends without using it.
+        tokio::task::yield_now().await;
+        assert_eq!(turns.waiting.load(Ordering::Relaxed), 1);
         drop(ended);
+        assert_eq!(turns.permits.available_permits(), 1);
         for _ in 0..3 {
             turns.next().await;
         }

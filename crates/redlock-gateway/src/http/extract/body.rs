@@ -20,6 +20,8 @@ use crate::transport::rest::read_rest;
 const MAX_BODY: usize = 16 * 1024;
 /// Time limit for a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the rest of a body that is too large is read, so that its sender sees the answer.
+const REST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Limit on the description of an error in a body, in characters.
 const LONGEST_ERROR: usize = 500;
 
@@ -47,7 +49,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
                 // The connection would otherwise be closed while the client still sends. The client
                 // would get a reset and never see the answer. Boxed, because an unboxed future
                 // would make the future of every request larger.
-                Box::pin(read_rest(body)).await;
+                Box::pin(read_rest(body, REST_TIMEOUT)).await;
                 return Err(
                     BODY_TOO_LARGE.because(format!("the request body is larger than {MAX} bytes"))
                 );
