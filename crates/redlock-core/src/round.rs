@@ -61,7 +61,7 @@ pub(crate) struct Round {
 struct Ballot {
     votes: Vec<Option<Vote>>,
     decision: Decision,
-    /// When the asker stops to wait.
+    /// When the asker stops waiting.
     deadline: Instant,
     /// Whether the asker waits for the answers of a quorum, beyond [`RoundLimits::rest`].
     is_late: bool,

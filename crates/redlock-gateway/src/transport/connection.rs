@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use crate::overload::clients::Permit;
 use crate::transport::connections::{Busy, ConnectionSlot};
 use crate::transport::disconnect::{Peer, SharedStream};
-use crate::transport::rest::{Returning, read_rest};
+use crate::transport::rest::{read_rest, returning};
 use crate::transport::streams::{PIECE, Stream, Streams};
 use crate::transport::tls::{self, CurrentConfig, TlsStream, client_certificate, speaks_http2};
 
@@ -126,22 +126,16 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
         request.extensions_mut().insert(peer);
         let app = self.app.clone();
         let slot = slot.clone();
+        // Here, because a local value of the future below would stay in it for the whole wait.
+        let (request, rest) = match &stream {
+            Some(_) => returning(request),
+            None => (request.map(Body::new), None),
+        };
         Box::pin(async move {
             let busy =
                 busy.ok_or_else(|| io::Error::other("the connection was closed for another one"))?;
             let permits = RequestPermits { _busy: busy, _of_client: of_client, stream };
-            let (head, body) = request.into_parts();
-            // A client that expects "100 Continue" sends nothing before the answer.
-            let has_rest = permits.stream.is_some()
-                && !http_body::Body::is_end_stream(&body)
-                && !head.headers.contains_key(header::EXPECT);
-            let (body, rest) = if has_rest {
-                let (body, rest) = Returning::new(body);
-                (Body::new(body), Some(rest))
-            } else {
-                (Body::new(body), None)
-            };
-            let mut response = app.answer(http::Request::from_parts(head, body)).await;
+            let mut response = app.answer(request).await;
             if let Some(Ok(rest)) = rest.map(|mut rest| rest.try_recv()) {
                 // Boxed, because it is rare and would make the future of every request larger.
                 Box::pin(read_rest(rest, REST_TIMEOUT)).await;

@@ -31,19 +31,26 @@ pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B, limit:
     let _ = tokio::time::timeout(limit, rest).await;
 }
 
+/// Prepares a request, so that the part of its body that the handler does not read arrives at the
+/// receiver. `None` if no such part is to be read.
+pub(crate) fn returning(
+    request: http::Request<Incoming>,
+) -> (http::Request<axum::body::Body>, Option<oneshot::Receiver<Incoming>>) {
+    let (head, body) = request.into_parts();
+    // A client that expects "100 Continue" sends nothing before the answer.
+    if body.is_end_stream() || head.headers.contains_key(http::header::EXPECT) {
+        return (http::Request::from_parts(head, axum::body::Body::new(body)), None);
+    }
+    let (sender, rest) = oneshot::channel();
+    let body = axum::body::Body::new(Returning { body: Some(body), rest: Some(sender) });
+    (http::Request::from_parts(head, body), Some(rest))
+}
+
 /// A request's body that hands back what is left when the handler drops it.
-pub(crate) struct Returning {
+struct Returning {
     /// `None` only while the body is dropped.
     body: Option<Incoming>,
     rest: Option<oneshot::Sender<Incoming>>,
-}
-
-impl Returning {
-    /// The body for the handler, and where its rest arrives.
-    pub(crate) fn new(body: Incoming) -> (Self, oneshot::Receiver<Incoming>) {
-        let (sender, receiver) = oneshot::channel();
-        (Self { body: Some(body), rest: Some(sender) }, receiver)
-    }
 }
 
 impl Body for Returning {
