@@ -128,7 +128,10 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
         let slot = slot.clone();
         // Here, because a local value of the future below would stay in it for the whole wait.
         let (request, rest) = match &stream {
-            Some(_) => returning(request),
+            Some(_) => {
+                let (request, rest) = returning(request);
+                (request.map(Body::new), rest)
+            }
             None => (request.map(Body::new), None),
         };
         Box::pin(async move {

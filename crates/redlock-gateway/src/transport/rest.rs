@@ -35,19 +35,16 @@ pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B, limit:
 /// receiver. `None` if no such part is to be read.
 pub(crate) fn returning(
     request: http::Request<Incoming>,
-) -> (http::Request<axum::body::Body>, Option<oneshot::Receiver<Incoming>>) {
+) -> (http::Request<Returning>, Option<oneshot::Receiver<Incoming>>) {
     let (head, body) = request.into_parts();
     // A client that expects "100 Continue" sends nothing before the answer.
-    if body.is_end_stream() || head.headers.contains_key(http::header::EXPECT) {
-        return (http::Request::from_parts(head, axum::body::Body::new(body)), None);
-    }
-    let (sender, rest) = oneshot::channel();
-    let body = axum::body::Body::new(Returning { body: Some(body), rest: Some(sender) });
-    (http::Request::from_parts(head, body), Some(rest))
+    let has_rest = !body.is_end_stream() && !head.headers.contains_key(http::header::EXPECT);
+    let (sender, rest) = has_rest.then(oneshot::channel).unzip();
+    (http::Request::from_parts(head, Returning { body: Some(body), rest: sender }), rest)
 }
 
 /// A request's body that hands back what is left when the handler drops it.
-struct Returning {
+pub(crate) struct Returning {
     /// `None` only while the body is dropped.
     body: Option<Incoming>,
     rest: Option<oneshot::Sender<Incoming>>,
