@@ -61,8 +61,8 @@ class Held:
 
     def granted(self, body, sent):
         self.token = body.get("token", self.token)
-        # Of the round trip, the validity does not count what passed outside the gateway. Counting
-        # from the moment of sending is earlier, so it is safe.
+        # The gateway's validity leaves out the time on the network. This deadline counts from the moment of sending, so
+        # it ends too early rather than too late.
         self.deadline = sent + body["validity_ms"] / 1000
 
 

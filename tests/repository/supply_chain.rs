@@ -236,7 +236,7 @@ fn no_file_names_a_registry_host() {
     let hosts = hosts.into_iter().chain([
         "static.crates.io",
         "crates.io-index",
-        // With a slash: Debian's package of Docker has the name of the host.
+        // The slash tells the registry from Debian's package `docker.io`, which a test installs.
         "docker.io/",
         "gcr.io",
         "ghcr.io",

@@ -23,9 +23,9 @@ use crate::wait::fairness::Fairness;
 
 /// The bits of all nodes, for the `mask` of [`Shared::release_on`].
 pub(crate) const ALL_NODES: u32 = u32::MAX;
-/// How long a round waits for the answers of a quorum, if its TTL allows it. A disk may take some
-/// hundred milliseconds for a write (fsync) beside other work. A node that leaves a call unanswered
-/// for a second loses its connection.
+/// How long a round waits for the answers of a quorum, or a tenth of its TTL if that is less. On a
+/// busy disk, one write (fsync) may take some hundred milliseconds. The wait ends before a node
+/// loses its connection, which happens when a call has no answer for a second.
 const QUORUM_PATIENCE: Duration = Duration::from_millis(800);
 
 pub(crate) struct Shared {

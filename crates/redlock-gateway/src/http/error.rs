@@ -406,11 +406,12 @@ impl ApiError {
                               is being released";
                 NO_QUORUM.because(detail).retry_after(SOON).nodes(nodes, disclosure)
             }
-            // Without reports, the nodes answered, but several grants of one owner may stand.
+            // Without reports, the nodes answered. Several grants of one owner may stand, or the
+            // answers came too late to be used.
             LockError::Unknown(nodes) if nodes.is_empty() => OUTCOME_UNKNOWN
                 .because(
-                    "another request with this Idempotency-Key may have been granted the lock at the same time; sending \
-                     it again is safe",
+                    "the answers of the nodes do not tell whether this was done; a deadline from an earlier answer \
+                     still stands, and trying again is safe",
                 )
                 .retry_after(SOON),
             LockError::Unknown(nodes) => {

@@ -30,8 +30,8 @@ const HANDSHAKE_BYTES: usize = 16 * 1024;
 /// Limit on encrypted bytes that wait for the client to take them. The library's own limit is 64
 /// KB.
 const UNSENT: usize = 16 * 1024;
-/// How long the rest of a body is read before an answer that did not need it. Meanwhile the request
-/// counts as busy, so its connection is not closed for another one.
+/// How long the gateway reads the rest of a body before it sends an answer that did not need the
+/// body. Meanwhile the connection counts as busy: it is not closed to make room for another one.
 const REST_TIMEOUT: Duration = Duration::from_millis(300);
 static KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
@@ -126,7 +126,8 @@ impl<A: Application> Service<http::Request<Incoming>> for Connection<A> {
         request.extensions_mut().insert(peer);
         let app = self.app.clone();
         let slot = slot.clone();
-        // Here, because a local value of the future below would stay in it for the whole wait.
+        // The body is wrapped outside of the future below. Inside, the parts of the request would
+        // stay in the future, and so in memory, for as long as the request waits.
         let (request, rest) = match &stream {
             Some(_) => {
                 let (request, rest) = returning(request);

@@ -2,8 +2,8 @@
 //! answer.
 //!
 //! A handler may answer before it has read the body. For example, it refuses a request without a key
-//! by its head. HTTP/2 then ends the stream by RST_STREAM with NO_ERROR (RFC 9113, section 8.1). Some clients
-//! report that as a failure and lose the answer, curl 7.88 among them.
+//! by its head. HTTP/2 then ends the stream by RST_STREAM with NO_ERROR (RFC 9113, section 8.1).
+//! Some clients report that as a failure and lose the answer, curl 7.88 among them.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,10 +15,11 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 
-/// Limit on the bytes that are read of a rest.
+/// How many bytes of an unread part are read at most.
 const MAX_REST: usize = 1024 * 1024;
 
-/// Reads the rest of a body, up to [`MAX_REST`] bytes and for up to `limit`, and discards it.
+/// Reads and discards the unread part of a body, but no more than [`MAX_REST`] bytes, and for no
+/// longer than `limit`.
 pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: Duration) {
     let rest = async {
         let mut left = MAX_REST;
@@ -31,21 +32,21 @@ pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B, limit:
     let _ = tokio::time::timeout(limit, rest).await;
 }
 
-/// Prepares a request, so that the part of its body that the handler does not read arrives at the
-/// receiver. `None` if no such part is to be read.
+/// Wraps the body of a request. When the handler drops the body, the receiver gets the unread part.
+/// There is no receiver if the body is empty, or if the client waits for "100 Continue".
 pub(crate) fn returning(
     request: http::Request<Incoming>,
 ) -> (http::Request<Returning>, Option<oneshot::Receiver<Incoming>>) {
     let (head, body) = request.into_parts();
-    // A client that expects "100 Continue" sends nothing before the answer.
+    // A client that waits for "100 Continue" sends no body before the answer.
     let has_rest = !body.is_end_stream() && !head.headers.contains_key(http::header::EXPECT);
     let (sender, rest) = has_rest.then(oneshot::channel).unzip();
     (http::Request::from_parts(head, Returning { body: Some(body), rest: sender }), rest)
 }
 
-/// A request's body that hands back what is left when the handler drops it.
+/// A request's body that is handed back when the handler drops it before its end.
 pub(crate) struct Returning {
-    /// `None` only while the body is dropped.
+    /// `None` only while this value is dropped.
     body: Option<Incoming>,
     rest: Option<oneshot::Sender<Incoming>>,
 }

@@ -306,7 +306,7 @@ fn a_waiter_that_is_stuck() {
     let late = |end| Script::default().waits(1, end, 10_000, Answer::Held);
     late(10_015).finds(&[]);
     late(10_017).finds(&[Demand::Answered]);
-    // A whole attempt may take longer than the patience.
+    // A request gets one whole attempt, even if the attempt takes longer than the patience.
     Script::default().waits(1, 400, 100, Answer::Held).finds(&[]);
     let mut never = late(10_015).ends(20_000, 0, 0);
     (never.0.operations[0].end, never.0.operations[0].answer) = (None, None);

@@ -1,10 +1,10 @@
 //! Lets streams deliver events a few at a time, so that requests run in between.
 //!
-//! One change can make thousands of streams ready. The runtime serves ready tasks in the order of
-//! their readiness, so a request would wait behind all of them at each of its steps. Here streams
-//! wait for a turn instead. After each few turns, the runtime first serves whatever else is ready. If
-//! deliveries take more than a share of the time, they pause. A stream that waits meanwhile delivers
-//! several events at once, which costs little more than one.
+//! One change can make thousands of streams ready. The runtime serves ready tasks first come, first
+//! served, so a request would wait behind all these streams at each of its steps. Here streams wait
+//! for a turn instead. After each few turns, the runtime first serves all other ready tasks. If
+//! deliveries take more than a share of the time, they pause. The events of a waiting stream
+//! accumulate. The stream then sends them in one write, which costs little more than one event.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,10 +16,11 @@ use tokio::time::Instant;
 /// How many streams get a turn at once, for each thread of the runtime. A delivery takes about 20 µs
 /// (measured), so a request waits for about 300 µs at most at each of its steps.
 const AT_ONCE: usize = 16;
-/// Deliveries may take one part in `SHARE` of the time. The time of requests that run between
-/// deliveries counts too, so a busy gateway delivers later.
+/// Deliveries may take a quarter of the time (1 / `SHARE`). If requests run between two deliveries,
+/// their time counts as well. So a busy gateway delivers later.
 const SHARE: u32 = 4;
-/// How much of the time is saved up while nothing is delivered: enough for some 1,000 deliveries.
+/// How long deliveries may take without a pause, after a time without deliveries: enough for some
+/// 1,000 deliveries on one thread.
 const MAX_CREDIT: Duration = Duration::from_millis(25);
 
 /// The queue of streams that have something to deliver.
@@ -27,7 +28,7 @@ const MAX_CREDIT: Duration = Duration::from_millis(25);
 pub(super) struct Turns {
     /// One permit for each stream whose turn it is.
     permits: Semaphore,
-    /// Streams that wait for a turn, or have not used it yet.
+    /// Streams that wait for a turn, or have a turn and were not polled yet.
     waiting: AtomicUsize,
     /// Wakes [`Turns::give`].
     wake: Notify,
@@ -57,7 +58,7 @@ impl Turns {
         loop {
             match self.waiting.load(Ordering::Acquire) {
                 0 => self.wake.notified().await,
-                // An unused turn is left if its stream ended. The next stream takes it.
+                // A turn stays unused if its stream ended. Then the next stream takes that turn.
                 waiting if self.permits.available_permits() == 0 => {
                     let began = Instant::now();
                     self.permits.add_permits(waiting.min(at_once));
@@ -72,9 +73,11 @@ impl Turns {
     }
 }
 
-/// The time that deliveries may still take. It grows with time, by one part in [`SHARE`].
+/// Limits deliveries to their share of the time. This is a token bucket: it holds [`MAX_CREDIT`] at
+/// most, and each second adds 1 / [`SHARE`] second.
 #[derive(Debug)]
 struct Credit {
+    /// When the bucket will be full, if nothing more is spent.
     full_at: Instant,
 }
 
@@ -83,16 +86,17 @@ impl Credit {
         Self { full_at: now }
     }
 
-    /// Deliveries took the time from `began` to `now`. Returns the pause until they may go on, if
-    /// they took too much.
+    /// Spends the time from `began` to `now`, which deliveries took. If the bucket is empty, returns
+    /// the pause before the next deliveries.
     fn spend(&mut self, began: Instant, now: Instant) -> Option<Duration> {
-        // Spent time comes back after SHARE times as long.
+        // The bucket needs SHARE times the spent time to be as full as before.
         self.full_at = self.full_at.max(began) + (now - began) * SHARE;
         let pause = (self.full_at - now).saturating_sub(MAX_CREDIT * SHARE);
         (!pause.is_zero()).then_some(pause)
     }
 }
 
+/// Counts a stream in [`Turns::waiting`] until it is dropped.
 struct Waiting<'a>(&'a Turns);
 
 impl<'a> Waiting<'a> {

@@ -20,7 +20,7 @@ use crate::transport::rest::read_rest;
 const MAX_BODY: usize = 16 * 1024;
 /// Time limit for a body to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the rest of a body that is too large is read, so that its sender sees the answer.
+/// How long the gateway reads the rest of a body that is too large.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 /// Limit on the description of an error in a body, in characters.
 const LONGEST_ERROR: usize = 500;
@@ -46,9 +46,9 @@ impl<T: DeserializeOwned + Default, S: Send + Sync, const MAX: usize> FromReques
             }
             Ok(Err(_)) => return Err(INVALID_BODY.because("the body broke off")),
             Ok(Ok(None)) => {
-                // The connection would otherwise be closed while the client still sends. The client
-                // would get a reset and never see the answer. Boxed, because an unboxed future
-                // would make the future of every request larger.
+                // Without this, the gateway would close the connection while the client still
+                // sends. The client would get a reset and never see the answer. The future is
+                // boxed, because it would make the future of every request larger.
                 Box::pin(read_rest(body, REST_TIMEOUT)).await;
                 return Err(
                     BODY_TOO_LARGE.because(format!("the request body is larger than {MAX} bytes"))
