@@ -97,6 +97,7 @@ async fn with_a_repair_in_flight_by(
         let held = held.clone();
         intercepted(node, move |node, task| held.submit(node, task))
     };
+    let rules = SafetyRules { admitted_is_caught_up: false, ..rules };
     let five = FiveNodes::start_with(&ClusterSettings { rules, ..CLUSTER }, env, slow).await;
     let lease = five.held(&CLUSTER).await;
     five.lose_lock(4);
