@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use redlock_core::node::NodeSettings;
 use redlock_core::{
-    AcquireOptions, Lease, LockError, LockName, LockState, Owner, OwnerChoice, Redlock, Slots,
+    AcquireOptions, Lease, LockError, LockName, LockState, LockToken, Nonce, Owner, OwnerChoice,
+    Redlock, Slots,
 };
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -112,6 +113,41 @@ async fn a_lost_slot_is_a_lost_grant() {
     locks.force_release_slot(&lock, 2, |_| ()).await.expect("held");
     assert_eq!(locks.release(&lock, &all.token).await, Err(LockError::Lost));
     assert_eq!(locks.inspect_slots(&lock, 4).await.holders, []);
+}
+
+/// One master hangs, so every extension must find its two votes among the two others.
+#[tokio::test]
+async fn each_of_many_extensions_has_its_own_result() {
+    let cluster = Cluster::start(3).await;
+    let locks = cluster.redlock();
+    let mut leases = Vec::new();
+    for at in 0..100 {
+        let lock = name(&format!("job-{at}"));
+        leases.push((lock.clone(), acquire(&locks, &lock, AcquireOptions::default()).await.token));
+    }
+    let pool = name("pool");
+    leases.push((pool.clone(), acquire(&locks, &pool, asking(4, 3)).await.token));
+    locks.force_release_slot(&pool, 2, |_| ()).await.expect("held");
+    locks.release(&leases[7].0, &leases[7].1).await.expect("held");
+    leases[13].1 = leases[14].1;
+    let nobody = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; 4]), leases[21].1.fencing());
+    leases[21].1 = nobody;
+    cluster.servers[0].stop();
+    let asked = leases.iter().map(|(lock, token)| (lock, token));
+    let results = locks.extend_many(asked, ttl(LONG_MS)).await;
+    for (at, (result, (_, token))) in results.iter().zip(&leases).enumerate() {
+        match at {
+            7 | 21 | 100 => assert!(matches!(result, Err(LockError::Lost)), "{at}: {result:?}"),
+            13 => assert!(matches!(result, Err(LockError::NotHolder(_))), "{result:?}"),
+            _ => assert_eq!(result.as_ref().expect("held").token, *token, "lease {at}"),
+        }
+    }
+    assert_eq!(results.len(), leases.len());
+    // Nobody will use the other slots of the pool.
+    eventually("the pool is free", async || {
+        locks.inspect_slots(&pool, 4).await.holders.is_empty().then_some(())
+    })
+    .await;
 }
 
 /// One of three masters is down or hangs, or has remains of another attempt in every slot.

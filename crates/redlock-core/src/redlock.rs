@@ -20,7 +20,7 @@ use crate::model::types::{FencingToken, LockName, LockSet, LockToken, Owner, Ttl
 use crate::model::validity::Lease;
 use crate::node::{Listener, Node, NodeStatus, ReleaseScope};
 use crate::operations::acquire::{self, AcquireOptions, AcquireParams, Waiters};
-use crate::operations::extend;
+use crate::operations::extend::Extension;
 use crate::operations::inspect::{self, Inspection};
 use crate::operations::list::{self, ListCursor, ListParams, LockPage};
 use crate::operations::release;
@@ -235,18 +235,31 @@ impl Redlock {
         token: &LockToken,
         ttl: Ttl,
     ) -> Result<Lease, LockError> {
-        if *token.owner() == Owner::NOBODY {
-            return Err(LockError::Lost);
+        let begun = Extension::begin(&self.shared, name, token, ttl);
+        begun.outcome(&self.shared, |slot| self.release_unused(name, slot, token)).await
+    }
+
+    /// Extends many locks, each as [`extend`](Self::extend) does. All nodes are asked about all
+    /// locks before the first answer is awaited. So ask for some hundred locks at a time: their
+    /// operations wait in the nodes' queues together. Returns the results in the order of `leases`.
+    pub async fn extend_many<'a>(
+        &self,
+        leases: impl IntoIterator<Item = (&'a LockName, &'a LockToken)>,
+        ttl: Ttl,
+    ) -> Vec<Result<Lease, LockError>> {
+        let begin = |(name, token)| (name, token, Extension::begin(&self.shared, name, token, ttl));
+        let begun: Vec<_> = leases.into_iter().map(begin).collect();
+        let mut results = Vec::with_capacity(begun.len());
+        for (name, token, begun) in begun {
+            let on_unused = |slot| self.release_unused(name, slot, token);
+            results.push(begun.outcome(&self.shared, on_unused).await);
         }
-        if token.slots().count() > 1 {
-            let on_unused = |slot| {
-                release::begin_release(&self.shared, &self.waiters, (name, slot), token);
-            };
-            // Boxed, because an unboxed future would make every extension larger.
-            return Box::pin(extend::extend_slots(&self.shared, name, token, ttl, on_unused)).await;
-        }
-        let keys = self.shared.keys_of_slots(name, token.slots());
-        extend::extend(&self.shared, keys, token, ttl).await
+        results
+    }
+
+    /// Releases a slot of a lease that has lost another slot.
+    fn release_unused(&self, name: &LockName, slot: u16, token: &LockToken) {
+        release::begin_release(&self.shared, &self.waiters, (name, slot), token);
     }
 
     /// Releases a lock, or all slots that the token names. Returns when a majority has released it.

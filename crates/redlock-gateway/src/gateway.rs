@@ -456,18 +456,63 @@ impl Gateway {
         max_hold: Duration,
         client: &Client,
     ) -> Result<LeaseView, Refusal> {
+        self.check_hold(name, token, max_hold)?;
+        let result = self.locks.extend(name, &token.known, ttl).await;
+        self.extended(name, token, result, client)
+    }
+
+    /// Extends locks, each as [`extend`](Self::extend) does. The results are in the order of
+    /// `leases`.
+    pub async fn extend_many(
+        &self,
+        leases: &[(LockName, ResolvedToken)],
+        ttl: Ttl,
+        max_hold: Duration,
+        client: &Client,
+    ) -> Vec<Result<LeaseView, Refusal>> {
+        let check =
+            |(name, token): &(LockName, ResolvedToken)| self.check_hold(name, token, max_hold);
+        let checked: Vec<_> = leases.iter().map(check).collect();
+        let allowed = leases.iter().zip(&checked).filter(|(_, checked)| checked.is_ok());
+        let asked = allowed.map(|((name, token), _)| (name, &token.known));
+        let mut results = self.locks.extend_many(asked, ttl).await.into_iter();
+        let mut extended = |((name, token), checked): (&(LockName, ResolvedToken), _)| {
+            let Ok(()) = checked else { return checked.map(|()| unreachable!()) };
+            let result = results.next().expect("a result for each lease");
+            self.extended(name, token, result, client)
+        };
+        leases.iter().zip(checked).map(&mut extended).collect()
+    }
+
+    /// Refuses to extend a lock that has been held for longer than `max_hold`.
+    fn check_hold(
+        &self,
+        name: &LockName,
+        token: &ResolvedToken,
+        max_hold: Duration,
+    ) -> Result<(), Refusal> {
         let held = self.locks.held_for(&token.shown);
         if held > max_hold {
             self.telemetry.of(name).operation(Operation::Extend, OutcomeLabel::Refused);
             return Err(Refusal::MaxHoldReached { held, max: max_hold });
         }
-        let result = self.locks.extend(name, &token.known, ttl).await;
+        Ok(())
+    }
+
+    /// Accounts for the result of an extension.
+    fn extended(
+        &self,
+        name: &LockName,
+        token: &ResolvedToken,
+        result: Result<Lease, LockError>,
+        client: &Client,
+    ) -> Result<LeaseView, Refusal> {
         let result = result
             .and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
             self.in_flight.record_round(view.elapsed);
-            let life = ttl.duration().max(view.validity);
+            let life = view.ttl.duration().max(view.validity);
             let until = Instant::now() + life;
             self.watches.extended(name, view.token.slots(), view.token.fencing(), life);
             let terms = self.memory.terms(&self.locks);

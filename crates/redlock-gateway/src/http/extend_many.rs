@@ -18,6 +18,8 @@ use super::openapi::{BodyErrors, CommonErrors};
 use super::render::large_response;
 use crate::audit::AuditPart;
 use crate::auth::{Verb, holds_secret};
+use crate::gateway::ResolvedToken;
+use crate::overload::in_flight::InFlight;
 
 /// Limit on the leases of one request.
 const MAX_LEASES: usize = 1_000;
@@ -26,6 +28,8 @@ const MAX_BODY: usize = 512 * MAX_LEASES;
 /// Limit on the leases of one request that are extended at a time. The client's share may allow
 /// fewer.
 const LEASES_AT_ONCE: usize = 256;
+/// Limit on the leases that are extended together.
+const LEASES_OF_CALL: usize = 64;
 
 /// Extend many locks
 ///
@@ -61,21 +65,20 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
         let part = |lease| AuditPart { lock: lock(lease), ..AuditPart::default() };
         access.note(|entry| entry.parts = leases.iter().map(part).collect());
     }
-    let access = &access;
-    let extensions = leases.into_iter().enumerate().map(|(index, lease)| {
+    let (access, max_hold) = (&access, limits.max_hold);
+    let admitted = leases.into_iter().enumerate().map(|(index, lease)| {
         Box::pin(async move {
             let RequestedLease { name, checked } = lease;
-            let extended = extend(access, index, checked, ttl, limits.max_hold, started).await;
-            let extended = extended.map_err(|error| (error.report(), started.elapsed()));
-            let end = extended.as_ref().map_or_else(
-                |(error, _)| (error.problem.status, Some(error.code.as_str())),
-                |_| (StatusCode::OK.as_u16(), None),
-            );
-            access.note(|entry| entry.parts[index].end = Some(end));
-            result(name, extended)
+            (index, name, admit(access, index, checked).await)
         })
     });
-    let results = stream::iter(extensions).buffered(LEASES_AT_ONCE).collect().await;
+    let results = stream::iter(admitted)
+        .buffered(LEASES_AT_ONCE)
+        .ready_chunks(LEASES_OF_CALL)
+        .map(|leases| extend(access, leases, ttl, max_hold, started))
+        .buffered(LEASES_AT_ONCE / LEASES_OF_CALL)
+        .concat()
+        .await;
     large_response(StatusCode::OK, &ExtendManyResults { results }, permits)
 }
 
@@ -133,6 +136,26 @@ fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
     Ok((lock_name(name)?, token))
 }
 
+/// A lease of the request by its index and its name in the answer, with what may be extended.
+type Admitted = (usize, String, Result<(InFlight, LockName, ResolvedToken), ApiError>);
+
+/// Waits until the lease may be extended.
+async fn admit(
+    access: &Access,
+    index: usize,
+    checked: Result<(LockName, LockToken), ApiError>,
+) -> Result<(InFlight, LockName, ResolvedToken), ApiError> {
+    let in_flight = access.enter_lease(index == 0).await?;
+    let (name, token) = checked?;
+    let caller = access.check_again(Verb::Extend, &name)?;
+    access.take_turns(token.slots().count().into()).await;
+    let token = resolve(access, &caller, &name, Verb::Extend, token).await?;
+    if token.is_forced {
+        access.note(|entry| entry.parts[index].forces = true);
+    }
+    Ok((in_flight, name, token))
+}
+
 /// An extended lease.
 struct Extended {
     validity: Duration,
@@ -141,27 +164,51 @@ struct Extended {
     waiters: usize,
 }
 
+/// Extends the leases that were admitted.
 async fn extend(
     access: &Access,
-    index: usize,
-    checked: Result<(LockName, LockToken), ApiError>,
+    admitted: Vec<Admitted>,
     ttl: Ttl,
     max_hold: Duration,
     started: Instant,
-) -> Result<Extended, ApiError> {
-    let _in_flight = access.enter_lease(index == 0).await?;
-    let (name, token) = checked?;
-    let caller = access.check_again(Verb::Extend, &name)?;
-    access.take_turns(token.slots().count().into()).await;
-    let token = resolve(access, &caller, &name, Verb::Extend, token).await?;
-    if token.is_forced {
-        access.note(|entry| entry.parts[index].forces = true);
-    }
+) -> Vec<ExtendResult> {
+    let mut permits = Vec::with_capacity(admitted.len());
+    let mut leases = Vec::with_capacity(admitted.len());
+    let rest: Vec<_> = admitted
+        .into_iter()
+        .map(|(index, name, admitted)| {
+            let refused = admitted.map(|(in_flight, lock, token)| {
+                permits.push(in_flight);
+                leases.push((lock, token));
+            });
+            (index, name, refused.err())
+        })
+        .collect();
     let before = started.elapsed();
-    let extended = access.gateway().extend(&name, &token, ttl, max_hold, access.client()).await;
-    let view = extended.map_err(|refusal| access.refused_on(&name, refusal))?;
-    let waiters = access.gateway().line_length(&name);
-    Ok(Extended { validity: view.validity, elapsed: before + view.elapsed, waiters })
+    let extended = access.gateway().extend_many(&leases, ttl, max_hold, access.client()).await;
+    let mut extended = leases.iter().zip(extended);
+    let result_of = |(index, name, refused): (usize, String, Option<ApiError>)| {
+        let extended = match (refused, &mut extended) {
+            (Some(error), _) => Err(error),
+            (None, extended) => {
+                let ((lock, _), extended) = extended.next().expect("a result for each lease");
+                let waiters = access.gateway().line_length(lock);
+                extended.map_err(|refusal| access.refused_on(lock, refusal)).map(|view| Extended {
+                    validity: view.validity,
+                    elapsed: before + view.elapsed,
+                    waiters,
+                })
+            }
+        };
+        let extended = extended.map_err(|error| (error.report(), started.elapsed()));
+        let end = extended.as_ref().map_or_else(
+            |(error, _)| (error.problem.status, Some(error.code.as_str())),
+            |_| (StatusCode::OK.as_u16(), None),
+        );
+        access.note(|entry| entry.parts[index].end = Some(end));
+        result(name, extended)
+    };
+    rest.into_iter().map(result_of).collect()
 }
 
 /// The result for one lease. A failure has the time from the start of the request until then.
