@@ -72,13 +72,17 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
             (index, name, admit(access, index, checked).await)
         })
     });
-    let results = stream::iter(admitted)
-        .buffered(LEASES_AT_ONCE)
+    // Not in order: a lease that was admitted takes places of its client until it is extended. If it
+    // waited for the lease before it, and that lease for a place, both would wait for ever.
+    let mut results: Vec<_> = stream::iter(admitted)
+        .buffer_unordered(LEASES_AT_ONCE)
         .ready_chunks(LEASES_OF_CALL)
         .map(|leases| extend(access, leases, ttl, max_hold, started))
-        .buffered(LEASES_AT_ONCE / LEASES_OF_CALL)
+        .buffer_unordered(LEASES_AT_ONCE / LEASES_OF_CALL)
         .concat()
         .await;
+    results.sort_unstable_by_key(|(index, _)| *index);
+    let results = results.into_iter().map(|(_, result)| result).collect();
     large_response(StatusCode::OK, &ExtendManyResults { results }, permits)
 }
 
@@ -164,14 +168,14 @@ struct Extended {
     waiters: usize,
 }
 
-/// Extends the leases that were admitted.
+/// Extends the leases that were admitted. Returns each result with the lease's index.
 async fn extend(
     access: &Access,
     admitted: Vec<Admitted>,
     ttl: Ttl,
     max_hold: Duration,
     started: Instant,
-) -> Vec<ExtendResult> {
+) -> Vec<(usize, ExtendResult)> {
     let mut permits = Vec::with_capacity(admitted.len());
     let mut leases = Vec::with_capacity(admitted.len());
     let rest: Vec<_> = admitted
@@ -206,7 +210,7 @@ async fn extend(
             |_| (StatusCode::OK.as_u16(), None),
         );
         access.note(|entry| entry.parts[index].end = Some(end));
-        result(name, extended)
+        (index, result(name, extended))
     };
     rest.into_iter().map(result_of).collect()
 }
