@@ -235,26 +235,40 @@ impl Renewed {
         assert_eq!(shown[0], certificate(&own.cert));
     }
 
-    /// The numbers of the gateway's connections.
-    fn connections(&self) -> BTreeSet<String> {
+    /// The numbers of the gateway's connections that are at least this old.
+    fn connections(&self, seconds: u32) -> BTreeSet<String> {
         let list = self.server.cmd(&["CLIENT", "LIST"]).text();
         let to_us = format!(" laddr=127.0.0.1:{} ", self.port);
-        let ours = list.lines().filter(|line| line.contains(&to_us));
+        let is_old = |line: &&str| {
+            let age = line.split(' ').find_map(|word| word.strip_prefix("age="));
+            age.is_some_and(|age| age.parse::<u32>().expect("a number") >= seconds)
+        };
+        let ours = list.lines().filter(|line| line.contains(&to_us)).filter(is_old);
         ours.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
     }
 
-    /// Ends the gateway's connections. Returns when it has others.
+    /// The connections that the gateway keeps. Others look for the process behind the name, and
+    /// soon end.
+    async fn kept_connections(&self) -> BTreeSet<String> {
+        eventually("the gateway keeps a connection for requests and one for hints", async || {
+            Some(self.connections(2)).filter(|kept| kept.len() >= 2)
+        })
+        .await
+    }
+
+    /// Ends the gateway's connections. Returns when the gateway has connected again, and has set
+    /// the locks on the master that were granted without it.
     async fn reconnected(&self, gateway: &Gateway) {
-        let before = self.connections();
+        let before = self.kept_connections().await;
         for kind in ["normal", "pubsub"] {
             self.server.cmd(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
         }
         eventually("the gateway connects again", async || {
-            let now = self.connections();
-            (!now.is_empty() && now.is_disjoint(&before)).then_some(())
+            let now = self.connections(0);
+            (now.len() >= before.len() && now.is_disjoint(&before)).then_some(())
         })
         .await;
-        gateway.all_nodes_admitted().await;
+        gateway.all_nodes_caught_up().await;
     }
 }
 
@@ -314,13 +328,12 @@ async fn certificates_of_masters_are_renewed_under_load() {
     let renewal = Renewal::start(&authority).await;
     let held = renewal.gateway.acquire("held").await;
     for (number, master) in renewal.masters.iter().enumerate() {
-        let before = master.connections();
-        assert!(!before.is_empty(), "connections are not recognised");
+        let kept = master.kept_connections().await;
         let new = authority.issue(&format!("new-{number}"), "/CN=redis");
         master.renew(&new);
         master.serves(&authority, &new).await;
         renewal.goes_on().await;
-        assert!(before.is_subset(&master.connections()), "a connection has ended");
+        assert!(kept.is_subset(&master.connections(0)), "a connection has ended");
     }
     // A certificate without its key is refused, and the old one stays.
     let [master, ..] = renewal.masters.as_slice() else { panic!("three masters") };
@@ -340,17 +353,17 @@ async fn masters_move_to_a_new_authority_under_load() {
     let held = renewal.gateway.acquire("held").await;
     let pem = |authority: &Authority| std::fs::read(authority.ca()).expect("a file");
     write_over(renewal.trusted.path(), &[pem(&old), pem(&new)].concat());
+    // The gateway accepts the old certificate and the new one.
+    renewal.masters[0].reconnected(&renewal.gateway).await;
     for (number, master) in renewal.masters.iter().enumerate() {
-        // A connection that begins before or after the renewal finds an authority it trusts.
-        master.reconnected(&renewal.gateway).await;
         let issued = new.issue(&format!("new-{number}"), "/CN=redis");
         master.renew(&issued);
         master.serves(&new, &issued).await;
-        master.reconnected(&renewal.gateway).await;
         renewal.goes_on().await;
     }
+    renewal.masters[0].reconnected(&renewal.gateway).await;
     write_over(renewal.trusted.path(), &pem(&new));
-    for master in &renewal.masters {
+    for master in &renewal.masters[1..] {
         master.reconnected(&renewal.gateway).await;
     }
     renewal.goes_on().await;
