@@ -1,9 +1,16 @@
 //! Masters with TLS, that is, with `rediss://` URLs. They are trusted by the system's certificates,
-//! by SSL_CERT_FILE or by --node-ca. Some require a client certificate.
+//! by SSL_CERT_FILE or by --node-ca. Some require a client certificate. Their certificates are
+//! renewed under load.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use serde_json::json;
+use tokio::task::JoinHandle;
 
-use crate::support::certificates::{Authority, Issued};
+use crate::support::certificates::{Authority, Client, Issued, certificate};
 use crate::support::gateway::{Gateway, Launch, Scratch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, free_port};
 use crate::support::resp::Resp;
@@ -28,6 +35,17 @@ fn master(authority: &Authority, own: &Issued, asks_clients: bool) -> (RedisServ
     let server =
         RedisServer::start_with(RedisOptions { args, password, ..RedisOptions::default() });
     (server, format!("rediss://:a-password@localhost:{tls_port}"))
+}
+
+/// Renames a copy of a file over another file.
+fn replace(from: &str, to: &str) {
+    write_over(to, &std::fs::read(from).expect("a file"));
+}
+
+fn write_over(path: &str, content: &[u8]) {
+    let next = format!("{path}.next");
+    std::fs::write(&next, content).expect("the folder can be written");
+    std::fs::rename(next, path).expect("the same folder");
 }
 
 /// Checks that the only node is refused, for this reason and with this advice.
@@ -68,11 +86,6 @@ async fn a_master_gets_the_client_certificate_now_in_the_file() {
     let ours = Authority::new();
     let theirs = Authority::new();
     let (server, url) = master(&ours, &ours.issue("redis", "/CN=redis"), true);
-    let copy = |from: &str, to: &str| {
-        let next = format!("{to}.next");
-        std::fs::copy(from, &next).expect("a copy");
-        std::fs::rename(next, to).expect("the same folder");
-    };
     let [live, good] = ["live", "good"].map(|name| ours.issue(name, "/CN=gateway"));
     let other = theirs.issue("other", "/CN=gateway");
     let trusting = || {
@@ -113,15 +126,15 @@ async fn a_master_gets_the_client_certificate_now_in_the_file() {
 
     // Only the files change. They now have a certificate that the master refuses. As soon as the
     // connection breaks, the previous certificate no longer helps.
-    copy(&other.cert, &live.cert);
-    copy(&other.key, &live.key);
+    replace(&other.cert, &live.cert);
+    replace(&other.key, &live.key);
     // Connections that are open stay open.
     gateway.acquire("other").await;
     server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     refused_for(&gateway, "UnknownCA", "--node-cert").await;
-    copy(&good.key, &live.key);
+    replace(&good.key, &live.key);
     refused_for(&gateway, "does not belong", "").await;
-    copy(&good.cert, &live.cert);
+    replace(&good.cert, &live.cert);
     works(&gateway, &server).await;
 }
 
@@ -176,4 +189,184 @@ async fn unusable_tls_settings_for_masters_are_named() {
     }
     let embedded = Launch::bare(&["--node-ca", &ca]).finish().await;
     assert!(embedded.code == Some(2) && embedded.stderr.contains("rediss://"), "{embedded:?}");
+}
+
+const CLIENTS: usize = 4;
+/// Requests that are answered at least between two steps.
+const REQUESTS_EACH: u32 = 60;
+
+/// Three masters with certificates that can be renewed, and a gateway under load.
+struct Renewal {
+    masters: Vec<Renewed>,
+    trusted: Scratch,
+    gateway: Arc<Gateway>,
+    is_over: Arc<AtomicBool>,
+    done: Arc<AtomicU32>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+struct Renewed {
+    server: RedisServer,
+    port: u16,
+    own: Issued,
+}
+
+impl Renewed {
+    fn start(authority: &Authority, name: &str) -> (Self, String) {
+        let own = authority.issue(name, "/CN=redis");
+        let (server, url) = master(authority, &own, false);
+        let port = url.rsplit(':').next().and_then(|port| port.parse().ok());
+        (Self { server, port: port.expect("the URL ends in the port"), own }, url)
+    }
+
+    /// Replaces both files, and makes the server read them.
+    fn renew(&self, new: &Issued) {
+        replace(&new.key, &self.own.key);
+        replace(&new.cert, &self.own.cert);
+        let Issued { cert, key } = &self.own;
+        self.server.cmd(&["CONFIG", "SET", "tls-cert-file", cert, "tls-key-file", key]);
+    }
+
+    /// Checks that a new connection gets this certificate.
+    async fn serves(&self, authority: &Authority, own: &Issued) {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let stream = Client::trusting(authority).connect(address).await.expect("it is trusted");
+        let shown = stream.get_ref().1.peer_certificates().expect("servers have one");
+        assert_eq!(shown[0], certificate(&own.cert));
+    }
+
+    /// The numbers of the gateway's connections that are at least this old.
+    fn connections(&self, seconds: u32) -> BTreeSet<String> {
+        let list = self.server.cmd(&["CLIENT", "LIST"]).text();
+        let to_us = format!(" laddr=127.0.0.1:{} ", self.port);
+        let is_old = |line: &&str| {
+            let age = line.split(' ').find_map(|word| word.strip_prefix("age="));
+            age.is_some_and(|age| age.parse::<u32>().expect("a number") >= seconds)
+        };
+        let ours = list.lines().filter(|line| line.contains(&to_us)).filter(is_old);
+        ours.filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    }
+
+    /// The connections that the gateway keeps. Others look for the process behind the name, and
+    /// soon end.
+    async fn kept_connections(&self) -> BTreeSet<String> {
+        eventually("the gateway keeps a connection for requests and one for hints", async || {
+            Some(self.connections(2)).filter(|kept| kept.len() >= 2)
+        })
+        .await
+    }
+
+    /// Ends the gateway's connections. Returns when the gateway has connected again, and has set
+    /// the locks on the master that were granted without it.
+    async fn reconnected(&self, gateway: &Gateway) {
+        let before = self.kept_connections().await;
+        for kind in ["normal", "pubsub"] {
+            self.server.cmd(&["CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"]);
+        }
+        eventually("the gateway connects again", async || {
+            let now = self.connections(0);
+            (now.len() >= before.len() && now.is_disjoint(&before)).then_some(())
+        })
+        .await;
+        gateway.all_nodes_caught_up().await;
+    }
+}
+
+impl Renewal {
+    async fn start(authority: &Authority) -> Self {
+        let started = ["one", "two", "three"].map(|name| Renewed::start(authority, name));
+        let (masters, urls): (Vec<_>, Vec<_>) = started.into_iter().unzip();
+        let trusted = Scratch::new("trusted.pem", "");
+        replace(&authority.ca(), trusted.path());
+        let launch = Launch::embedded().nodes(&urls).brand_new().flag("--node-timeout", "2s");
+        let gateway = Arc::new(launch.flag("--node-ca", trusted.path()).ready().await);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let done = Arc::new(AtomicU32::new(0));
+        let client = |number| {
+            let (gateway, is_over, done) = (gateway.clone(), is_over.clone(), done.clone());
+            tokio::spawn(async move {
+                let name = format!("client-{number}");
+                while !is_over.load(Ordering::Acquire) {
+                    let token = gateway.acquire(&name).await.token;
+                    let extended = gateway.patch(&name, &token, 60_000).await;
+                    assert_eq!(extended.status, 200, "{extended:?}");
+                    let released = gateway.delete(&name, &token).await;
+                    assert_eq!(released.status, 204, "{released:?}");
+                    done.fetch_add(3, Ordering::Relaxed);
+                }
+            })
+        };
+        let clients = (0..CLIENTS).map(client).collect();
+        let this = Self { masters, trusted, gateway, is_over, done, clients };
+        this.goes_on().await;
+        this
+    }
+
+    /// Waits until further requests have succeeded, or until one has failed.
+    async fn goes_on(&self) {
+        let wanted = self.done.load(Ordering::Relaxed) + REQUESTS_EACH;
+        eventually("requests are served", async || {
+            let has_failed = self.clients.iter().any(JoinHandle::is_finished);
+            (has_failed || self.done.load(Ordering::Relaxed) >= wanted).then_some(())
+        })
+        .await;
+    }
+
+    /// Ends the load. No request may have failed.
+    async fn ends(self) {
+        self.is_over.store(true, Ordering::Release);
+        for client in self.clients {
+            client.await.expect("no request failed");
+        }
+        println!("0 failed of {}", self.done.load(Ordering::Relaxed));
+    }
+}
+
+#[tokio::test]
+async fn certificates_of_masters_are_renewed_under_load() {
+    let authority = Authority::new();
+    let renewal = Renewal::start(&authority).await;
+    let held = renewal.gateway.acquire("held").await;
+    for (number, master) in renewal.masters.iter().enumerate() {
+        let kept = master.kept_connections().await;
+        let new = authority.issue(&format!("new-{number}"), "/CN=redis");
+        master.renew(&new);
+        master.serves(&authority, &new).await;
+        renewal.goes_on().await;
+        assert!(kept.is_subset(&master.connections(0)), "a connection has ended");
+    }
+    // A certificate without its key is refused, and the old one stays.
+    let [master, ..] = renewal.masters.as_slice() else { panic!("three masters") };
+    let other = authority.issue("other", "/CN=redis");
+    let set = ["CONFIG", "SET", "tls-cert-file", &other.cert, "tls-key-file", &master.own.key];
+    assert!(master.server.answer(&set).is_err_and(|error| error.contains("TLS")));
+    master.serves(&authority, &master.own).await;
+    assert_eq!(renewal.gateway.patch("held", &held.token, 60_000).await.status, 200);
+    renewal.ends().await;
+}
+
+#[tokio::test]
+async fn masters_move_to_a_new_authority_under_load() {
+    let old = Authority::new();
+    let new = Authority::new();
+    let renewal = Renewal::start(&old).await;
+    let held = renewal.gateway.acquire("held").await;
+    let pem = |authority: &Authority| std::fs::read(authority.ca()).expect("a file");
+    write_over(renewal.trusted.path(), &[pem(&old), pem(&new)].concat());
+    // The gateway accepts the old certificate and the new one.
+    renewal.masters[0].reconnected(&renewal.gateway).await;
+    for (number, master) in renewal.masters.iter().enumerate() {
+        let issued = new.issue(&format!("new-{number}"), "/CN=redis");
+        master.renew(&issued);
+        master.serves(&new, &issued).await;
+        renewal.goes_on().await;
+    }
+    renewal.masters[0].reconnected(&renewal.gateway).await;
+    write_over(renewal.trusted.path(), &pem(&new));
+    for master in &renewal.masters[1..] {
+        master.reconnected(&renewal.gateway).await;
+    }
+    renewal.goes_on().await;
+    assert_eq!(renewal.gateway.patch("held", &held.token, 60_000).await.status, 200);
+    renewal.ends().await;
 }
