@@ -52,6 +52,7 @@ mod core {
     mod late_repairs;
     mod listing;
     mod locks;
+    mod permissions;
     mod recovery;
     mod repair;
     mod same_owner;

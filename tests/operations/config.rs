@@ -393,7 +393,7 @@ async fn check_reports_every_node_and_fails_without_a_majority() {
 /// Checks that the line about a server contains all these words.
 #[track_caller]
 fn assert_reported(report: &Finished, server: &RedisServer, words: &[&str]) {
-    let start = format!("127.0.0.1:{}: Redis", server.port());
+    let start = format!("127.0.0.1:{}: ", server.port());
     let line = report.stdout.lines().find(|line| line.starts_with(&start));
     let line = line.unwrap_or_else(|| panic!("{server:?} is not in\n{}", report.stdout));
     for word in words {

@@ -181,9 +181,9 @@ fn print_probe(master: &Master, found: &Probe, skew: Duration) {
     let warning =
         if far { format!(" (TOO FAR: more than half of {})", show(skew)) } else { String::new() };
     println!(
-        "{}: Redis {}, role {}, policy {}, {}, {marker}, clock {offset:+.1} ms{warning}, evicted {}, rules {}",
+        "{}: {}, role {}, policy {}, {}, {marker}, clock {offset:+.1} ms{warning}, evicted {}, rules {}",
         master.name,
-        facts.version,
+        facts.server,
         facts.role,
         if facts.policy.is_empty() { "unknown" } else { &facts.policy },
         facts.durability,

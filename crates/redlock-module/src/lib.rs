@@ -66,6 +66,17 @@ pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, 
     if joined { api::OK } else { api::ERR }
 }
 
+/// Called by the server before it unloads the module. An error keeps the module loaded.
+///
+/// # Safety
+/// Only the server may call this, with a context of its own.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut RawContext) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    let may_go = |module: &Module| unsafe { module.server.survives_unloading(ctx) };
+    if MODULE.get().is_none_or(may_go) { api::OK } else { api::ERR }
+}
+
 unsafe extern "C" fn call(ctx: *mut RawContext, arguments: *mut Text, count: c_int) -> c_int {
     let Some(module) = MODULE.get() else { return api::ERR };
     // SAFETY: Redis passes them to this call.

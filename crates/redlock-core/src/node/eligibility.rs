@@ -608,6 +608,14 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_named_with_its_own_version() {
+        assert_eq!(volatile().server, "Redis 7.0.15");
+        let compatible = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:9.1.2\r\n";
+        let valkey = Facts::new(&INFO.replace("redis_version:7.0.15\r\n", compatible), Ok(&[]));
+        assert_eq!((valkey.server.as_str(), valkey.ineligible()), ("Valkey 9.1.2", None));
+    }
+
+    #[test]
     fn each_defect_alone_makes_a_master_ineligible() {
         assert_eq!(volatile().ineligible(), None);
         for (defect, word) in [

@@ -108,7 +108,7 @@ impl Reporter {
             marker.clone_into(&mut status.marker);
         });
         tracing::info!(
-            node = %self.name, version = %facts.version, durability = %facts.durability,
+            node = %self.name, server = %facts.server, durability = %facts.durability,
             "node admitted"
         );
     }

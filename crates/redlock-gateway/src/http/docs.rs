@@ -25,13 +25,14 @@ macro_rules! sources {
 }
 
 /// All pages. The paths of the files begin in `crates/`.
-const SOURCES: [Source; 21] = sources! {
+const SOURCES: [Source; 22] = sources! {
     "configuration": "redlock-gateway/docs/configuration.md",
     "http": "redlock-gateway/docs/http.md",
     "operations": "redlock-gateway/docs/operations.md",
     "runbook": "redlock-gateway/docs/runbook.md",
     "security": "redlock-gateway/docs/security.md",
     "behind-a-proxy": "redlock-gateway/docs/behind-a-proxy.md",
+    "servers": "redlock-gateway/docs/servers.md",
     "recipes": "redlock-gateway/docs/recipes.md",
     "faq": "redlock-gateway/docs/faq.md",
     "safety": "redlock-core/SAFETY.md",
@@ -50,7 +51,7 @@ const SOURCES: [Source; 21] = sources! {
 };
 
 /// The pages that each page links to at its top.
-const MAIN_PAGES: usize = 10;
+const MAIN_PAGES: usize = 11;
 
 /// Every page, as the name in its path and its HTML.
 pub(super) fn pages() -> impl Iterator<Item = (&'static str, String)> {

@@ -9,8 +9,10 @@ use crate::node::status::{Diagnosis, Remedy};
 pub struct Facts {
     /// Identity of the process: 40 hexadecimal digits, new at every start.
     pub run_id: String,
-    /// Redis' version.
+    /// The version of Redis that the node is compatible with. Redis reports its own version here.
     pub version: String,
+    /// The program and its own version, such as `Redis 7.0.15` or `Valkey 9.1.2`.
+    pub server: String,
     /// `master` or `slave`; empty when unreported.
     pub role: String,
     /// `maxmemory-policy`; empty when unreported.
@@ -101,9 +103,15 @@ impl Facts {
                 Durability::Unknown("CONFIG GET does not show appendonly and appendfsync".into())
             }
         };
+        // Valkey reports a version of Redis too: the last one that it is compatible with.
+        let server = match (field("valkey_version"), field("redis_version")) {
+            ("", redis) => format!("Redis {redis}"),
+            (valkey, _) => format!("Valkey {valkey}"),
+        };
         Self {
             run_id: field("run_id").into(),
             version: field("redis_version").into(),
+            server,
             role: field("role").into(),
             policy: policy.unwrap_or_default().into(),
             evicted_keys: field("evicted_keys").parse().unwrap_or(0),
@@ -124,6 +132,7 @@ impl Facts {
         Self {
             run_id: "a".repeat(40),
             version: "7.0.15".into(),
+            server: "Redis 7.0.15".into(),
             role: "master".into(),
             policy: "noeviction".into(),
             evicted_keys: 0,
@@ -157,7 +166,7 @@ impl Facts {
                 Remedy::AllowInfo,
             ))
         } else if major.is_none_or(|major| major < 7) {
-            let why = format!("Redis {} is too old: SET with NX and GET is needed", self.version);
+            let why = format!("{} is too old: SET with NX and GET is needed", self.server);
             Some(Diagnosis::new(why, Remedy::UpgradeRedis))
         } else if self.role.is_empty() {
             Some(Diagnosis::new(
