@@ -133,8 +133,8 @@ async fn each_of_many_extensions_has_its_own_result() {
     let nobody = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; 4]), leases[21].1.fencing());
     leases[21].1 = nobody;
     cluster.servers[0].stop();
-    let asked = leases.iter().map(|(lock, token)| (lock, token));
-    let results = locks.extend_many(asked, ttl(LONG_MS)).await;
+    let asked: Vec<_> = leases.iter().map(|(lock, token)| (lock, token)).collect();
+    let results = locks.extend_many(&asked, ttl(LONG_MS)).await;
     for (at, (result, (_, token))) in results.iter().zip(&leases).enumerate() {
         match at {
             7 | 21 | 100 => assert!(matches!(result, Err(LockError::Lost)), "{at}: {result:?}"),

@@ -245,13 +245,13 @@ impl Redlock {
     /// Extends many locks, each as [`extend`](Self::extend) does. The nodes are asked about
     /// 128 locks and slots before the first answer is awaited. Returns the results in the order of
     /// `leases`.
-    pub async fn extend_many<'a>(
+    pub async fn extend_many(
         &self,
-        leases: impl IntoIterator<Item = (&'a LockName, &'a LockToken)>,
+        leases: &[(&LockName, &LockToken)],
         ttl: Ttl,
     ) -> Vec<Result<Lease, LockError>> {
-        let mut leases = leases.into_iter();
-        let mut results = Vec::new();
+        let mut leases = leases.iter();
+        let mut results = Vec::with_capacity(leases.len());
         loop {
             let (mut begun, mut asked) = (Vec::new(), 0);
             while asked < EXTENSIONS_AT_ONCE

@@ -474,8 +474,8 @@ impl Gateway {
             |(name, token): &(LockName, ResolvedToken)| self.check_hold(name, token, max_hold);
         let checked: Vec<_> = leases.iter().map(check).collect();
         let allowed = leases.iter().zip(&checked).filter(|(_, checked)| checked.is_ok());
-        let asked = allowed.map(|((name, token), _)| (name, &token.known));
-        let mut results = self.locks.extend_many(asked, ttl).await.into_iter();
+        let asked: Vec<_> = allowed.map(|((name, token), _)| (name, &token.known)).collect();
+        let mut results = self.locks.extend_many(&asked, ttl).await.into_iter();
         let mut extended = |((name, token), checked): (&(LockName, ResolvedToken), _)| {
             let Ok(()) = checked else { return checked.map(|()| unreachable!()) };
             let result = results.next().expect("a result for each lease");

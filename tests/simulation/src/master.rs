@@ -462,6 +462,7 @@ impl Master {
         Facts {
             run_id: run_id_of(self.index, run),
             version: "7.4.0".into(),
+            server: "Redis 7.4.0".into(),
             role: if process.is_replica { "slave" } else { "master" }.into(),
             policy: "noeviction".into(),
             evicted_keys: 0,

@@ -254,6 +254,7 @@ impl Site {
         Facts {
             run_id: run_id(process),
             version: "7.0.15".into(),
+            server: "Redis 7.0.15".into(),
             role: "master".into(),
             policy: "noeviction".into(),
             evicted_keys: if rules.evictions_are_counted { self.evicted.into() } else { 0 },
