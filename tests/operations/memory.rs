@@ -79,8 +79,8 @@ async fn holds(
         grown / 1e6,
         stated / 1e6
     );
-    // In a build without optimisation tasks are larger.
-    let slack = if cfg!(debug_assertions) { 1.3 } else { 1.0 };
+    // In a build without optimisation tasks are larger: a waiting request takes 10.3 to 11 kB.
+    let slack = if cfg!(debug_assertions) { 1.45 } else { 1.0 };
     assert!(grown < stated * slack, "{count} {what} take {grown} bytes; check states {stated}");
 }
 

@@ -394,7 +394,9 @@ impl Attempt {
         let mut error = None;
         let mut lost = 0;
         let mut first: Option<Lease> = None;
-        for (keys, extended) in extend::extend_each(&shared, &keys, &grant, ttl).await {
+        // Boxed, because an unboxed future would make every acquire larger.
+        let extended = Box::pin(extend::extend_each(&shared, &keys, &grant, ttl)).await;
+        for (keys, extended) in extended {
             match extended {
                 Ok(lease) => {
                     let ends_first = first.as_ref().is_none_or(|first| lease.ends_before(first));
