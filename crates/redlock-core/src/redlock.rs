@@ -243,8 +243,8 @@ impl Redlock {
     }
 
     /// Extends many locks, each as [`extend`](Self::extend) does. The nodes are asked about
-    /// 128 locks and slots before the first answer is awaited. Returns the results in the order of
-    /// `leases`.
+    /// 128 locks and slots before the first answer is awaited. A lease that is decided early
+    /// waits for those before it. Returns the results in the order of `leases`.
     pub async fn extend_many(
         &self,
         leases: &[(&LockName, &LockToken)],
@@ -257,7 +257,7 @@ impl Redlock {
             while asked < EXTENSIONS_AT_ONCE
                 && let Some((name, token)) = leases.next()
             {
-                asked += usize::from(token.slots().count());
+                asked += usize::from(token.slots().count().max(1));
                 begun.push((name, token, Extension::begin(&self.shared, name, token, ttl)));
             }
             if begun.is_empty() {

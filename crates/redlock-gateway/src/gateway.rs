@@ -458,6 +458,9 @@ impl Gateway {
     ) -> Result<LeaseView, Refusal> {
         self.check_hold(name, token, max_hold)?;
         let result = self.locks.extend(name, &token.known, ttl).await;
+        if let Ok(lease) = &result {
+            self.in_flight.record_round(self.locks.elapsed(lease));
+        }
         self.extended(name, token, result, client)
     }
 
@@ -477,7 +480,7 @@ impl Gateway {
         let asked: Vec<_> = allowed.map(|((name, token), _)| (name, &token.known)).collect();
         let mut results = self.locks.extend_many(&asked, ttl).await.into_iter();
         let mut extended = |((name, token), checked): (&(LockName, ResolvedToken), _)| {
-            let Ok(()) = checked else { return checked.map(|()| unreachable!()) };
+            checked?;
             let result = results.next().expect("a result for each lease");
             self.extended(name, token, result, client)
         };
@@ -511,7 +514,6 @@ impl Gateway {
             .and_then(|lease| self.view(&lease).ok_or_else(|| LockError::Unknown(Vec::new())));
         let result = result.map(|view| LeaseView { token: token.shown, ..view });
         if let Ok(view) = &result {
-            self.in_flight.record_round(view.elapsed);
             let life = view.ttl.duration().max(view.validity);
             let until = Instant::now() + life;
             self.watches.extended(name, view.token.slots(), view.token.fencing(), life);

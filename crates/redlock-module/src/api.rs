@@ -160,7 +160,7 @@ impl Server {
         unsafe { self.server_info(ctx, c"run_id") }
     }
 
-    /// Whether the server survives that the module is unloaded. Redis 8.2.3 does not: it crashes
+    /// Whether the server keeps running after the module is unloaded. Redis 8.2.3 does not: it crashes
     /// when a connection that used the command before uses it again. Valkey survives. It reports
     /// the version of Redis that it is compatible with, 7.2.4.
     ///

@@ -1,4 +1,5 @@
-//! Extends locks. After a majority has extended a lock, [repair] sets it again on nodes that lost it.
+//! Extends locks. After a majority has extended a lock, [repair] sets it again on nodes that lost
+//! it.
 //!
 //! An extension begins by asking all nodes, and ends with its outcome. Many extensions may begin
 //! before the first outcome is awaited. They then share calls to the nodes, and one task awaits

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use redlock_core::{
-    LockError, LockName, LockSet, LockState, LockToken, Owner, OwnerChoice, Redlock, Slots,
+    LockError, LockName, LockSet, LockState, LockToken, Owner, OwnerChoice, Redlock, SlotSet, Slots,
 };
 
 use crate::info::LockMetadata;
@@ -37,6 +37,11 @@ impl ResolvedToken {
     /// A token of a gateway without API keys. The nodes store the token that the client presents.
     pub fn of(token: LockToken) -> Self {
         Self { shown: token, known: token, is_forced: false }
+    }
+
+    /// The slots of the grant.
+    pub fn slots(&self) -> SlotSet {
+        self.known.slots()
     }
 }
 

@@ -25,11 +25,11 @@ use crate::overload::in_flight::InFlight;
 const MAX_LEASES: usize = 1_000;
 /// Limit on the body, in bytes. A lease with the longest name takes about 340.
 const MAX_BODY: usize = 512 * MAX_LEASES;
-/// Limit on the leases of one request that are extended at a time. The client's share may allow
-/// fewer.
+/// Limit on the leases of one request that wait for admission, and on those that are being
+/// extended. The client's share may allow fewer.
 const LEASES_AT_ONCE: usize = 256;
-/// Limit on the leases that are extended together.
-const LEASES_OF_CALL: usize = 64;
+/// Leases are extended together as long as they have no more slots than this in all.
+const SLOTS_AT_ONCE: usize = 64;
 
 /// Extend many locks
 ///
@@ -69,16 +69,17 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
     let admitted = leases.into_iter().enumerate().map(|(index, lease)| {
         Box::pin(async move {
             let RequestedLease { name, checked } = lease;
-            (index, name, admit(access, index, checked).await)
+            Admitted { index, name, lease: admit(access, index, checked).await }
         })
     });
-    // Not in order: a lease that was admitted takes places of its client until it is extended. If it
-    // waited for the lease before it, and that lease for a place, both would wait for ever.
+    // The order is free. An admitted lease keeps its client's places until it is extended. If it
+    // first waited for an earlier lease, and the earlier lease waited for a place, neither would end.
     let mut results: Vec<_> = stream::iter(admitted)
         .buffer_unordered(LEASES_AT_ONCE)
-        .ready_chunks(LEASES_OF_CALL)
+        .ready_chunks(SLOTS_AT_ONCE)
+        .flat_map(|leases| stream::iter(parts(leases, Admitted::slots)))
         .map(|leases| extend(access, leases, ttl, max_hold, started))
-        .buffer_unordered(LEASES_AT_ONCE / LEASES_OF_CALL)
+        .buffer_unordered(LEASES_AT_ONCE / SLOTS_AT_ONCE)
         .concat()
         .await;
     results.sort_unstable_by_key(|(index, _)| *index);
@@ -140,8 +141,35 @@ fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
     Ok((lock_name(name)?, token))
 }
 
-/// A lease of the request by its index and its name in the answer, with what may be extended.
-type Admitted = (usize, String, Result<(InFlight, LockName, ResolvedToken), ApiError>);
+/// A lease of the request, after its admission.
+struct Admitted {
+    index: usize,
+    /// The name as the answer repeats it.
+    name: String,
+    lease: Result<(InFlight, LockName, ResolvedToken), ApiError>,
+}
+
+impl Admitted {
+    fn slots(&self) -> usize {
+        self.lease.as_ref().map_or(0, |(_, _, token)| token.slots().count().into())
+    }
+}
+
+/// Splits leases, so that no part has more than [`SLOTS_AT_ONCE`] slots, except a single lease. The
+/// results and places of a part do not wait for the next part.
+fn parts<T>(leases: Vec<T>, slots_of: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut parts = vec![Vec::new()];
+    let mut slots = 0;
+    for lease in leases {
+        slots += slots_of(&lease);
+        if slots > SLOTS_AT_ONCE && parts.last().is_some_and(|part| !part.is_empty()) {
+            parts.push(Vec::new());
+            slots = slots_of(&lease);
+        }
+        parts.last_mut().expect("a part").push(lease);
+    }
+    parts
+}
 
 /// Waits until the lease may be extended.
 async fn admit(
@@ -180,8 +208,8 @@ async fn extend(
     let mut leases = Vec::with_capacity(admitted.len());
     let rest: Vec<_> = admitted
         .into_iter()
-        .map(|(index, name, admitted)| {
-            let refused = admitted.map(|(in_flight, lock, token)| {
+        .map(|Admitted { index, name, lease }| {
+            let refused = lease.map(|(in_flight, lock, token)| {
                 permits.push(in_flight);
                 leases.push((lock, token));
             });
@@ -249,5 +277,20 @@ fn result(name: String, extended: Result<Extended, (ErrorReport, Duration)>) -> 
         validity_ms: None,
         waiters: None,
         elapsed_ms: elapsed.as_millis() as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_with_many_slots_are_extended_apart() {
+        let split = |slots: &[usize]| parts(slots.to_vec(), |slots| *slots);
+        assert_eq!(
+            split(&[256, 1, 1, 62, 1, 64, 0]),
+            [vec![256], vec![1, 1, 62], vec![1], vec![64, 0]]
+        );
+        assert_eq!(split(&[1; 65]).iter().map(Vec::len).collect::<Vec<_>>(), [64, 1]);
     }
 }
