@@ -126,8 +126,9 @@ async fn each_of_many_extensions_has_its_own_result() {
         leases.push((lock.clone(), acquire(&locks, &lock, AcquireOptions::default()).await.token));
     }
     let pool = name("pool");
-    leases.push((pool.clone(), acquire(&locks, &pool, asking(4, 3)).await.token));
-    locks.force_release_slot(&pool, 2, |_| ()).await.expect("held");
+    let three = acquire(&locks, &pool, asking(4, 3)).await;
+    leases.push((pool.clone(), three.token));
+    locks.force_release_slot(&pool, slots_of(&three)[1], |_| ()).await.expect("held");
     locks.release(&leases[7].0, &leases[7].1).await.expect("held");
     leases[13].1 = leases[14].1;
     let nobody = LockToken::new(Owner::NOBODY, Nonce::from_bytes([0; 4]), leases[21].1.fencing());
