@@ -16,7 +16,8 @@ use crate::support::resp::Resp;
 
 const CLUSTER: ClusterSettings = ClusterSettings::ENDLESS_QUARANTINE;
 const PAGE: &str = "crates/redlock-gateway/docs/servers.md";
-/// It takes 10 to 12 s until a restarted master votes, and 4 s until it has caught up.
+/// How long a restarted master may take to vote again and to catch up. Both together mostly take 14 to
+/// 16 s; the rest allows for a busy machine.
 const RECOVERY: Duration = Duration::from_secs(60);
 
 /// The words after `ACL SETUSER gateway` on the page.
@@ -50,7 +51,7 @@ fn denied(server: &RedisServer) -> Vec<String> {
     entries.iter().map(|entry| object(entry).expect("an entry names an object")).collect()
 }
 
-/// One worker for each master, each with this user.
+/// A gateway that logs in to every master as the Redis user of the page.
 async fn gateway(urls: &[String]) -> (Vec<Arc<dyn Node>>, Redlock) {
     let nodes: Vec<Arc<dyn Node>> =
         urls.iter().map(|url| CLUSTER.remote_node(url) as Arc<dyn Node>).collect();

@@ -120,8 +120,9 @@ pub(super) async fn granted_by_all(
     .await
 }
 
-/// Locks live for a minute. A quarantine outlasts every test. Catching up is off. It begins up to
-/// half a second after a gateway starts, and would restore the lock that a test has just deleted.
+/// Locks live for a minute. A quarantine outlasts every test. Catching up is off, because
+/// it begins within half a second after a gateway starts. If a test deletes a lock at that moment,
+/// catching up would restore the lock.
 pub(super) const CLUSTER: ClusterSettings = ClusterSettings {
     max_ttl: Duration::from_secs(60),
     rules: SafetyRules { admitted_is_caught_up: false, ..SafetyRules::ALL },

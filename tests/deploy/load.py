@@ -61,8 +61,8 @@ class Held:
 
     def granted(self, body, sent):
         self.token = body.get("token", self.token)
-        # The gateway's validity leaves out the time on the network. This deadline counts from the moment of sending, so
-        # it ends too early rather than too late.
+        # The validity begins when the gateway answers. Here it begins when the request was sent, which is earlier. So
+        # this deadline may be too early, but never too late.
         self.deadline = sent + body["validity_ms"] / 1000
 
 

@@ -192,9 +192,9 @@ async fn unusable_tls_settings_for_masters_are_named() {
 }
 
 const CLIENTS: usize = 4;
-/// Requests of each client that are answered at least between two steps. Each client has then got its
-/// lock again. A lock that was granted while one master had no connection would have too few masters
-/// when the next one loses its connection.
+/// Each client makes at least this many requests between two steps. So each client has acquired its
+/// lock again since the last step. A lock that was granted while one of the three masters had no
+/// connection is on two masters only. It must not be held when the next master loses its connection.
 const REQUESTS_EACH: u32 = 15;
 
 /// Three masters with certificates that can be renewed, and a gateway under load.
@@ -221,7 +221,7 @@ impl Renewed {
         (Self { server, port: port.expect("the URL ends in the port"), own }, url)
     }
 
-    /// Replaces both files, and makes the server read them.
+    /// Replaces certificate and key, and makes the server read them again.
     fn renew(&self, new: &Issued) {
         replace(&new.key, &self.own.key);
         replace(&new.cert, &self.own.cert);

@@ -31,9 +31,6 @@ use crate::wait::{WaitRegistry, Waiter, Waiting};
 
 /// The longest time that a listing may take, whatever its `patience`.
 const MAX_LISTING: Duration = Duration::from_secs(3600);
-/// How many locks and slots [`Redlock::extend_many`] has under way: as many as one call to a node
-/// carries. With more, a thread would work on them for so long that other requests feel it.
-const EXTENSIONS_AT_ONCE: usize = 128;
 
 /// Distributed locks over a fixed set of independent masters. Clones are cheap and share
 /// everything.
@@ -242,32 +239,25 @@ impl Redlock {
         begun.outcome(&self.shared, |slot| self.release_unused(name, slot, token)).await
     }
 
-    /// Extends many locks, each as [`extend`](Self::extend) does. The nodes are asked about
-    /// 128 locks and slots before the first answer is awaited. A lease that is decided early
-    /// waits for those before it. Returns the results in the order of `leases`.
+    /// Extends many locks, each as [`extend`](Self::extend) does. All nodes are asked about all
+    /// locks before the first answer is awaited, without a pause. So ask for about a hundred locks
+    /// and slots at a time, or other tasks of the thread wait. A lease that is decided early waits
+    /// for those before it. Returns the results in the order of `leases`.
     pub async fn extend_many(
         &self,
         leases: &[(&LockName, &LockToken)],
         ttl: Ttl,
     ) -> Vec<Result<Lease, LockError>> {
-        let mut leases = leases.iter();
+        let begin = |(name, token): &(&LockName, &LockToken)| {
+            Extension::begin(&self.shared, name, token, ttl)
+        };
+        let begun: Vec<_> = leases.iter().map(begin).collect();
         let mut results = Vec::with_capacity(leases.len());
-        loop {
-            let (mut begun, mut asked) = (Vec::new(), 0);
-            while asked < EXTENSIONS_AT_ONCE
-                && let Some((name, token)) = leases.next()
-            {
-                asked += usize::from(token.slots().count().max(1));
-                begun.push((name, token, Extension::begin(&self.shared, name, token, ttl)));
-            }
-            if begun.is_empty() {
-                return results;
-            }
-            for (name, token, begun) in begun {
-                let on_unused = |slot| self.release_unused(name, slot, token);
-                results.push(begun.outcome(&self.shared, on_unused).await);
-            }
+        for ((name, token), begun) in leases.iter().zip(begun) {
+            let on_unused = |slot| self.release_unused(name, slot, token);
+            results.push(begun.outcome(&self.shared, on_unused).await);
         }
+        results
     }
 
     /// Releases a slot of a lease that has lost another slot.

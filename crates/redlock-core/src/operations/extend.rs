@@ -2,8 +2,8 @@
 //! it.
 //!
 //! An extension begins by asking all nodes, and ends with its outcome. Many extensions may begin
-//! before the first outcome is awaited. They then share calls to the nodes, and one task awaits
-//! them all: a timer and a wake-up for each lock would cost more than the extension itself.
+//! before the first outcome is awaited. They then share calls to the nodes. One task awaits them
+//! all, so most of them need no timer and no wake-up of their own.
 
 mod repair;
 

@@ -220,9 +220,9 @@ async fn extend(
     let extended = access.gateway().extend_many(&leases, ttl, max_hold, access.client()).await;
     let mut extended = leases.iter().zip(extended);
     let result_of = |(index, name, refused): (usize, String, Option<ApiError>)| {
-        let extended = match (refused, &mut extended) {
-            (Some(error), _) => Err(error),
-            (None, extended) => {
+        let extended = match refused {
+            Some(error) => Err(error),
+            None => {
                 let ((lock, _), extended) = extended.next().expect("a result for each lease");
                 let waiters = access.gateway().line_length(lock);
                 extended.map_err(|refusal| access.refused_on(lock, refusal)).map(|view| Extended {

@@ -33,7 +33,7 @@ pub(crate) async fn read_rest<B: Body<Data = Bytes> + Unpin>(mut body: B, limit:
 }
 
 /// Wraps the body of a request. When the handler drops the body, the receiver gets the unread part.
-/// There is no receiver if the body is empty, or if the client waits for "100 Continue".
+/// An empty body gets no receiver, nor does the body of a client that waits for "100 Continue".
 pub(crate) fn returning(
     request: http::Request<Incoming>,
 ) -> (http::Request<Returning>, Option<oneshot::Receiver<Incoming>>) {
