@@ -82,7 +82,7 @@ async fn a_guard_reports_a_lock_released_by_another() {
     let guard = client(&[&gateway]).lock("a").ttl(TTL).acquire().await.unwrap();
     let message = guard.cancellation();
     assert_eq!(gateway.delete("a", guard.token()).await.status, 204);
-    let loss = timeout(TTL, guard.lost()).await.expect("at the next extension");
+    let loss = timeout(PATIENCE, guard.lost()).await.expect("at the next extension");
     assert!(matches!(loss.reason, LossReason::Gone { .. }), "{loss}");
     assert!(message.is_cancelled() && matches!(guard.check(), Err(Error::Lost(_))));
     guard.release().await.expect("a release after the loss succeeds");
@@ -108,7 +108,7 @@ async fn work_under_a_lost_lock_is_cancelled() {
 async fn a_guard_without_masters_is_lost_before_its_deadline() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).flag("--node-timeout", "50ms").ready().await;
-    let guard = client(&[&gateway]).lock("a").ttl(TTL * 2).acquire().await.unwrap();
+    let guard = client(&[&gateway]).lock("a").ttl(TTL * 4).acquire().await.unwrap();
     extended(&guard, 1).await;
     servers[..2].iter().for_each(|server| server.stop());
     let loss = timeout(PATIENCE, guard.lost()).await.expect("the guard reports the loss");
@@ -121,7 +121,7 @@ async fn a_guard_without_masters_is_lost_before_its_deadline() {
     );
     assert!(
         left > Duration::from_millis(100),
-        "{left:?} before the deadline; a tenth of the TTL is 200 ms"
+        "{left:?} before the deadline; a tenth of the TTL is 400 ms"
     );
 }
 
@@ -519,7 +519,7 @@ async fn a_release_without_a_gateway_ends_after_5_s() {
     let took = begin.elapsed();
     gateway.signal(Signal::CONT);
     assert!(matches!(released, Err(Error::Unavailable { .. })), "{released:?}");
-    assert!(took < Duration::from_secs(6), "{took:?}");
+    assert!(took < Duration::from_secs(8), "{took:?}");
 }
 
 #[tokio::test]

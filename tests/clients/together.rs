@@ -129,7 +129,7 @@ async fn fifty_guards_renew_by_few_requests() {
     let (joint, single) = (joint - joint_before, single - single_before);
     // One by one it would be 450 and more. Guards acquired one after the other form a few groups.
     assert!(
-        joint > 0 && joint + single <= 100,
+        joint > 0 && joint + single <= 200,
         "{joint} joint requests and {single} single ones for 50 guards in 3 TTLs"
     );
     guards.iter().for_each(|guard| guard.check().unwrap());
@@ -153,7 +153,7 @@ async fn guards_renew_alone_if_the_gateway_cannot_extend_many() {
         }
         let (joint, single) = proxy.counts();
         // Groups that are due at the same time may each ask once before the first answer.
-        assert!((1..=3).contains(&joint), "{joint} joint requests");
+        assert!((1..=5).contains(&joint), "{joint} joint requests");
         assert!(single >= 15, "{single} single requests");
     }
 }

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::run::{Screen, output};
 use crate::support::gateway::Launch;
+use crate::support::harness::free_port;
 
 /// What restores a terminal: it leaves the second screen.
 const RESTORED: &str = "\u{1b}[?1049l";
@@ -29,8 +30,8 @@ async fn top_shows_held_locks_as_they_change() {
 
 #[tokio::test]
 async fn top_shows_that_it_reconnects() {
-    let gateway = Launch::embedded().ready().await;
-    let address = gateway.address().to_string();
+    let address = format!("127.0.0.1:{}", free_port());
+    let gateway = Launch::bare(&["--listen", &address]).ready().await;
     gateway.post("before", json!({ "owner": "alice", "ttl_ms": 60_000 })).await;
     let mut screen = Screen::new(&gateway, "sh -c", "stty rows 20 cols 120; redlock top");
     screen.shows("before").await;

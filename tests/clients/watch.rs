@@ -15,7 +15,7 @@ use super::run::{ended, output, redlock};
 use crate::http::keys::{file, key, with_keys};
 use crate::support::client::Lease;
 use crate::support::gateway::{Gateway, Launch, Scratch};
-use crate::support::harness::{PATIENCE, eventually, masters};
+use crate::support::harness::{PATIENCE, eventually, free_port, masters};
 use crate::support::waiters::{answer, start_waiting, waiting_acquire};
 
 /// A running `redlock watch`.
@@ -206,8 +206,8 @@ async fn wrong_arguments_of_watch_are_refused() {
 
 #[tokio::test]
 async fn watch_goes_on_after_a_restart_of_its_gateway() {
-    let gateway = Launch::embedded().ready().await;
-    let address = gateway.address().to_string();
+    let address = format!("127.0.0.1:{}", free_port());
+    let gateway = Launch::bare(&["--listen", &address]).ready().await;
     let mut watch = Watch::start(&gateway, &["watch", "job"]);
     assert_eq!(watch.event().await, "job: free");
     acquired(&gateway, "job", "alice", 60_000).await;

@@ -172,7 +172,7 @@ async fn a_required_audit_on_a_full_disk_refuses_changes() {
     let lease = gateway.acquire("job").await;
     let refused = eventually("the failure is noticed", async || {
         let answer = gateway.post("other", json!({})).await;
-        (answer.status != 201).then_some(answer)
+        (answer.status == 503).then_some(answer)
     })
     .await;
     refused.problem(503, "audit_unavailable");

@@ -86,7 +86,7 @@ async fn a_proxy_reuses_its_connection_to_the_gateway() {
 async fn a_wait_cut_by_the_proxy_goes_on_with_its_key() {
     for kind in BOTH {
         let gateway = Launch::embedded().flag("--trusted-proxy", "127.0.0.1").start().await;
-        let proxy = kind.start([&gateway, &gateway], "1s").await;
+        let proxy = kind.start([&gateway, &gateway], "3s").await;
         let held = gateway.acquire("job").await;
         let mut cut = waits_from(1, KEY, &proxy).await;
         let text = answer(&mut cut).await;

@@ -103,8 +103,11 @@ async fn a_deferred_request_is_announced_and_claimed() {
     assert_eq!(claim.header("idempotency-replayed"), "true");
     assert!(claim.json()["validity_ms"].as_u64() > Some(50_000), "a full TTL: {claim:?}");
     assert!(!String::from_utf8_lossy(&ring.body).contains(claimed.owner()), "no token is sent");
-    let status = state(&gateway, &path).await;
-    assert_eq!((&status["state"], &status["callback"]), (&json!("claimed"), &json!("delivered")));
+    let status = eventually("the gateway has read the receiver's answer", async || {
+        Some(state(&gateway, &path).await).filter(|status| status["callback"] == "delivered")
+    })
+    .await;
+    assert_eq!(status["state"], "claimed");
     // The second request gets the lock only when the first one has released it.
     assert_eq!(state(&gateway, &path_of(&second)).await["state"], "waiting");
     freed(&gateway, "a/b", &claimed).await;
@@ -157,7 +160,7 @@ async fn a_receiver_that_is_down_is_rung_three_times() {
     let ids: BTreeSet<_> = rings.iter().map(|ring| ring.header("webhook-id")).collect();
     assert_eq!(ids.len(), 1, "repetitions have one id");
     let spans: Vec<_> = rings.windows(2).map(|two| two[1].at - two[0].at).collect();
-    assert!(spans.iter().all(|span| *span > SHORT_WINDOW.mul_f64(0.2)), "{spans:?}");
+    assert!(spans.iter().all(|span| *span > SHORT_WINDOW.mul_f64(0.1)), "{spans:?}");
     rings.iter().for_each(|ring| drop(ring.verified()));
     let status = is_state(&gateway, &path, "expired").await;
     assert_eq!(status["callback"], "failed");
@@ -505,6 +508,7 @@ async fn deferred_requests_of_one_client_are_limited() {
     // A repetition is the same request, also at the limit.
     assert_eq!(path_of(&deferred(&gateway, "a", &key_of(1), json!({})).await), first);
     assert_eq!(gateway.call(Method::DELETE, first.as_str()).send().await.status, 204);
+    waiting_is(&gateway, 1, 1).await;
     path_of(&deferred(&gateway, "a", &key_of(3), json!({})).await);
     freed(&gateway, "a", &lease).await;
 }
@@ -631,9 +635,10 @@ async fn a_new_secret_signs_without_a_restart() {
     let old = std::fs::read_to_string(secret.path()).unwrap();
     let new = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     std::fs::write(secret.path(), format!("{new}\n{old}")).unwrap();
+    let mut tries = 0;
     eventually("both secrets sign", async || {
-        let lock = format!("a{}", Instant::now().elapsed().as_nanos());
-        let key = key_of(gateway.stdout().len());
+        tries += 1;
+        let (lock, key) = (format!("a{tries}"), key_of(tries));
         path_of(&deferred(&gateway, &lock, &key, json!({ "callback_url": receiver.url() })).await);
         let ring = receiver.next().await;
         ring.verified();
@@ -678,10 +683,11 @@ async fn five_hundred_deferred_requests_are_served_in_order() {
         freed(&gateway, "a", &claimed).await;
     }
     assert!(receiver.arrived().is_none());
-    let samples = Samples::of(&gateway).await;
-    assert_eq!(
-        samples.get("redlock_callbacks_total", &[("outcome", "delivered")]),
-        REQUESTS as f64
-    );
+    let samples = eventually("the gateway has read the receiver's answers", async || {
+        let samples = Samples::of(&gateway).await;
+        let delivered = samples.get("redlock_callbacks_total", &[("outcome", "delivered")]);
+        (delivered == REQUESTS as f64).then_some(samples)
+    })
+    .await;
     assert_eq!(samples.get("redlock_callbacks_total", &[("outcome", "failed")]), 0.0);
 }

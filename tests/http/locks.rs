@@ -237,7 +237,7 @@ async fn every_character_of_a_name_reaches_the_masters_and_returns() {
 #[tokio::test]
 async fn a_lock_that_nobody_extends_expires() {
     for gateway in [Launch::embedded().start().await, Launch::over(&masters(3)).ready().await] {
-        let lease = Lease::from(&gateway.post("short", json!({ "ttl_ms": 400 })).await);
+        let lease = Lease::from(&gateway.post("short", json!({ "ttl_ms": 2_000 })).await);
         eventually("the lock is free", async || {
             (gateway.inspect("short").await["state"] == "free").then_some(())
         })
@@ -277,9 +277,15 @@ async fn a_token_of_another_acquisition_neither_extends_nor_releases() {
 #[tokio::test]
 async fn an_extension_shortens_nothing_and_reports_the_majoritys_life() {
     let servers = masters(3);
-    let gateway = Launch::over(&servers).flag("--node-timeout", "2s").ready().await;
+    let gateway = Launch::over(&servers).ready().await;
+    // A gateway that catches up would prolong the lock on other masters too.
+    gateway.all_nodes_caught_up().await;
     let lease = gateway.acquire("job").await;
-    servers[0].cmd(&["PEXPIRE", "lock:job", "290000"]);
+    eventually("the first master prolongs the lock", async || {
+        let prolonged = servers[0].cmd(&["PEXPIRE", "lock:job", "290000"]);
+        (prolonged.integer() == 1).then_some(())
+    })
+    .await;
     let extended = gateway.patch("job", &lease.token, 100).await;
     assert_eq!((extended.status, &extended.json()["ttl_ms"]), (200, &json!(100)));
     for left in [&extended.json()["validity_ms"], &gateway.inspect("job").await["expires_in_ms"]] {

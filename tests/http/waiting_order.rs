@@ -81,7 +81,7 @@ async fn of_a_thousand_builds_only_the_newest_waits() {
     let servers = masters(3);
     let gateway = Launch::over(&servers).ready().await;
     let running = gateway.acquire("deploy").await;
-    let ordinary = start_waiting(&gateway, waiting_acquire(&gateway, "deploy", LONG_MS)).await;
+    let ordinary = start_waiting(&gateway, waiting_acquire(&gateway, "deploy", 25_000)).await;
     let mut waits = start_waiting(&gateway, newest(&gateway, "deploy", "")).await;
     // The answer to the older build shows that the newer one waits.
     for build in 1..BUILDS {

@@ -453,7 +453,7 @@ impl Gateway {
     pub(crate) async fn all_nodes_caught_up(&self) {
         eventually("every node has caught up", async || {
             let health = self.readyz().await.json();
-            let nodes = health["nodes"].as_array().cloned().unwrap_or_default();
+            let nodes = health["nodes"].as_array().expect("readyz lists nodes").clone();
             nodes.iter().all(|node| node["state"] == "admitted").then_some(())
         })
         .await;

@@ -423,6 +423,14 @@ pub(crate) fn stored_on(
     (0..servers.len()).filter(stored).collect()
 }
 
+/// Waits until no server stores a value under the lock's key.
+pub(crate) async fn no_master_stores(servers: &[RedisServer], name: &str) {
+    eventually("no master stores the lock", async || {
+        stored_on(servers, name, |_| true).is_empty().then_some(())
+    })
+    .await;
+}
+
 /// Waits until no server stores the lock, and every server has a watermark of at least `least` that
 /// refuses repairs. A server has such a watermark only after the acquire or its release has run. So
 /// a request that is still in a socket cannot set the lock any more. Do not call this after a

@@ -101,7 +101,7 @@ async fn databases_refuse_the_writes_of_a_paused_holder() {
     assert_eq!(run(psql(&["-f", &schema])).await, (Some(0), "CREATE TABLE\nINSERT 0 1\n".into()));
     place.file("write.sql", &place.block(RECIPE, "sql", 1));
     // A holder stops in the middle of its work. It continues after its lock has expired.
-    let late = place.gateway.acquire_for("reports/7", 400).await;
+    let late = place.gateway.acquire_for("reports/7", 2_000).await;
     let paused = "kill -STOP $$; exec psql -X -v fence=\"$0\" -v body=late -f write.sql";
     let mut paused = place.command(&["sh", "-c", paused, &late.fencing.to_string()]);
     postgres.for_psql(&mut paused);

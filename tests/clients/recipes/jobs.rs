@@ -193,6 +193,11 @@ async fn commands_in_containers_exclude_each_other() {
     place.begun(3).await;
     let after = place.gateway.inspect("leader/mailer").await["fencing_token"].as_u64();
     assert!(after > before, "{after:?} {before:?}");
+    let killed = place.log()[1][1].clone();
+    eventually("the work of the dead leader is gone", async || {
+        (!std::path::Path::new("/proc").join(&killed).exists()).then_some(())
+    })
+    .await;
     place.go();
     assert_eq!((ended(first).await.0, ended(candidate).await.0), (Some(0), Some(0)));
     assert_eq!(place.count("end"), 2, "processes of the killed leader: {:?}", place.log());

@@ -121,8 +121,11 @@ async fn a_process_with_an_ended_first_thread_is_killed() {
         let threaded = number(&dir, "threaded").await;
         let token = written(&dir, "token").await;
         let process = format!("/proc/{threaded}");
-        let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
-        assert!(stat.contains(") Z "), "the first thread has ended: {stat}");
+        eventually("the first thread has ended", async || {
+            let stat = std::fs::read_to_string(format!("{process}/stat")).unwrap();
+            stat.contains(") Z ").then_some(())
+        })
+        .await;
         match is_killed {
             true => runner.start_kill().unwrap(),
             false => assert_eq!(gateway.delete("job", &token).await.status, 204),

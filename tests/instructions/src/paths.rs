@@ -9,9 +9,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::response::Response;
 use http::{HeaderValue, Request, StatusCode};
+use redlock_api::LeaseRef;
 use redlock_core::clock::{Clock, Entropy};
 use redlock_core::internals::{packed_answer, unpacked_answer};
 use redlock_core::node::codec::{Header, pack_call};
@@ -28,6 +29,7 @@ use redlock_gateway::gateway::{CursorKey, Gateway};
 use redlock_gateway::http::{App, AppState, Hosts};
 use redlock_gateway::overload::MasterMemory;
 use redlock_gateway::telemetry::{self, Telemetry};
+use serde_json::json;
 
 /// A path that is counted.
 pub(crate) struct Path {
@@ -49,7 +51,7 @@ impl Path {
     }
 }
 
-pub(crate) const PATHS: [Path; 7] = [
+pub(crate) const PATHS: [Path; 8] = [
     Path {
         name: "batch",
         what: "encode 16 acquires and 16 releases, decode the replies",
@@ -85,6 +87,13 @@ pub(crate) const PATHS: [Path; 7] = [
         times: 500,
         asks_nodes: true,
         run: http_extend,
+    },
+    Path {
+        name: "http-extend-many",
+        what: "gateway: PATCH /locks with 100 leases",
+        times: 20,
+        asks_nodes: true,
+        run: http_extend_many,
     },
     Path {
         name: "http-refused",
@@ -307,8 +316,9 @@ fn request(
     method: &str,
     path: &str,
     token: Option<&HeaderValue>,
-    body: &'static str,
+    body: impl Into<Bytes>,
 ) -> Request<Body> {
+    let body = body.into();
     let mut request = Request::builder().method(method).uri(path);
     for (name, value) in
         [("host", "127.0.0.1:8080"), ("user-agent", "curl/8.5.0"), ("accept", "*/*")]
@@ -350,6 +360,25 @@ fn http_extend(times: u32) {
             gateway
                 .ask(request("PATCH", path, Some(token), r#"{"ttl_ms": 30000}"#), StatusCode::OK)
                 .await;
+        }
+    });
+}
+
+fn http_extend_many(times: u32) {
+    const LEASES: usize = 100;
+    on_runtime(async {
+        let mut gateway = Served::new();
+        let mut leases = Vec::new();
+        for n in 0..LEASES {
+            let name = format!("reports-nightly-{n:04}");
+            let token = gateway.acquire(&format!("/locks/{name}")).await;
+            let token = token.to_str().expect("tokens are text").to_owned();
+            leases.push(LeaseRef { name, token });
+        }
+        let body = json!({ "leases": leases, "ttl_ms": 30_000 }).to_string();
+        let body = Bytes::from(body);
+        for _ in 0..times {
+            gateway.ask(request("PATCH", "/locks", None, body.clone()), StatusCode::OK).await;
         }
     });
 }
