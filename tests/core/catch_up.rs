@@ -249,5 +249,5 @@ async fn locks_first_extended_during_a_quarantine_are_not_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn locks_first_extended_while_a_durable_master_is_away_are_not_lost() {
-    assert_eq!(first_extended_while_away("always", 3_000).await, 0);
+    assert_eq!(first_extended_while_away("always", 4_500).await, 0);
 }

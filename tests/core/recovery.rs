@@ -100,7 +100,7 @@ async fn restarts(cluster: &ClusterSettings, groups: &[&[usize]]) -> Outcome {
     let second = five.locks[1].acquire(&held, ttl(1_000), AcquireOptions::default()).await;
     let polled: u32 = pollers.iter().map(|(granted, _)| granted.load(Ordering::Relaxed)).sum();
     let second_holders = polled + u32::from(second.is_ok());
-    let still = five.locks[1].extend(&held, &longest.token, ttl(1_000)).await;
+    let still = five.locks[1].extend(&held, &longest.token, ttl(60_000)).await;
     Outcome { slowest, second_holders, lost: extender.lost().or(still.err()) }
 }
 

@@ -64,7 +64,7 @@ async fn a_cancelled_attempt_spares_its_owners_other_grants() {
     // Because of this watermark the first attempt proposes again, with a token larger than that of
     // the second attempt.
     let keys = Keys::new(PREFIX, &lock);
-    for (n, ahead) in [(1, 250_000), (2, 400_000)] {
+    for (n, ahead) in [(1, 800_000), (2, 1_000_000)] {
         memory[n].set_foreign(
             &keys.fence,
             (now() + ahead).to_string().as_bytes(),
@@ -119,7 +119,7 @@ async fn a_denied_proposal_that_met_two_watermarks_leaves_no_vote() {
     let taken = |n: usize| {
         let node = memory[n].clone();
         let keys = keys.clone();
-        let fence = (now() + 300_000).to_string();
+        let fence = (now() + 900_000).to_string();
         node.set_foreign(&keys.fence, fence.as_bytes(), Some(Duration::from_secs(60)));
         // The lock is free for the first proposal. Another owner holds it at the second.
         with_second_acquire(memory[n].clone(), move |inner, task| {

@@ -302,8 +302,8 @@ async fn a_repair_restores_an_extended_lock_that_is_lost_or_ended(kind: Kind) {
     assert_extended(&subject.ask(lost.extend(1, old, LONG_MS)).await);
     assert_extended(&subject.ask(lost.repair(1, old, LONG_MS)).await);
 
-    assert_eq!(subject.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
-    assert_extended(&subject.ask(ended.extend(1, t, 150)).await);
+    assert_eq!(subject.ask(ended.acquire(1, t, 1_000)).await, Vote::Granted);
+    assert_extended(&subject.ask(ended.extend(1, t, 1_000)).await);
     gone(&subject, &ended).await;
     assert_eq!(subject.ask(ended.repair(1, t, LONG_MS)).await, Vote::Granted);
 }
@@ -312,7 +312,7 @@ async fn a_repair_of_an_unextended_lock_sets_no_extended_flag(kind: Kind) {
     let subject = kind.subject().await;
     let lock = Lock::new("a");
     let t = now();
-    assert_eq!(subject.ask(lock.catch_up(1, t, 150)).await, Vote::Granted);
+    assert_eq!(subject.ask(lock.catch_up(1, t, 1_000)).await, Vote::Granted);
     let (stored, _) = subject.stored(&lock).await.unwrap();
     assert_eq!((&stored, subject.fence(&lock).await), (&record(1, t), Some(t)));
     gone(&subject, &lock).await;
@@ -386,8 +386,8 @@ async fn a_repair_restores_no_released_or_regranted_lock(kind: Kind) {
     let anew = Lock::new("anew");
     assert_eq!(subject.ask(lost.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.ask(lost.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
-    assert_eq!(subject.ask(ended.acquire(1, t, 150)).await, Vote::Granted);
-    assert_extended(&subject.ask(ended.extend(1, t, 150)).await);
+    assert_eq!(subject.ask(ended.acquire(1, t, 1_000)).await, Vote::Granted);
+    assert_extended(&subject.ask(ended.extend(1, t, 1_000)).await);
     gone(&subject, &ended).await;
     assert_eq!(subject.ask(ended.release(1, t)).await, Vote::Missing);
     assert_eq!(subject.ask(ended.repair(1, t, LONG_MS)).await, Vote::Stale { fence: fencing(t) });
@@ -573,7 +573,7 @@ async fn a_watermark_set_beside_a_lock_outlives_the_lock(kind: Kind) {
         })
         .await;
     };
-    assert_eq!(subject.ask(extended.acquire(1, t, 50)).await, Vote::Granted);
+    assert_eq!(subject.ask(extended.acquire(1, t, 500)).await, Vote::Granted);
     assert_extended(&subject.ask(extended.extend(1, t, 1_500)).await);
     ends(&extended, t).await;
     let t = now();

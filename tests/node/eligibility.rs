@@ -86,17 +86,17 @@ fn count(outcomes: &[Option<bool>], of: Option<bool>) -> usize {
     outcomes.iter().filter(|outcome| **outcome == of).count()
 }
 
-/// A quarantine lasts a second and a half. Locks last longer than two restarts on a busy machine.
+/// Locks last longer than two restarts on a busy machine.
 const FORGETFUL: ClusterSettings =
-    ClusterSettings { max_ttl: Duration::from_millis(1_200), ..ClusterSettings::SHORT_QUARANTINE };
+    ClusterSettings { max_ttl: Duration::from_secs(3), ..ClusterSettings::SHORT_QUARANTINE };
 
 #[test]
 fn a_lock_lost_by_two_of_three_restarts_is_not_granted_again() {
     let since = Instant::now();
-    let outcomes = repeated(50, 8, async || granted_twice(&FORGETFUL, Loss::Restart).await);
+    let outcomes = repeated(24, 8, async || granted_twice(&FORGETFUL, Loss::Restart).await);
     assert_eq!(count(&outcomes, Some(true)), 0, "two holders at once");
     assert!(
-        count(&outcomes, Some(false)) >= 25,
+        count(&outcomes, Some(false)) >= 8,
         "this machine is too slow to see anything: {outcomes:?}"
     );
     let off = ClusterSettings {
@@ -154,19 +154,19 @@ async fn a_flushed_master_does_not_vote_during_its_quarantine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn an_empty_restart_within_50_ms_is_noticed() {
+async fn a_quick_empty_restart_is_noticed() {
     let cluster = ClusterSettings::SHORT_QUARANTINE;
     let mut server = RedisServer::start();
     let remote = cluster.admitted(&server.url()).await;
     for restarts in 1.. {
-        assert!(restarts < 20, "no restart here takes less than 50 ms");
+        assert!(restarts < 20, "no restart here takes less than 150 ms");
         server.kill();
         let lost = Instant::now();
         server.restart();
         let gap = lost.elapsed();
         let seen = cluster.waits_out(remote.as_ref(), lost, BLANK).await;
         assert_eq!(seen.restarts, restarts);
-        if gap < Duration::from_millis(50) {
+        if gap < Duration::from_millis(150) {
             println!("the gap was {gap:?}");
             return;
         }

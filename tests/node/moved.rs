@@ -155,17 +155,24 @@ async fn a_durable_master_never_votes_beside_its_old_process() {
         waits_only.reason
     );
 
-    let off = moved_beside(SafetyRules {
-        returned_waits: false,
-        two_alive_are_noticed: false,
-        ..SafetyRules::ALL
-    })
-    .await;
-    println!(
-        "without the wait: {} votes beside the old process, after {:?}",
-        off.beside, off.waited
-    );
-    assert!(off.beside > 0 && off.lost, "nothing goes wrong without the rules");
+    // The lock of the old process lives for 700 ms. A busy machine may be too slow to see that the
+    // new process grants it again meanwhile.
+    for _ in 0..5 {
+        let off = moved_beside(SafetyRules {
+            returned_waits: false,
+            two_alive_are_noticed: false,
+            ..SafetyRules::ALL
+        })
+        .await;
+        println!(
+            "without the wait: {} votes beside the old process, after {:?}",
+            off.beside, off.waited
+        );
+        if off.beside > 0 && off.lost {
+            return;
+        }
+    }
+    panic!("nothing goes wrong without the rules");
 }
 
 /// A copy of the process has run for long before the name moves to it. The old process ends before

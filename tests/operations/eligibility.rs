@@ -10,6 +10,7 @@ use redlock_core::node::eligibility::NAME_MOVES_WITHIN;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::support::client::Lease;
 use crate::support::cluster::{NodeClock, SOON};
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
@@ -360,6 +361,13 @@ async fn a_gateway_restarted_during_a_quarantine_resumes_the_count() {
     assert!(since.elapsed() < QUARANTINE, "all admitted {:?} after its start", since.elapsed());
 }
 
+/// Whether an extension was confirmed. A busy machine may miss the 300 ms of a round.
+async fn is_extended(gateway: &Gateway, lease: &Lease) -> Option<()> {
+    let extended = gateway.patch("job", &lease.token, 3_000).await;
+    assert!(matches!(extended.status, 200 | 503), "{extended:?}");
+    (extended.status == 200).then_some(())
+}
+
 #[tokio::test]
 async fn an_extension_by_http_repairs_and_is_counted() {
     let mut servers = masters(3);
@@ -367,14 +375,13 @@ async fn an_extension_by_http_repairs_and_is_counted() {
     let lease = gateway.acquire_for("job", 3_000).await;
     for at in 0..3 {
         eventually("every master stores the lock", async || {
-            assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
+            is_extended(&gateway, &lease).await?;
             (stored_on(&servers, "job", |_| true) == [0, 1, 2]).then_some(())
         })
         .await;
         servers[at].restart();
         eventually("the master is back in service", async || {
-            let extended = gateway.patch("job", &lease.token, 3_000).await;
-            assert_eq!(extended.status, 200, "{:?}", extended.body);
+            is_extended(&gateway, &lease).await?;
             let status =
                 states(&gateway).await.remove(&of(&servers[at])).expect("the node is listed");
             (status["state"] == "admitted" && status["restarts"] == 1).then_some(())
@@ -382,7 +389,7 @@ async fn an_extension_by_http_repairs_and_is_counted() {
         .await;
     }
     eventually("each node was repaired once, and counted", async || {
-        assert_eq!(gateway.patch("job", &lease.token, 3_000).await.status, 200);
+        is_extended(&gateway, &lease).await?;
         let samples = Samples::of(&gateway).await;
         let repairs = |server: &RedisServer| {
             samples.get("redlock_node_repairs_total", &[("node", &of(server))])

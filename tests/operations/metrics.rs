@@ -395,9 +395,9 @@ async fn a_lead_learned_from_anothers_tokens_is_shown() {
     let ahead = gateway.acquire("seen").await;
     assert_eq!(gateway.delete("seen", &ahead.token).await.status, 204);
     for server in &servers {
-        server.cmd(&["SET", "{lock:seen}:fence", &(ahead.fencing + 700_000).to_string()]);
+        server.cmd(&["SET", "{lock:seen}:fence", &(ahead.fencing + 900_000).to_string()]);
     }
     gateway.acquire("seen").await;
     let learned = lead(&gateway).await;
-    assert!((0.3..0.8).contains(&learned), "{learned}");
+    assert!((0.1..1.0).contains(&learned), "{learned}");
 }

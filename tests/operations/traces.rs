@@ -126,9 +126,10 @@ async fn a_trace_has_request_rounds_and_nodes_as_levels() {
     assert_eq!(gateway.delete("customers-4711", &lease.token).await.status, 204);
 
     let is_whole = |spans: &[Span]| {
-        spans.iter().filter(|span| span.name.contains(" on 127.0.0.1:")).count() == 6
+        let count = |part: &str| spans.iter().filter(|span| span.name.contains(part)).count();
+        (count(" on 127.0.0.1:"), count(" /locks/{name}")) == (6, 2)
     };
-    let spans = collector.until("both rounds at all nodes", is_whole).await;
+    let spans = collector.until("both requests, and their rounds at all nodes", is_whole).await;
     let named = |name: &str| {
         spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("{name}: {spans:#?}"))
     };
@@ -202,7 +203,9 @@ async fn a_round_without_a_quorum_names_the_failed_nodes() {
         spans.iter().find(|span| span.name == "POST /locks/{name}").expect("the body is awaited");
     assert_eq!(attribute(request, "error.type"), "quorum_unavailable");
     assert_eq!(request.status.as_ref().expect("a status").code(), StatusCode::Error);
-    let rounds: Vec<_> = below(&spans, request).collect();
+    // A release that cleans up may end without a decision.
+    let rounds: Vec<_> =
+        below(&spans, request).filter(|span| span.name == "round acquire").collect();
     assert!(
         !rounds.is_empty()
             && rounds.iter().all(|round| attribute(round, "redlock.decision") != "yes"),
@@ -221,7 +224,7 @@ async fn unsampled_requests_send_no_spans() {
     let gateway = collector.launch(Launch::embedded()).start().await;
     assert_eq!(traced(&gateway, Method::POST, "/locks/silent", false).await.status, 201);
     assert_eq!(traced(&gateway, Method::POST, "/locks/told", true).await.status, 201);
-    let is_there = |spans: &[Span]| spans.iter().any(|span| span.name == "round acquire");
+    let is_there = |spans: &[Span]| spans.iter().any(|span| span.name.starts_with("POST"));
     let spans = collector.until("the second", is_there).await;
     assert_eq!(spans.iter().filter(|span| span.name.starts_with("POST")).count(), 1, "{spans:#?}");
 }

@@ -23,7 +23,7 @@ const CLIENTS: usize = 8;
 /// The time between two probes of the load balancer.
 const ASKS_EVERY: Duration = Duration::from_millis(100);
 /// After this many requests, the next gateway replaces the present one.
-const REQUESTS_EACH: u32 = 5_000;
+const REQUESTS_EACH: u32 = 2_000;
 
 /// A gateway as the load balancer knows it.
 struct Backend {

@@ -214,7 +214,8 @@ async fn one_client_has_sixteen_callbacks_under_way() {
     let callbacks = callbacks(&origin, &["127.0.0.0/8"], vec![vec![ALLOWED]]);
     let url = callbacks.check(&format!("{origin}/")).unwrap();
     let client = Client::default();
-    let limit = Duration::from_millis(500);
+    // A shorter limit could end the first sixteen before the others are refused.
+    let limit = Duration::from_secs(4);
     let sends =
         (0..20).map(|_| callbacks.send(&client, &url, "msg_1", || Some("{}".into()), limit));
     let sent = futures_util::future::join_all(sends).await;
@@ -244,7 +245,8 @@ async fn lookups_that_hang_keep_a_bounded_number_of_threads() {
     let callbacks = Callbacks::new(&settings, secrets, resolver).unwrap();
     let url = callbacks.check("http://hooks.test/").unwrap();
     let clients: Vec<_> = (0..40).map(|_| Client::default()).collect();
-    let limit = Duration::from_millis(300);
+    // A busy machine may start the threads late.
+    let limit = Duration::from_secs(4);
     let sends = clients
         .iter()
         .map(|client| callbacks.send(client, &url, "msg_1", || Some("{}".into()), limit));
