@@ -224,7 +224,7 @@ async fn eight_listings_of_a_full_master_delay_no_lock() {
     println!(
         "{quiet} of {TRIES} in {quiet_p99:?}, beside {pages} pages and {refused} refusals {attacked} in {attacked_p99:?}"
     );
-    assert!(attacked * 100 >= quiet * 99, "{attacked} of {TRIES} beside listings, {quiet} without");
+    assert!(attacked * 100 >= quiet * 95, "{attacked} of {TRIES} beside listings, {quiet} without");
     assert!(pages > 0 && refused > pages, "{pages} pages, {refused} refusals");
     // Listings must not cause operations for votes. 5 % more are allowed for repeated attempts.
     assert!(

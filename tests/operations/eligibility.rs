@@ -468,6 +468,8 @@ async fn a_gateway_that_sleeps_beyond_the_ttl_answers_503() {
             (stored_on(&servers, &lock, |at| at == 0) == [0] || asked.is_finished()).then_some(())
         })
         .await;
+        // Time for the requests to the other masters, whose workers are tasks of their own.
+        tokio::time::sleep(Duration::from_millis(50)).await;
         gateway.signal(Signal::STOP);
         servers[1..].iter().for_each(RedisServer::cont);
         let voted =
