@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
@@ -271,9 +273,9 @@ pub struct ExtendBody {
 })))]
 pub struct ExtendManyBody {
     /// From 1 to 1000 leases. One failed lease does not stop the others.
-    #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(value_type = Vec<LeaseRef>, required = true, min_items = 1, max_items = 1000))]
-    pub leases: Value,
+    #[serde(default, deserialize_with = "leases")]
+    #[cfg_attr(feature = "openapi", schema(required = true, min_items = 1, max_items = 1000))]
+    pub leases: Vec<LeaseRef>,
     /// Each lock lives at least this many milliseconds from now; it is never shortened. From 10 to
     /// the configured maximum. Without it the configured default applies (30000).
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
@@ -285,10 +287,69 @@ pub struct ExtendManyBody {
 impl fmt::Debug for ExtendManyBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ExtendManyBody")
-            .field("leases", &self.leases.as_array().map_or(0, Vec::len))
+            .field("leases", &self.leases.len())
             .field("ttl_ms", &self.ttl_ms)
             .finish()
     }
+}
+
+/// Reads the leases. The errors quote nothing, because the text may be a token.
+fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LeaseRef>, D::Error> {
+    const FORM: &str = r#"such as {"leases": [{"name": "a", "token": "1.…"}]}"#;
+
+    struct Leases;
+
+    impl<'de> Visitor<'de> for Leases {
+        type Value = Vec<LeaseRef>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of leases")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut leases = Vec::new();
+            loop {
+                let malformed = |_| {
+                    let index = leases.len();
+                    let rule = "must have the texts name and token and nothing else";
+                    A::Error::custom(format_args!("leases[{index}] {rule}, {FORM},"))
+                };
+                match list.next_element::<Entry>().map_err(malformed)? {
+                    Some(Entry(lease)) => leases.push(lease),
+                    None => return Ok(leases),
+                }
+            }
+        }
+
+        fn visit_str<E: Error>(self, _: &str) -> Result<Self::Value, E> {
+            Err(E::custom(format_args!("leases must be a list, {FORM},")))
+        }
+    }
+
+    /// A lease. A derived `Deserialize` would also accept a list with the two texts.
+    struct Entry(LeaseRef);
+
+    impl<'de> Deserialize<'de> for Entry {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct Fields;
+
+            impl<'de> Visitor<'de> for Fields {
+                type Value = LeaseRef;
+
+                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str("a lease")
+                }
+
+                fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<LeaseRef, A::Error> {
+                    LeaseRef::deserialize(MapAccessDeserializer::new(map))
+                }
+            }
+
+            deserializer.deserialize_map(Fields).map(Self)
+        }
+    }
+
+    deserializer.deserialize_any(Leases)
 }
 
 /// A lock and the token that acquiring it returned.

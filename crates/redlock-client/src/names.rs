@@ -72,8 +72,8 @@ impl Names {
             return extension(name, token, ttl);
         }
         let lease = |name: &String| LeaseRef { name: name.clone(), token: token.to_owned() };
-        let leases: Vec<_> = self.all.iter().map(lease).collect();
-        let body = ExtendManyBody { leases: json!(leases), ttl_ms: Some(millis(ttl)) };
+        let leases = self.all.iter().map(lease).collect();
+        let body = ExtendManyBody { leases, ttl_ms: Some(millis(ttl)) };
         Ok(self.of_set(Method::PATCH, "locks".into()).body(&body))
     }
 

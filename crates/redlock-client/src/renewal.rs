@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use redlock_api::{ExtendManyBody, ExtendManyResults, ExtendResult, Problem};
 use reqwest::Method;
-use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::client::{
@@ -73,8 +72,8 @@ impl Client {
             leases.retain(|due| !due.reply.is_closed());
             let Some(first) = leases.first() else { return };
             let ttl = first.renewal.ttl;
-            let refs: Vec<_> = leases.iter().map(|due| &due.renewal.lease).collect();
-            let body = ExtendManyBody { leases: json!(refs), ttl_ms: Some(millis(ttl)) };
+            let refs = leases.iter().map(|due| due.renewal.lease.clone()).collect();
+            let body = ExtendManyBody { leases: refs, ttl_ms: Some(millis(ttl)) };
             let call = Call::new(Method::PATCH, "locks").body(&body);
             let one_try = time_of_a_try(left);
             let answer = tokio::select! {

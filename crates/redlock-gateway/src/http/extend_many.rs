@@ -6,9 +6,8 @@ use axum::extract::{FromRequest, Request};
 use axum::response::Response;
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
-use redlock_api::{ExtendManyBody, ExtendManyResults, ExtendResult};
+use redlock_api::{ExtendManyBody, ExtendManyResults, ExtendResult, LeaseRef};
 use redlock_core::{LockName, LockToken, Ttl};
-use serde_json::Value;
 
 use super::access::{Access, lock_name};
 use super::asked::resolve;
@@ -59,7 +58,7 @@ pub(super) async fn extend_many(access: Access, request: Request) -> Result<Resp
     let Json(body) = Json::<ExtendManyBody, MAX_BODY>::from_request(request, &()).await?;
     let limits = access.limits();
     let ttl = requested_ttl(body.ttl_ms.as_ref(), &limits)?;
-    let leases = leases(body.leases)?;
+    let leases = requested(body.leases)?;
     if access.is_recorded() {
         let lock = |lease: &RequestedLease| Some(lease.checked.as_ref().ok()?.0.to_string());
         let part = |lease| AuditPart { lock: lock(lease), ..AuditPart::default() };
@@ -94,39 +93,22 @@ struct RequestedLease {
     checked: Result<(LockName, LockToken), ApiError>,
 }
 
-/// Reads the leases.
+/// Checks the leases.
 ///
 /// # Errors
-/// The form is wrong. The error quotes nothing, because the text may be a token.
-fn leases(value: Value) -> Result<Vec<RequestedLease>, ApiError> {
-    const FORM: &str = "such as {\"leases\": [{\"name\": \"a\", \"token\": \"1.…\"}]}";
-    let refused = |what: String| INVALID_BODY.because(format!("{what}, {FORM}"));
-    let leases = match value {
-        Value::Array(leases) => leases,
-        Value::Null => Vec::new(),
-        _ => return Err(refused("leases must be a list".into())),
-    };
+/// There are none or too many. A lease that is wrong by itself fails alone.
+fn requested(leases: Vec<LeaseRef>) -> Result<Vec<RequestedLease>, ApiError> {
     if !(1..=MAX_LEASES).contains(&leases.len()) {
         let count = leases.len();
-        return Err(refused(format!("leases has {count} entries; allowed are 1 to {MAX_LEASES}")));
+        return Err(INVALID_BODY
+            .because(format!("leases has {count} entries; allowed are 1 to {MAX_LEASES}")));
     }
-    let read = |(index, lease)| {
-        let (name, token) = name_and_token(lease).ok_or_else(|| {
-            refused(format!("leases[{index}] must have the texts name and token and nothing else"))
-        })?;
+    let check = |LeaseRef { name, token }| {
         let checked = checked(&name, &token);
-        let name = if holds_secret(&name) { String::new() } else { name };
-        Ok(RequestedLease { name, checked })
+        let is_shown = checked.is_ok() || !holds_secret(&name);
+        RequestedLease { name: if is_shown { name } else { String::new() }, checked }
     };
-    leases.into_iter().enumerate().map(read).collect()
-}
-
-fn name_and_token(lease: Value) -> Option<(String, String)> {
-    let Value::Object(mut fields) = lease else { return None };
-    match (fields.remove("name"), fields.remove("token"), fields.is_empty()) {
-        (Some(Value::String(name)), Some(Value::String(token)), true) => Some((name, token)),
-        _ => None,
-    }
+    Ok(leases.into_iter().map(check).collect())
 }
 
 fn checked(name: &str, token: &str) -> Result<(LockName, LockToken), ApiError> {
