@@ -171,9 +171,11 @@ async fn a_trace_has_request_rounds_and_nodes_as_levels() {
         ["round release"]
     );
 
-    let log = gateway.stdout();
-    let line = log.lines().find(|line| line.contains(TRACE)).unwrap_or_else(|| panic!("{log}"));
-    let line: serde_json::Value = serde_json::from_str(line).expect("one JSON object");
+    let line = eventually("the log line has the trace", async || {
+        gateway.stdout().lines().find(|line| line.contains(TRACE)).map(str::to_owned)
+    })
+    .await;
+    let line: serde_json::Value = serde_json::from_str(&line).expect("one JSON object");
     assert_eq!(
         (line["span_id"].as_str(), &line["status"]),
         (Some(hex(&request.span_id).as_str()), &json!(201)),

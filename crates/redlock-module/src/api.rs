@@ -156,31 +156,10 @@ impl Server {
     /// # Safety
     /// The server must have given this context.
     pub(crate) unsafe fn run_id(&self, ctx: Ctx) -> Option<Vec<u8>> {
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.server_info(ctx, c"run_id") }
-    }
-
-    /// Whether the server keeps running after the module is unloaded. Redis 8.2.3 does not: it crashes
-    /// when a connection that used the command before uses it again. Valkey survives. It reports
-    /// the version of Redis that it is compatible with, 7.2.4.
-    ///
-    /// # Safety
-    /// The server must have given this context.
-    pub(crate) unsafe fn survives_unloading(&self, ctx: Ctx) -> bool {
-        // SAFETY: guaranteed by the caller.
-        let version = unsafe { self.server_info(ctx, c"redis_version") };
-        version.is_some_and(|version| version.starts_with(b"7."))
-    }
-
-    /// A field of INFO, from the section about the server.
-    ///
-    /// # Safety
-    /// The server must have given this context.
-    unsafe fn server_info(&self, ctx: Ctx, name: &CStr) -> Option<Vec<u8>> {
         // SAFETY: guaranteed by the caller; `info` owns the field until it is freed.
         unsafe {
             let info = NonNull::new((self.0.GetServerInfo)(ctx, c"server".as_ptr()))?;
-            let field = (self.0.ServerInfoGetFieldC)(info.as_ptr(), name.as_ptr());
+            let field = (self.0.ServerInfoGetFieldC)(info.as_ptr(), c"run_id".as_ptr());
             let field = (!field.is_null()).then(|| CStr::from_ptr(field).to_bytes().to_vec());
             (self.0.FreeServerInfo)(ctx, info.as_ptr());
             field

@@ -58,23 +58,22 @@ pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, 
         // memory. Acquires are then refused one by one. The flag is `deny-script`, because scripts
         // have no user.
         let joined = server.add_command(ctx, c"redlock.call", call, c"write deny-script");
-        // If the system kept the library in memory when the module was unloaded, `MODULE` is
-        // already set. Its value is still right, because the process is the same.
+        // If an earlier load failed and the system kept the library in memory, `MODULE` is already
+        // set. Its value is still right, because the process is the same.
         drop(MODULE.set(Module { server, run_id }));
         joined
     };
     if joined { api::OK } else { api::ERR }
 }
 
-/// Called by the server before it unloads the module. An error keeps the module loaded.
+/// Called by the server before it unloads the module. The error keeps the module loaded.
 ///
-/// # Safety
-/// Only the server may call this, with a context of its own.
+/// A connection that has used the command keeps a pointer to it, which unloading would leave to
+/// freed memory. Redis 8.2.3 crashes when such a connection uses the command again. Redis 7 reads
+/// the freed memory for `CLIENT LIST` (redis/redis#10259).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn RedisModule_OnUnload(ctx: *mut RawContext) -> c_int {
-    // SAFETY: guaranteed by the caller.
-    let may_go = |module: &Module| unsafe { module.server.survives_unloading(ctx) };
-    if MODULE.get().is_none_or(may_go) { api::OK } else { api::ERR }
+pub extern "C" fn RedisModule_OnUnload(_: *mut RawContext) -> c_int {
+    api::ERR
 }
 
 unsafe extern "C" fn call(ctx: *mut RawContext, arguments: *mut Text, count: c_int) -> c_int {

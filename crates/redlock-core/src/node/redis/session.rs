@@ -218,18 +218,7 @@ const MODULE_CALL: &str = "REDLOCK.CALL";
 /// Calls the module.
 async fn by_module(client: Client, run_id: Bytes, call: Vec<u8>) -> Result<Value, LinkError> {
     let command = CustomCommand::new_static(MODULE_CALL, None, false);
-    let answer = client
-        .custom::<Value, _>(command, vec![Value::Bytes(run_id), Value::Bytes(call.into())])
-        .await;
-    answer.map_err(|error| match LinkError::from(error) {
-        // The module was unloaded, and nothing ran.
-        LinkError { kind: LinkErrorKind::Error | LinkErrorKind::Broken, detail, .. }
-            if detail.contains("unknown command") =>
-        {
-            LinkError::new(LinkErrorKind::NoScript, "the module was unloaded from the node")
-        }
-        error => error,
-    })
+    Ok(client.custom(command, vec![Value::Bytes(run_id), Value::Bytes(call.into())]).await?)
 }
 
 /// The answer to a call that a master refused as a whole because it accepts no writes. The script
