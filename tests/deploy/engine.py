@@ -1,6 +1,7 @@
-"""A Docker engine for tests, without a registry of images. Used by `tests/deploy/compose`.
+"""A Docker engine for tests, without a registry of images. Used by `tests/deploy/compose` and
+`tests/deploy/kubernetes`.
 
-If an engine runs already, the tests use it. Otherwise they start one in new namespaces for mounts,
+If an engine runs already, `compose` uses it. Otherwise the tests start one in new namespaces for mounts,
 networks and processes. The kernel ends everything in such namespaces with their first process, so no
 container, mount or network outlives a test. Only cgroups and files remain, and `in_namespaces` removes
 them.
@@ -29,6 +30,7 @@ COMPOSE_OLDEST = (2, 23)
 PACKAGES = {"dockerd": "docker.io", "docker": "docker.io", "iptables": "iptables", "mmdebstrap": "mmdebstrap",
             "unshare": "util-linux", "setpriv": "util-linux", "ip": "iproute2"}
 STATUS_LEFT_OUT = 3
+AN_ENGINE = "a Docker engine that runs, or "
 
 
 class LeftOut(Exception):
@@ -97,17 +99,22 @@ def prepare(progress, redis_image, ports):
     return own
 
 
-def install(progress):
-    missing = sorted({package for program, package in PACKAGES.items() if not found(program)})
+def need_root(instead):
+    if os.geteuid() != 0:
+        raise LeftOut(f"{instead}root")
+
+
+def install(progress, packages=PACKAGES, instead=AN_ENGINE):
+    """Installs the Debian packages of programs that are missing. `instead` names what would do as well."""
+    missing = sorted({package for program, package in packages.items() if not found(program)})
     if not missing:
         return
-    if os.geteuid() != 0:
-        raise LeftOut("a Docker engine that runs, or root to start one")
+    need_root(instead)
     if not shutil.which("apt-get"):
-        raise LeftOut(f"a Docker engine that runs, or these Debian packages to start one: {' '.join(missing)}")
+        raise LeftOut(f"{instead}these Debian packages: {' '.join(missing)}")
     if Path("/run/systemd/system").exists():
-        # The package would start a service and leave it running.
-        raise LeftOut(f"a Docker engine that runs; or these packages, not installed here under systemd: {' '.join(missing)}")
+        # The packages would start services and leave them running.
+        raise LeftOut(f"{instead}these packages, which a test does not install under systemd: {' '.join(missing)}")
     progress(f"installing {' '.join(missing)} with apt-get")
     quiet = {**environment(), "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     wait = ["-o", "DPkg::Lock::Timeout=300"]
@@ -115,11 +122,10 @@ def install(progress):
     needed("Debian packages", ["apt-get", *wait, "install", "-y", "-qq", "--no-install-recommends", *missing], 900, env=quiet)
 
 
-def namespaces():
-    """Tries what an engine needs from the kernel."""
-    if os.geteuid() != 0:
-        raise LeftOut("a Docker engine that runs, or root to start one")
-    needed("namespaces with iptables", [*UNSHARE, "iptables", "-t", "nat", "-L", "-n"], 20)
+def namespaces(instead=AN_ENGINE, tried=("iptables", "-t", "nat", "-L", "-n")):
+    """Tries what a test needs from the kernel: a command in new namespaces, and cgroups."""
+    need_root(instead)
+    needed("namespaces for mounts, networks and processes", [*UNSHARE, *tried], 20)
     try:
         for folder in cgroups(f"redlock-try-{os.getpid()}"):
             folder.mkdir()
@@ -266,6 +272,7 @@ class Daemon:
         data, disk = folder / "docker", folder / "volumes"
         data.mkdir()
         disk.mkdir()
+        self.data = data
         run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", data])
         (data / "volumes").mkdir()
         run(["mount", "--bind", disk, data / "volumes"])
@@ -282,6 +289,12 @@ class Daemon:
 
     def alive(self):
         assert self.process.poll() is None, f"dockerd ended with {self.process.returncode}:\n{self.output_text()[-3000:]}"
+
+    def stop(self):
+        """Ends the engine, and frees the memory of its images."""
+        self.process.terminate()
+        self.process.wait(30)
+        run(["umount", "--recursive", self.data])
 
 
 def import_redis(image, name):

@@ -1,4 +1,5 @@
-"""A steady load of requests to gateways, with counts for each period. Used by `tests/deploy/compose`.
+"""A steady load of requests to gateways, with counts for each period. Used by `tests/deploy/compose` and
+`tests/deploy/kubernetes`.
 
 Three kinds of clients run at the same time:
   workers      acquire a lock of their own at one gateway, extend it at the other, and release it
@@ -16,23 +17,30 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 
+from report import ok
+
 WORKERS, HELD = 4, 10
 # Seconds. The keeper extends each held lock once in 2 s.
 PACE, KEEPER_PACE, RIVAL_PACE, TIME_OUT = 0.05, 0.2, 0.2, 3
 WORKER_TTL_MS, HELD_TTL_MS = 10_000, 60_000
+# Bounds while a majority of the masters is there: seconds without any success, and the share of
+# requests that may be refused. All masters share one disk here. While it stalls, votes come too late.
+LONGEST_GAP = 5.0
+SHARE_REFUSED = 0.25
+REFUSALS = {"503 quorum_unavailable", "503 outcome_unknown"}
 
 
 class Client:
     """A kept connection to one gateway, with an API key."""
 
-    def __init__(self, port, context, key):
-        self.port, self.context, self.key = port, context, key
+    def __init__(self, port, context, key, host="localhost"):
+        self.host, self.port, self.context, self.key = host, port, context, key
         self.connection = None
 
     def call(self, method, path, body=None, token=None, limit=TIME_OUT):
         """Sends one request. Returns (status, body). Raises OSError or HTTPException if no answer comes."""
         if self.connection is None:
-            self.connection = http.client.HTTPSConnection("localhost", self.port, timeout=limit, context=self.context)
+            self.connection = http.client.HTTPSConnection(self.host, self.port, timeout=limit, context=self.context)
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         headers.update({"Lock-Token": token} if token else {})
         headers.update({"Content-Type": "application/json"} if body is not None else {})
@@ -220,6 +228,16 @@ class Load:
             "gap": max(later - earlier for earlier, later in zip(good, good[1:])),
             "lost": len(self.lost) - lost, "twice": len(self.twice) - twice,
         })
+
+    def check_majority(self, cut_off=()):
+        """Demands of the last period what a majority of masters promises. Requests to gateways that are cut off may fail."""
+        row = self.rows[-1]
+        others = {(gateway, kind): number for (gateway, kind), number in row["kinds"].items() if gateway not in cut_off}
+        assert {kind for _, kind in others} <= REFUSALS, f"{row['title']}: requests failed: {others}\n{self.table()}"
+        bound = max(2, SHARE_REFUSED * row["requests"])
+        assert sum(others.values()) <= bound, f"{row['title']}: more than {bound:.0f} requests failed: {others}\n{self.table()}"
+        assert row["gap"] < LONGEST_GAP, f"{row['title']}: no request succeeded for {row['gap']:.1f} s\n{self.table()}"
+        ok(f"{row['title']}: {row['requests']} requests, {row['failed']} failed, longest gap {row['gap'] * 1000:.0f} ms, no lock lost")
 
     def table(self):
         titles = ["fault", "seconds", "requests", "failed", "longest gap", "locks lost", "granted twice", "failures by kind"]
