@@ -76,12 +76,12 @@ async fn a_repeated_delivery_is_processed_once() {
 
 #[tokio::test]
 async fn copies_of_a_delivery_do_not_keep_a_crashed_ones_lock() {
-    const TTL: Duration = Duration::from_secs(8);
+    const TTL: Duration = Duration::from_secs(7);
     let place = Place::new(&["process-order"]).await;
     let block = place.block(WEBHOOK, "python", 0);
     let short = block.replace("60_000", &TTL.as_millis().to_string()).replace(r#""40""#, r#""1""#);
     assert!(
-        short.matches("8000").count() == 1 && short.matches(r#""1""#).count() == 1,
+        short.matches("7000").count() == 1 && short.matches(r#""1""#).count() == 1,
         "times of the repeated tries: {short}"
     );
     let program = place.file("receiver.py", &short);
