@@ -66,9 +66,9 @@ def prepare(progress, redis_image):
 TRIED = """
 ip link add br0 type bridge
 ip link add veth0 type veth peer name veth1
-test -e /proc/sys/net/bridge/bridge-nf-call-iptables
 ipset create tried hash:ip
 iptables -A FORWARD -m set --match-set tried src -m comment --comment tried -m physdev --physdev-is-bridged -j ACCEPT
+test -e /proc/sys/net/bridge/bridge-nf-call-iptables || { echo "the kernel has no br_netfilter" >&2; exit 1; }
 iptables -t nat -A POSTROUTING -m statistic --mode random --probability 0.5 -m addrtype --src-type LOCAL -j MASQUERADE
 """
 
@@ -201,6 +201,11 @@ class Process:
         assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{self.output_text()[-3000:]}"
 
 
+# What a kubelet demands of the kernel. Namespaces do not isolate these settings.
+KERNEL = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
+          "kernel/keys/root_maxkeys": 1_000_000, "kernel/keys/root_maxbytes": 25_000_000}
+
+
 class Cluster:
     """Runs in namespaces of its own: see engine.in_namespaces. All its processes end with them."""
 
@@ -216,6 +221,11 @@ class Cluster:
         # Kubelets and network plugins keep files in these folders, whatever their settings are.
         for hidden in ["/var/lib", "/var/log"]:
             run(["mount", "-t", "tmpfs", "tmpfs", hidden])
+        # Kubelets would change these settings of the whole machine. Files with the wanted values hide them.
+        for setting, value in KERNEL.items():
+            file = folder / setting.replace("/", "-")
+            file.write_text(f"{value}\n")
+            run(["mount", "--bind", file, f"/proc/sys/{setting}"])
         # The images that the nodes unpack are in memory, about 3 GiB. Volumes are on the disk.
         (folder / "nodes").mkdir()
         run(["mount", "-t", "tmpfs", "-o", "size=6g", "tmpfs", folder / "nodes"])
@@ -286,7 +296,8 @@ class Cluster:
 
         self.start("kube-controller-manager", [
             self.bin / "kube-controller-manager", *as_user("controllers"), "--use-service-account-credentials",
-            "--service-account-private-key-file", key, "--root-ca-file", pki / "ca.crt"])
+            "--service-account-private-key-file", key, "--root-ca-file", pki / "ca.crt",
+            "--flex-volume-plugin-dir", self.dir / "plugins"])
         self.start("kube-scheduler", [self.bin / "kube-scheduler", *as_user("scheduler")])
 
     def node(self, node):
@@ -305,6 +316,8 @@ root = "{folder}/containerd"
 state = "/run/{node}"
 [grpc]
   address = "{socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "localhost/pause:1"
   disable_apparmor = true

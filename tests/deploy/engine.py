@@ -3,8 +3,8 @@
 
 If an engine runs already, `compose` uses it. Otherwise the tests start one in new namespaces for mounts,
 networks and processes. The kernel ends everything in such namespaces with their first process, so no
-container, mount or network outlives a test. Only cgroups and files remain, and `in_namespaces` removes
-them.
+container, mount or network outlives a test. Only cgroups, files and the empty folder /opt/containerd
+remain. `in_namespaces` removes the cgroups and files.
 
 What is installed or built here is kept in a cache folder: Docker Compose, from its Go module, and Redis
 as a root folder, from Debian packages.
@@ -221,8 +221,10 @@ def in_namespaces(words, folder):
     """Runs a command in new namespaces, and ends everything in them when the command or this process ends. Returns the
     exit status. The command finds the name of its cgroup in the variable ENGINE_CGROUP."""
     name = f"redlock-test-{os.getpid()}"
-    others = ("DOCKER_HOST", "DOCKER_CONTEXT")
-    variables = {**{key: value for key, value in environment().items() if key not in others}, "ENGINE_CGROUP": name}
+    # No engine and no proxy of the machine can be meant in there.
+    others = ("DOCKER_CONTEXT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    kept = {key: value for key, value in environment().items() if key.upper() not in others}
+    variables = {**kept, "DOCKER_HOST": "unix:///var/run/docker.sock", "ENGINE_CGROUP": name}
     process = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", *UNSHARE, *words], env=variables)
     try:
         return process.wait()

@@ -20,8 +20,10 @@ def tool(name):
     folder = Path(os.environ.get("CARGO_TARGET_DIR", HOME / "target")) / "tools" / TOOLS[name].rpartition("@")[2]
     if not (folder / name).exists():
         if not shutil.which("go"):
-            raise Skipped(f"no Go here to build {name} with")
+            raise Skipped(f"Go, to build {name}")
         print(f"tests/deploy/{Path(sys.argv[0]).name}: building {TOOLS[name]}", file=sys.stderr)
         environment = {**os.environ, "GOBIN": str(folder), "GOFLAGS": "-trimpath"}
-        subprocess.run(["go", "install", TOOLS[name]], check=True, env=environment, capture_output=True)
+        done = subprocess.run(["go", "install", TOOLS[name]], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise Skipped(f"a build of {name}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     return folder / name

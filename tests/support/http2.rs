@@ -142,9 +142,14 @@ impl Http2 {
         Http2Events { body: response.into_body(), unread: String::new(), stream }
     }
 
-    /// Waits until the connection has ended. Returns how.
+    /// Waits until the connection has ended. Returns how. A broken pipe is no error of the protocol:
+    /// the gateway may close the connection while the client writes its last frame.
     pub(crate) async fn ended(&mut self) -> Result<(), h2::Error> {
-        timeout(PATIENCE, &mut self.connection).await.expect("it ends").expect("no panic")
+        let ended = timeout(PATIENCE, &mut self.connection).await.expect("it ends");
+        ended.expect("no panic").or_else(|error| {
+            let kind = error.get_io().map(std::io::Error::kind);
+            if kind == Some(std::io::ErrorKind::BrokenPipe) { Ok(()) } else { Err(error) }
+        })
     }
 
     pub(crate) fn has_ended(&self) -> bool {

@@ -293,7 +293,7 @@ impl fmt::Debug for ExtendManyBody {
     }
 }
 
-/// Reads the leases. The errors quote nothing, because the text may be a token.
+/// Reads the leases. The errors quote no text, because a text may be a token.
 fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LeaseRef>, D::Error> {
     const FORM: &str = r#"such as {"leases": [{"name": "a", "token": "1.…"}]}"#;
 
@@ -311,7 +311,7 @@ fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LeaseRef>, D
             loop {
                 let malformed = |_| {
                     let index = leases.len();
-                    let rule = "must have the texts name and token and nothing else";
+                    let rule = "must have the texts name and token and nothing else, as valid JSON";
                     A::Error::custom(format_args!("leases[{index}] {rule}, {FORM},"))
                 };
                 match list.next_element::<Entry>().map_err(malformed)? {

@@ -68,9 +68,9 @@ pub unsafe extern "C" fn RedisModule_OnLoad(ctx: *mut RawContext, _: *mut Text, 
 
 /// Called by the server before it unloads the module. The error keeps the module loaded.
 ///
-/// A connection that has used the command keeps a pointer to it, which unloading would leave to
-/// freed memory. Redis 8.2.3 crashes when such a connection uses the command again. Redis 7 reads
-/// the freed memory for `CLIENT LIST` (redis/redis#10259).
+/// Each connection keeps a pointer to the last command that it ran. Unloading frees that command.
+/// Redis 8.2.3 crashes when such a connection uses the command again. Redis 7 reads the freed
+/// memory for `CLIENT LIST` (redis/redis#10259).
 #[unsafe(no_mangle)]
 pub extern "C" fn RedisModule_OnUnload(_: *mut RawContext) -> c_int {
     api::ERR

@@ -87,7 +87,9 @@ async fn timeout_bounds_a_request_in_all() {
         let begin = Instant::now();
         let (code, _, err) = output(gateway, &[&["--timeout", "1s"], args].concat()).await;
         // A hung acquire may have been granted. So its release takes up to 2 s more.
-        assert!(begin.elapsed() < AT_ONCE * 2, "{args:?}: {err}");
+        let is_acquire = matches!(args[0], "run" | "acquire");
+        let limit = if is_acquire { AT_ONCE * 2 } else { AT_ONCE * 3 / 2 };
+        assert!(begin.elapsed() < limit, "{args:?}: {err}");
         (code, err)
     };
     for args in [&["run", "held", "--", "true"][..], &["acquire", "held", "--wait", "1m"]] {

@@ -93,10 +93,11 @@ struct RequestedLease {
     checked: Result<(LockName, LockToken), ApiError>,
 }
 
-/// Checks the leases.
+/// Checks the number of leases, and each lease by itself.
 ///
 /// # Errors
-/// There are none or too many. A lease that is wrong by itself fails alone.
+/// The list is empty, or has more than [`MAX_LEASES`] leases. An invalid lease fails alone, in its
+/// result.
 fn requested(leases: Vec<LeaseRef>) -> Result<Vec<RequestedLease>, ApiError> {
     if !(1..=MAX_LEASES).contains(&leases.len()) {
         let count = leases.len();
