@@ -5,7 +5,8 @@ import time
 
 import schemathesis
 
-TOKEN = re.compile(r"1\.[1-8][0-9]{15}\.[0-9a-f]{40}")
+# Version 1, and version 2 with a time to hold or with slots.
+TOKEN = re.compile(r"(1|2-[0-9]{1,8}(?:-[0-9a-f]{1,64})?)\.([1-8][0-9]{15})\.([0-9a-f]{40})")
 DAY_MS = 86_400_000
 DECEPTIVE = re.compile("[\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -24,8 +25,16 @@ def fit_slots(fields, is_right):
     # Numbers of a query may be texts.
     if is_right and take is not None and slots is None:
         del fields["take"]
-    elif is_right and take is not None and float(take) > float(slots):
+    elif is_right and is_number(take) and is_number(slots) and float(take) > float(slots):
         fields["take"] = slots
+
+
+def is_number(value):
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 @schemathesis.hook
@@ -53,26 +62,28 @@ def before_call(context, case, kwargs):
     # Without a cursor, the first page is listed.
     if case.query and case.query.get("cursor"):
         case.query["cursor"] = ""
-    # The second part of a token is a time. If the time is in the future, nodes cannot decide
+    # The second of a token's three parts is a time. If the time is in the future, nodes cannot decide
     # whether the lock was released (503, outcome_unknown). A time one second in the past is safe on
     # every clock.
     token = (case.headers or {}).get("Lock-Token")
-    if isinstance(token, str) and TOKEN.fullmatch(token) and int(token[2:18]) > (time.time() - 1) * 1_000_000:
-        case.headers["Lock-Token"] = token[:2] + "10" + token[4:]
+    parts = TOKEN.fullmatch(token) if isinstance(token, str) else None
+    if parts and int(parts[2]) > (time.time() - 1) * 1_000_000:
+        case.headers["Lock-Token"] = f"{parts[1]}.10{parts[2][2:]}.{parts[3]}"
     # A release takes a token, a key or `force`, and OpenAPI cannot express this choice. The tool
     # may put an invalid token beside the parameter that it tests. So a request that is meant to be
     # valid gets a valid token here. The gateway ignores a key beside a token, so a key is sent
     # alone.
     forced = str((case.query or {}).get("force")).lower() == "true"
-    is_token = isinstance(token, str) and TOKEN.fullmatch(token)
+    is_token = parts is not None
     if case.method.upper() == "DELETE" and forced and is_right and case.headers:
         case.headers.pop("Lock-Token", None)
-    # With `force`, the query names a slot. With a key, it has the numbers of the POST.
-    if case.method.upper() == "DELETE" and is_right and case.query:
+    # With `force`, the query names a slot. With a key, it has the numbers of the POST. A request that
+    # is wrong only by its token becomes valid below, where a key replaces the token.
+    has_key = "Idempotency-Key" in (case.headers or {})
+    if case.method.upper() == "DELETE" and case.query and (is_right or has_key and not forced):
         for field in ("slots", "take") if forced else ("slot",):
             case.query.pop(field, None)
-        fit_slots(case.query, is_right)
-    has_key = "Idempotency-Key" in (case.headers or {})
+        fit_slots(case.query, True)
     if case.method.upper() == "DELETE" and not forced and has_key:
         case.headers.pop("Lock-Token", None)
     elif case.method.upper() == "DELETE" and not forced and (not token or is_right and not is_token):
