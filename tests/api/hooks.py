@@ -77,10 +77,10 @@ def before_call(context, case, kwargs):
     is_token = parts is not None
     if case.method.upper() == "DELETE" and forced and is_right and case.headers:
         case.headers.pop("Lock-Token", None)
-    # With `force`, the query names a slot. With a key, it has the numbers of the POST. A request that
-    # is wrong only by its token becomes valid below, where a key replaces the token.
+    # With `force`, the query names a slot. With a key, it has the numbers of the POST. This is also
+    # done where a request is wrong: if only its token is wrong or missing, it becomes valid below.
     has_key = "Idempotency-Key" in (case.headers or {})
-    if case.method.upper() == "DELETE" and case.query and (is_right or has_key and not forced):
+    if case.method.upper() == "DELETE" and case.query:
         for field in ("slots", "take") if forced else ("slot",):
             case.query.pop(field, None)
         fit_slots(case.query, True)
