@@ -133,9 +133,8 @@ pub(super) async fn granted_by_all(
     .await
 }
 
-/// Locks live for a minute. A quarantine outlasts every test. Catching up is off, because
-/// it begins within half a second after a gateway starts. If a test deletes a lock at that moment,
-/// catching up would restore the lock.
+/// Locks live for a minute. A quarantine outlasts every test. Catching up is off: it runs in the
+/// first half second of a gateway, and could restore a lock that a test has just deleted.
 pub(super) const CLUSTER: ClusterSettings = ClusterSettings {
     max_ttl: Duration::from_secs(60),
     rules: SafetyRules { admitted_is_caught_up: false, ..SafetyRules::ALL },

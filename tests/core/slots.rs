@@ -316,10 +316,11 @@ async fn the_next_waiter_tries_at_once_when_a_heavy_one_gives_up() {
             });
             (waiter, begun)
         };
-        // A waiter polls 400 to 800 ms after its first attempt. The patience is much shorter, so no
-        // poll comes soon after its end.
+        // Without a wake-up, the light waiter polls 400 to 800 ms after its first attempt. The heavy
+        // waiter gives up long before that, so only a wake-up can explain a quick grant.
         let (heavy, begun) = wait(2, Duration::from_millis(120));
-        // On a busy machine the first attempt may take longer than the patience.
+        // On a busy machine, the heavy waiter's first attempt may outlast its patience. Then it never
+        // waits, and this round does not count.
         let waits = begun.await.is_ok();
         let (light, _begun) = wait(1, PATIENCE);
         let (refused, gave_up) = heavy.await.expect("no panic");

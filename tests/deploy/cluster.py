@@ -32,7 +32,8 @@ PACKAGES = {**engine.PACKAGES, "etcd": "etcd-server", "ipset": "ipset", "openssl
 PARTS = ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl"]
 
 NODES = [f"node-{number}" for number in range(1, 6)]
-# The control plane, the nodes (10.99.0.11, …), their pods (10.244.1.0/24, …), and services.
+# Addresses of the control plane, the pods, the services and the DNS. The first node has 10.99.0.11,
+# and its pods have 10.244.1.0/24.
 CONTROL, PODS, SERVICES, NAMES = "10.99.0.1", "10.244.0.0/16", "10.96.0.0/16", "10.96.0.10"
 DISKS_PER_NODE = 5
 
@@ -201,7 +202,8 @@ class Process:
         assert self.process.poll() is None, f"{self.name} ended with {self.process.returncode}:\n{self.output_text()[-3000:]}"
 
 
-# What a kubelet demands of the kernel. Namespaces do not isolate these settings.
+# The kernel settings that a kubelet wants. Namespaces do not isolate them: a change would be one of the
+# whole machine.
 KERNEL = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10, "kernel/panic_on_oops": 1,
           "kernel/keys/root_maxkeys": 1_000_000, "kernel/keys/root_maxbytes": 25_000_000}
 
@@ -221,7 +223,8 @@ class Cluster:
         # Kubelets and network plugins keep files in these folders, whatever their settings are.
         for hidden in ["/var/lib", "/var/log"]:
             run(["mount", "-t", "tmpfs", "tmpfs", hidden])
-        # Kubelets would change these settings of the whole machine. Files with the wanted values hide them.
+        # A kubelet changes a setting whose value it does not want. It reads these files instead of the
+        # settings of the machine, finds the values that it wants, and changes nothing.
         for setting, value in KERNEL.items():
             file = folder / setting.replace("/", "-")
             file.write_text(f"{value}\n")
@@ -277,7 +280,7 @@ class Cluster:
 
     def control_plane(self):
         store = "http://127.0.0.1:2379"
-        # Otherwise etcd would compete with the masters for the disk.
+        # etcd does not wait for the disk (--unsafe-no-fsync), because the masters wait for the same disk.
         self.start("etcd", ["etcd", "--data-dir", self.dir / "etcd", "--unsafe-no-fsync", "--listen-client-urls", store,
                             "--advertise-client-urls", store, "--listen-peer-urls", "http://127.0.0.1:2380"])
         pki, key = self.pki, self.pki / "accounts.key"

@@ -221,7 +221,7 @@ def in_namespaces(words, folder):
     """Runs a command in new namespaces, and ends everything in them when the command or this process ends. Returns the
     exit status. The command finds the name of its cgroup in the variable ENGINE_CGROUP."""
     name = f"redlock-test-{os.getpid()}"
-    # No engine and no proxy of the machine can be meant in there.
+    # In the namespaces, the engines and proxies that these variables name cannot be reached.
     others = ("DOCKER_CONTEXT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     kept = {key: value for key, value in environment().items() if key.upper() not in others}
     variables = {**kept, "DOCKER_HOST": "unix:///var/run/docker.sock", "ENGINE_CGROUP": name}

@@ -207,7 +207,7 @@ async fn requests_of_one_connection_do_not_wait_for_each_other() {
         let released = connection.with_token(Method::DELETE, "/locks/job", &granted.token).await;
         assert_eq!(released.status, 204);
     }
-    // The second connection reads the metrics.
+    // All requests shared one connection. The other one reads the metrics.
     stage.metric_is("redlock_connections", 2.0).await;
 }
 

@@ -114,7 +114,7 @@ async fn loading_the_module_loses_no_lock() {
     server.cmd(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     votes_by(node.as_ref(), Engine::Native).await;
     assert_extended(&ask(node.as_ref(), held.extend(1, t, LONG_MS)).await);
-    // Redis 8.2.3 would crash when a connection uses the command after that.
+    // Redis 8.2.3 would crash at the next call of a module that was unloaded.
     let refused = server.answer(&["MODULE", "UNLOAD", "redlock"]).expect_err("it stays loaded");
     assert!(refused.contains("unloading module"), "{refused}");
     assert_eq!(ask(node.as_ref(), held.release(1, t)).await, Vote::Released);

@@ -12,7 +12,6 @@ use rustix::io::ioctl_fionbio;
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::operations::reconfigure::granted;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisServer, eventually, free_port, masters};
 use crate::support::metrics::Samples;
@@ -164,5 +163,5 @@ async fn reconfigure_finishes_when_its_output_is_not_read() {
         );
     }
     let gateway = launch(&["--listen", "127.0.0.1:0"], "1s").ready().await;
-    granted(&gateway, json!({})).await;
+    gateway.acquire_soon("job", json!({})).await;
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::operations::config::{assert_not_done, assert_refused, assert_refused_after_output};
-use crate::support::client::{Answer, Lease};
+use crate::support::client::Answer;
 use crate::support::gateway::{Gateway, Launch};
 use crate::support::harness::{RedisOptions, RedisServer, eventually, masters};
 use crate::support::nodes::stored_on;
@@ -25,16 +25,6 @@ fn markers(servers: &[RedisServer]) -> Vec<String> {
 
 fn times(launch: Launch, max_ttl: &str) -> Launch {
     launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "500ms").flag("--clock-skew", "100ms")
-}
-
-/// Acquires a lock with a short TTL, and repeats that until it is granted. A round gets only a
-/// tenth of the TTL, so a busy machine may miss it.
-pub(super) async fn granted(gateway: &Gateway, body: Value) -> Lease {
-    eventually("a short lock is granted", async || {
-        let answer = gateway.post("job", body.clone()).await;
-        (answer.status == 201).then(|| Lease::from(&answer))
-    })
-    .await
 }
 
 async fn refused_everywhere(gateway: &Gateway) {
@@ -60,7 +50,7 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
         launch.flag("--max-ttl", max_ttl).flag("--default-ttl", "1s").flag("--clock-skew", skew)
     };
     let old = times(Launch::over(&servers), "1500ms").ready().await;
-    granted(&old, json!({ "ttl_ms": 1500 })).await;
+    old.acquire_soon("job", json!({ "ttl_ms": 1500 })).await;
     let before = markers(&servers);
 
     // A gateway with another configuration is refused until an operator has moved the masters.
@@ -105,7 +95,7 @@ async fn reconfigure_moves_the_masters_to_another_configuration() {
         assert!(new_marker.contains(":2000:"), "{new_marker}");
     }
     early.all_nodes_admitted().await;
-    let lease = granted(&early, json!({ "ttl_ms": 2_000 })).await;
+    let lease = early.acquire_soon("job", json!({ "ttl_ms": 2_000 })).await;
     let problem = old.post("another", json!({})).await.problem(503, "quorum_unavailable");
     let states: Vec<_> = problem["nodes"]
         .as_array()
@@ -144,7 +134,7 @@ async fn gateways_with_another_clock_skew_get_no_votes() {
         checked.code == Some(1) && checked.stdout.contains("clock_skew 1500 ms"),
         "{checked:?}"
     );
-    granted(&first, json!({})).await;
+    first.acquire_soon("job", json!({})).await;
 
     let reconfigure = |words: &[&str]| with(Launch::bare(words).nodes(&urls), "500ms").finish();
     let asked = reconfigure(&["reconfigure"]).await;
@@ -161,7 +151,7 @@ async fn gateways_with_another_clock_skew_get_no_votes() {
         "a token of the old configuration may still have counted"
     );
     second.all_nodes_admitted().await;
-    granted(&second, json!({})).await;
+    second.acquire_soon("job", json!({})).await;
     refused_everywhere(&first).await;
 }
 
@@ -238,7 +228,7 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
         let refused = reconfigure(given).await;
         assert_refused_after_output(&refused, &["--old-node", "name every node"]);
         println!("{what}: nothing was changed");
-        granted(&old, json!({ "ttl_ms": 500 })).await;
+        old.acquire_soon("job", json!({ "ttl_ms": 500 })).await;
         eventually("the lock expires", async || {
             (old.inspect("job").await["state"] == "free").then_some(())
         })
@@ -260,7 +250,7 @@ async fn reconfigure_to_other_nodes_stops_those_that_leave() {
         assert!(done.stdout.contains(&line), "no {line:?} in\n{}", done.stdout);
     }
     let new = times(Launch::over(&servers[2..])).ready().await;
-    granted(&new, json!({ "ttl_ms": 500 })).await;
+    new.acquire_soon("job", json!({ "ttl_ms": 500 })).await;
     old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
     assert_eq!(old.readyz().await.status, 503);
 }
@@ -292,11 +282,11 @@ async fn other_nodes_need_another_cluster_name() {
     assert_not_done("the same name", &same, &["--cluster", "\"c\"", "another name"]);
     let unnamed = reconfigure(&["--cluster", "d"]).await;
     assert_refused_after_output(&unnamed, &["--old-cluster"]);
-    granted(&old, json!({ "ttl_ms": 500 })).await;
+    old.acquire_soon("job", json!({ "ttl_ms": 500 })).await;
     let done = reconfigure(&["--cluster", "d", "--old-cluster", "c"]).await;
     assert_eq!(done.code, Some(0), "{done:?}");
     let new = times(Launch::over(&servers[1..]).flag("--cluster", "d")).ready().await;
-    granted(&new, json!({ "ttl_ms": 500 })).await;
+    new.acquire_soon("job", json!({ "ttl_ms": 500 })).await;
     old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
 }
 
@@ -337,7 +327,7 @@ async fn a_run_that_sleeps_while_another_finishes_writes_nothing() {
     assert_eq!(woken.code, Some(1), "{woken:?}");
     assert!(woken.stderr.contains("changed meanwhile"), "{woken:?}");
     assert_eq!(markers(&servers), before);
-    granted(&new, json!({ "ttl_ms": 500 })).await;
+    new.acquire_soon("job", json!({ "ttl_ms": 500 })).await;
 }
 
 /// The new masters are all new, so they have no marker of the old configuration. The old masters
@@ -356,7 +346,7 @@ async fn entirely_new_masters_need_the_old_ones_named_and_stop_them() {
     };
     let unnamed = reconfigure(&[]).await;
     assert_refused_after_output(&unnamed, &["--old-node", "--no-old-nodes"]);
-    granted(&old, json!({ "ttl_ms": 1500 })).await;
+    old.acquire_soon("job", json!({ "ttl_ms": 1500 })).await;
     let twice =
         reconfigure(&["--old-node", &urls[0], "--old-node", &urls[0], "--old-node", &urls[1]])
             .await;
@@ -369,7 +359,7 @@ async fn entirely_new_masters_need_the_old_ones_named_and_stop_them() {
     assert!(since.elapsed().as_millis() >= 1_600, "a lock of 1.5 s may still have lived: {done:?}");
     old.post("job", json!({ "ttl_ms": 500 })).await.problem(503, "quorum_unavailable");
     let new = times(Launch::over(&servers[3..]), "500ms").ready().await;
-    granted(&new, json!({ "ttl_ms": 500 })).await;
+    new.acquire_soon("job", json!({ "ttl_ms": 500 })).await;
 }
 
 #[tokio::test]
@@ -440,7 +430,7 @@ async fn without_a_marker_the_old_max_ttl_must_be_stated() {
     assert_eq!(done.code, Some(0), "{done:?}");
     assert!(since.elapsed().as_millis() >= 2_100, "locks of 2 s may still have lived: {done:?}");
     let new = times(Launch::over(&servers[3..]), "500ms").ready().await;
-    granted(&new, json!({ "ttl_ms": 500 })).await;
+    new.acquire_soon("job", json!({ "ttl_ms": 500 })).await;
 }
 
 #[tokio::test]
@@ -692,5 +682,5 @@ async fn a_gateway_with_a_shorter_max_ttl_waits_by_the_marker() {
         (node["state"] == "quarantined" && wait >= 32).then_some(())
     })
     .await;
-    granted(&short, json!({})).await;
+    short.acquire_soon("job", json!({})).await;
 }

@@ -10,7 +10,6 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::http::keys::{HOLDER, file, key, with_keys};
-use crate::operations::reconfigure;
 use crate::support::gateway::{Gateway, Launch, Scratch, module};
 use crate::support::harness::{RedisOptions, RedisServer, TempDir, eventually, masters};
 use crate::support::nodes::stored_on;
@@ -144,7 +143,7 @@ async fn a_cluster_without_bootstrap_says_when_it_will_vote() {
     gateway.all_nodes_admitted().await;
     assert!(since.elapsed() >= Duration::from_millis(5_100), "{:?}", since.elapsed());
     assert_eq!(gateway.readyz().await.json().get("runbook"), None);
-    reconfigure::granted(&gateway, json!({ "ttl_ms": 2_000 })).await;
+    gateway.acquire_soon("job", json!({ "ttl_ms": 2_000 })).await;
 }
 
 #[tokio::test]
@@ -217,7 +216,7 @@ async fn reconfigured(
 async fn replacing_a_dead_master_grants_no_lock_early() {
     let mut servers = masters(4);
     let old = times(Launch::over(&servers[..3]), "2s").ready().await;
-    let lease = reconfigure::granted(&old, json!({ "ttl_ms": 2_000 })).await;
+    let lease = old.acquire_soon("job", json!({ "ttl_ms": 2_000 })).await;
     let granted = Instant::now();
     servers[2].kill();
     drained(old).await;
@@ -235,7 +234,7 @@ async fn replacing_a_dead_master_grants_no_lock_early() {
     assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
     assert!(granted.elapsed() > Duration::from_secs(2), "the lease has ended");
     new.patch("job", &lease.token, 2_000).await.problem(404, "lock_not_found");
-    let next = reconfigure::granted(&new, json!({ "ttl_ms": 2_000 })).await;
+    let next = new.acquire_soon("job", json!({ "ttl_ms": 2_000 })).await;
     assert!(next.fencing > lease.fencing);
 }
 
@@ -243,7 +242,7 @@ async fn replacing_a_dead_master_grants_no_lock_early() {
 async fn one_run_changes_nodes_and_max_ttl_and_stops_old_gateways() {
     let servers = masters(4);
     let old = times(Launch::over(&servers[..3]), "1s").ready().await;
-    let lease = reconfigure::granted(&old, json!({ "ttl_ms": 1_000 })).await;
+    let lease = old.acquire_soon("job", json!({ "ttl_ms": 1_000 })).await;
     let [a, b, c, d] = [0, 1, 2, 3].map(|at| &servers[at]);
     let lines = [
         format!("{}: stays; max_ttl 1s → 2s\n", name(a)),
@@ -258,7 +257,7 @@ async fn one_run_changes_nodes_and_max_ttl_and_stops_old_gateways() {
     let new =
         times(Launch::embedded().nodes(&urls), "2s").flag("--node-timeout", "500ms").ready().await;
     assert!(!new.stdout().contains(QUARANTINED), "the new markers count at once");
-    assert!(reconfigure::granted(&new, json!({ "ttl_ms": 2_000 })).await.fencing > lease.fencing);
+    assert!(new.acquire_soon("job", json!({ "ttl_ms": 2_000 })).await.fencing > lease.fencing);
     old.patch("job", &lease.token, 1_000).await.problem(503, "outcome_unknown");
 }
 
