@@ -113,6 +113,8 @@ async fn a_bad_request_extends_nothing_and_says_what_is_allowed() {
     let (name, token) = lease;
     for (leases, words) in [
         (json!(token), "leases must be a list"),
+        (json!(5), "expected leases to be a list"),
+        (json!(null), "expected leases to be a list"),
         (json!([token]), form),
         (json!([[name, token]]), form),
         (json!([{ "name": name, "token": 5 }]), form),

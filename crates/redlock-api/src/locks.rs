@@ -303,7 +303,7 @@ fn leases<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<LeaseRef>, D
         type Value = Vec<LeaseRef>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a list of leases")
+            write!(f, "leases to be a list, {FORM},")
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
