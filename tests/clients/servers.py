@@ -20,9 +20,9 @@ answers with a line, {} or {"error": TEXT}:
     {"do": "continue-gateway", "index": I}
     {"do": "kill-gateway", "index": I}      kill -9
     {"do": "start-gateway", "index": I}     restarts at the same address
-    {"do": "swallow", "count": N}           the proxy closes the connection instead of the next N answers
-    {"do": "refuse", "status": S}           the proxy answers S to every POST that it has no answer to
-                                            swallow for; 0 ends this
+    {"do": "swallow", "count": N}           the proxy passes on the next N requests, and closes
+                                            the connection instead of answering them
+    {"do": "refuse", "status": S}           after those the proxy answers S to every POST; 0 ends this
 
 At the end of stdin all servers end.
 """
@@ -95,8 +95,10 @@ def accepts(port):
 
 
 class Proxy:
-    """Passes everything on. Instead of each of the next `swallows` answers it closes the connection.
+    """Passes everything on. Instead of answering each of the next `swallows` requests it closes the connection.
     Then it answers each POST with the status `refuses`, unless that is 0.
+
+    What happens to a request is settled when it arrives: a late answer of an earlier test cannot change it.
     """
 
     def __init__(self, target):
@@ -119,12 +121,10 @@ class Proxy:
         except OSError:
             client.close()
             return
-        threading.Thread(target=self.copy, args=[client, gateway], daemon=True).start()
+        swallowed = threading.Event()
+        threading.Thread(target=self.copy, args=[client, gateway, swallowed], daemon=True).start()
         while answer := received(gateway):
-            with self.lock:
-                swallow = self.swallows > 0
-                self.swallows -= swallow
-            if swallow:
+            if swallowed.is_set():
                 break
             try:
                 client.sendall(answer)
@@ -132,10 +132,14 @@ class Proxy:
                 break
         end(client, gateway)
 
-    def copy(self, client, gateway):
+    def copy(self, client, gateway, swallowed):
         while request := received(client):
             with self.lock:
-                status = 0 if self.swallows else self.refuses
+                # The connection ends with the swallowed answer: what follows is the rest of that request.
+                if self.swallows and not swallowed.is_set():
+                    self.swallows -= 1
+                    swallowed.set()
+                status = 0 if swallowed.is_set() else self.refuses
             if status and request.startswith(b"POST "):
                 refuse(client, request, status)
                 break
